@@ -1,0 +1,34 @@
+# Every target makes its own environment in .venv; constraints.txt holds the versions tested.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test bench docs clean
+
+.venv/base: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) -e .
+	touch $@
+
+.venv/%: pyproject.toml constraints.txt .venv/base
+	$(PIP) -e '.[$*]'
+	touch $@
+
+demo: .venv/base
+	$(BIN)/python -m tutorials.digits
+
+test: .venv/test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+bench: .venv/bench
+	$(BIN)/python -m benchmarks --list
+	$(BIN)/python -m benchmarks oilflow --quick
+
+docs: .venv/docs
+	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+
+clean:
+	rm -rf .venv out docs/_build

@@ -1,0 +1,3 @@
+"""Latent-variable Gaussian processes in Pyro."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,104 @@
+"""Linear algebra of sparse Gaussian processes: pure tensor functions that broadcast over leading batch dimensions."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+_FIRST_JITTER = {torch.float64: 1e-8, torch.float32: 1e-5}
+_NUM_TRIES = 5
+
+
+class NotPositiveDefiniteError(ValueError):
+    """A covariance matrix has no Cholesky factor, even with the largest jitter allowed."""
+
+
+def safe_cholesky(
+    K: Float[Tensor, "*batch M M"],
+    *,
+    jitter: float | None = None,
+    name: str = "covariance",
+    parameters: str = "",
+) -> Float[Tensor, "*batch M M"]:
+    """Lower Cholesky factor of ``K`` plus the smallest jitter that makes it positive definite.
+
+    Jitter is relative to the mean of the diagonal.  It starts at ``jitter`` and grows tenfold, for the matrices of the
+    batch that fail and for no others, at most four times.
+
+    :param K: symmetric matrices.
+    :param jitter: first jitter; 1e-8 in float64 and 1e-5 in float32 by default.
+    :param name: what to call the matrix in an error.
+    :param parameters: the kernel parameters to show in an error.
+    :raises NotPositiveDefiniteError: if ``K`` holds a NaN or infinity, or the largest jitter does not suffice.
+
+    >>> safe_cholesky(torch.ones(2, 2, dtype=torch.float64)).shape
+    torch.Size([2, 2])
+    """
+    first = _FIRST_JITTER.get(K.dtype, 1e-5) if jitter is None else jitter
+    scale = K.diagonal(dim1=-2, dim2=-1).mean(-1)
+    eps = torch.full_like(scale, first)
+    for _ in range(_NUM_TRIES):
+        L, info = torch.linalg.cholesky_ex(K + torch.diag_embed((eps * scale)[..., None].expand(K.shape[:-1])))
+        failed = info > 0
+        if not failed.any():
+            return L
+        eps = torch.where(failed, 10 * eps, eps)
+    at = f" at {parameters}" if parameters else ""
+    if not torch.isfinite(K).all():
+        raise NotPositiveDefiniteError(
+            f"Cholesky of {name} [{_shape(K)}]{at}: expected finite entries, got NaN or infinity. "
+            "Try a smaller learning rate, and check the inputs of the kernel for NaN."
+        )
+    raise NotPositiveDefiniteError(
+        f"Cholesky of {name} [{_shape(K)}]{at}: expected a positive definite matrix, but it is not even with jitter "
+        f"{float(eps.max()) / 10:.0e} times its mean diagonal. Try float64, fewer or more distinct points, shorter "
+        "lengthscales, or a larger jitter."
+    )
+
+
+def solve_lower(L: Float[Tensor, "*#batch M M"], B: Float[Tensor, "*#batch M N"]) -> Float[Tensor, "*batch M N"]:
+    """``L⁻¹ B`` for lower-triangular ``L``; one matrix ``L`` is never copied over the batch of ``B``."""
+    if L.dim() == 2 and B.dim() > 2:
+        columns = B.movedim(-2, 0)  # [M, *batch, N]: the batch of B is only more right-hand sides
+        return torch.linalg.solve_triangular(L, columns.reshape(L.shape[-1], -1), upper=False).reshape(
+            columns.shape
+        ).movedim(0, -2)
+    return torch.linalg.solve_triangular(L, B, upper=False)
+
+
+def sparse_conditional(
+    Luu: Float[Tensor, "*#batch M M"],
+    Kuf: Float[Tensor, "*#batch M N"],
+    Kff: Float[Tensor, "*#batch N"] | Float[Tensor, "*#batch N N"],
+    u: Float[Tensor, "*#batch M D"],
+    *,
+    full_cov: bool = False,
+) -> tuple[Float[Tensor, "*batch N D"], Float[Tensor, "*batch N"] | Float[Tensor, "*batch N N"]]:
+    """Mean and variance of ``f | u`` for whitened inducing outputs (inducing values ``Luu u``, ``Kuu = Luu Luuᵀ``).
+
+    With ``A = Luu⁻¹ Kuf``, the mean of output d is ``Aᵀ u_d`` and the covariance, the same for every output, is
+    ``Kff − AᵀA``.
+
+    :param Luu: Cholesky factor of the kernel matrix of the inducing points.
+    :param Kuf: kernel between inducing points and inputs.
+    :param Kff: diagonal of the kernel matrix of the inputs, or the whole matrix if ``full_cov``.
+    :param u: whitened inducing outputs.
+    :param full_cov: return the covariance between inputs instead of the variances.
+
+    Source: Titsias (2009); whitened as in Hensman et al. (2015), "MCMC for variationally sparse Gaussian processes".
+
+    >>> Luu, Kuf = torch.eye(2), torch.tensor([[1.0, 0.0, 0.5], [0.0, 1.0, 0.5]])
+    >>> sparse_conditional(Luu, Kuf, torch.ones(3), torch.tensor([[2.0], [4.0]]))
+    (tensor([[2.],
+            [4.],
+            [3.]]), tensor([0.0000, 0.0000, 0.5000]))
+    """
+    Luu_inv_Kuf = solve_lower(Luu, Kuf)
+    mean = Luu_inv_Kuf.mT @ u
+    if full_cov:
+        return mean, Kff - Luu_inv_Kuf.mT @ Luu_inv_Kuf
+    # Kff ≥ diag(AᵀA) exactly; rounding may say otherwise.
+    return mean, (Kff - Luu_inv_Kuf.square().sum(-2)).clamp_min(0.0)
+
+
+def _shape(K: Tensor) -> str:
+    return " × ".join(map(str, K.shape))

@@ -1,0 +1,22 @@
+"""Shape checks on every call, and a clean param store and seed for every test."""
+
+from jaxtyping import install_import_hook
+
+install_import_hook("pyro_lvgp", "beartype.beartype")
+
+import pyro  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _clean_pyro():
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
+def dtype(request):
+    return request.param
