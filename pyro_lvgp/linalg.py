@@ -1,5 +1,7 @@
 """Linear algebra of sparse Gaussian processes: pure tensor functions that broadcast over leading batch dimensions."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -17,7 +19,7 @@ def safe_cholesky(
     *,
     jitter: float | None = None,
     name: str = "covariance",
-    parameters: str = "",
+    describe: Callable[[], str] | None = None,
 ) -> Float[Tensor, "*batch M M"]:
     """Lower Cholesky factor of ``K`` plus the smallest jitter that makes it positive definite.
 
@@ -27,7 +29,7 @@ def safe_cholesky(
     :param K: symmetric matrices.
     :param jitter: first jitter; 1e-8 in float64 and 1e-5 in float32 by default.
     :param name: what to call the matrix in an error.
-    :param parameters: the kernel parameters to show in an error.
+    :param describe: gives the kernel's parameters, to show in an error.
     :raises NotPositiveDefiniteError: if ``K`` holds a NaN or infinity, or the largest jitter does not suffice.
 
     >>> safe_cholesky(torch.ones(2, 2, dtype=torch.float64)).shape
@@ -42,7 +44,7 @@ def safe_cholesky(
         if not failed.any():
             return L
         eps = torch.where(failed, 10 * eps, eps)
-    at = f" at {parameters}" if parameters else ""
+    at = f" at {describe()}" if describe is not None else ""
     if not torch.isfinite(K).all():
         raise NotPositiveDefiniteError(
             f"Cholesky of {name} [{_shape(K)}]{at}: expected finite entries, got NaN or infinity. "

@@ -1,0 +1,5 @@
+"""Guides: approximate posteriors, for the library's models and for anyone's."""
+
+from pyro_lvgp.guides.mean_field import MeanFieldGuide
+
+__all__ = ["MeanFieldGuide"]

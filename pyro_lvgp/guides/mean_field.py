@@ -1,0 +1,220 @@
+"""Independent Gaussians, one for each latent site and datum."""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from operator import attrgetter
+from typing import Any, Literal
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.distributions import constraints
+from pyro.distributions.transforms import biject_to
+from pyro.distributions.util import eye_like
+from pyro.infer.autoguide import AutoGuide
+from pyro.infer.autoguide.initialization import InitMessenger, init_to_median
+from pyro.infer.autoguide.utils import deep_setattr, helpful_support_errors
+from pyro.nn import PyroModule, PyroParam
+from pyro.nn.module import to_pyro_module_
+from pyro.ops.tensor_utils import periodic_repeat
+from torch import Tensor, nn
+
+Covariance = Literal["diagonal", "full"]
+
+
+class MeanFieldGuide(AutoGuide):
+    r"""Mean-field Gaussian guide that emits plain distributions.
+
+    .. math::
+
+        q(z) = \prod_s \prod_{n} N(z_{sn};\, m_{sn}, S_{sn})
+
+    over sites s and the members n of their plates.  A site on the real line gets a ``Normal`` or, with a full covariance,
+    a ``MultivariateNormal``, so that ``TraceMeanField_ELBO`` finds its analytic KL; a constrained site gets such a Gaussian
+    pushed through ``biject_to(support)``.  It serves any Pyro model with continuous latents.
+
+    :param model: a Pyro model.
+    :param covariance: ``"diagonal"`` or ``"full"`` for each site by name, over the site's event.  By default, full where
+        the prior is a ``MultivariateNormal`` (as for ``u`` of our models) and diagonal elsewhere.
+    :param encoders: amortise sites: a module for each site name that maps the model's first argument, a batch of data, to
+        the loc [B, Q] and the scale [B, Q] (or, with a full covariance, the scale_tril [B, Q, Q]) of that batch.  Modules
+        are turned into ``PyroModule`` in place.
+    :param init_loc_fn: initial values, as for Pyro's autoguides; by default the model's own ``init_loc_fn`` if it has one,
+        else the prior's median.
+    :param init_scale: initial standard deviation in unconstrained space.
+    :param create_plates: as for Pyro's autoguides: called with the model's arguments, it returns the plates that the model
+        subsamples by an index of its own; by default the model's ``create_plates`` if it has one.
+    :raises ValueError: for an unknown site or covariance, or a plate subsampled by an index that no ``create_plates`` knows.
+
+    >>> from pyro.infer import SVI, TraceMeanField_ELBO
+    >>> from pyro.optim import Adam
+    >>> def model(y):
+    ...     loc = pyro.sample("loc", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    ...     with pyro.plate("data", len(y)):
+    ...         pyro.sample("y", dist.Normal(loc, 1.0).to_event(1), obs=y)
+    >>> guide = MeanFieldGuide(model, covariance={"loc": "full"})
+    >>> loss = SVI(model, guide, Adam({"lr": 0.01}), TraceMeanField_ELBO()).step(torch.ones(5, 2))
+    >>> guide.median()["loc"].shape
+    torch.Size([2])
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        covariance: Mapping[str, Covariance] | None = None,
+        encoders: Mapping[str, nn.Module] | None = None,
+        init_loc_fn: Callable[[dict], Tensor] | None = None,
+        init_scale: float = 0.1,
+        create_plates: Callable[..., Any] | None = None,
+    ):
+        if not init_scale > 0:
+            raise ValueError(f"expected a positive init_scale, got {init_scale}")
+        for site, kind in (covariance or {}).items():
+            if kind not in ("diagonal", "full"):
+                raise ValueError(f'expected covariance["{site}"] to be "diagonal" or "full", got {kind!r}')
+        initial = _FullInitialValues(init_loc_fn or getattr(model, "init_loc_fn", init_to_median))
+        super().__init__(
+            InitMessenger(initial)(model), create_plates=create_plates or getattr(model, "create_plates", None)
+        )
+        self._initial = initial
+        self._requested = dict(covariance or {})
+        self._init_scale = init_scale
+        self.encoders = PyroModule()
+        for name, encoder in (encoders or {}).items():
+            setattr(self.encoders, name, to_pyro_module_(encoder) or encoder)
+        self._encoded = frozenset(encoders or {})
+
+    def _setup_prototype(self, *args, **kwargs):
+        super()._setup_prototype(*args, **kwargs)
+        sites = dict(self.prototype_trace.iter_stochastic_nodes())
+        self._check_sites(sites)
+        self.locs, self.scales = PyroModule(), PyroModule()
+        self._transforms: dict[str, Any] = {}
+        self._event_dims: dict[str, int] = {}
+        self._covariances: dict[str, Covariance] = {}
+        for name, site in sites.items():
+            with helpful_support_errors(site):
+                transform = biject_to(site["fn"].support)
+                value = self._initial.full(name, site)
+                loc = transform.inv(value).detach().contiguous()
+            event_dim = site["fn"].event_dim + loc.dim() - value.dim()
+            self._transforms[name] = None if _is_real(site["fn"].support) else transform
+            self._event_dims[name] = event_dim
+            self._covariances[name] = self._covariance_of(name, site["fn"], event_dim)
+            if name not in self._encoded:
+                self._add_parameters(name, loc, event_dim)
+
+    def _check_sites(self, sites: Mapping[str, Any]) -> None:
+        for name in (*self._requested, *self._encoded):
+            if name not in sites:
+                raise ValueError(f"expected the name of a latent site, one of {sorted(sites)}, got {name!r}")
+        for frame in self._prototype_frames.values():
+            explicit = frame.full_size not in (None, frame.size) and frame.name not in self.prototype_trace
+            if explicit and self.create_plates is None:
+                raise ValueError(
+                    f"plate {frame.name!r} is subsampled by an index ({frame.size} of {frame.full_size}) that the guide "
+                    f"cannot see: pass create_plates=lambda *args: pyro.plate({frame.name!r}, {frame.full_size}, "
+                    "subsample=<the index among args>)"
+                )
+
+    def _covariance_of(self, name: str, prior: Any, event_dim: int) -> Covariance:
+        default = "full" if isinstance(prior, torch.distributions.MultivariateNormal) else "diagonal"
+        kind = self._requested.get(name, default)
+        if kind == "full" and event_dim != 1:
+            raise ValueError(
+                f"a full covariance needs a vector-valued site, got {name!r} with {event_dim} event dims; use "
+                '"diagonal", or .to_event(1) in the model'
+            )
+        return kind
+
+    def _add_parameters(self, name: str, loc: Tensor, event_dim: int) -> None:
+        deep_setattr(self.locs, name, PyroParam(loc, constraints.real, event_dim))
+        if self._covariances[name] == "full":
+            scale = self._init_scale * eye_like(loc, loc.shape[-1]).expand(*loc.shape, loc.shape[-1]).contiguous()
+            parameter = PyroParam(scale, constraints.softplus_lower_cholesky, event_dim + 1)
+        else:
+            parameter = PyroParam(torch.full_like(loc, self._init_scale), constraints.softplus_positive, event_dim)
+        deep_setattr(self.scales, name, parameter)
+
+    def _loc_scale(self, name: str, args: tuple) -> tuple[Tensor, Tensor]:
+        if name in self._encoded:
+            return getattr(self.encoders, name)(args[0])
+        return attrgetter(name)(self.locs), attrgetter(name)(self.scales)
+
+    def _base(self, name: str, args: tuple) -> dist.TorchDistribution:
+        """q of a site in unconstrained space."""
+        loc, scale = self._loc_scale(name, args)
+        if self._covariances[name] == "full":
+            return dist.MultivariateNormal(loc, scale_tril=scale)
+        return dist.Normal(loc, scale).to_event(self._event_dims[name])
+
+    def forward(self, *args, **kwargs) -> dict[str, Tensor]:
+        if self.prototype_trace is None:
+            self._setup_prototype(*args, **kwargs)
+        plates = self._create_plates(*args, **kwargs)
+        values = {}
+        for name, site in self.prototype_trace.iter_stochastic_nodes():
+            with ExitStack() as stack:
+                for frame in site["cond_indep_stack"]:
+                    stack.enter_context(plates[frame.name])
+                posterior, transform = self._base(name, args), self._transforms[name]
+                if transform is not None:
+                    posterior = dist.TransformedDistribution(posterior, transform)
+                values[name] = pyro.sample(name, posterior)
+        return values
+
+    @torch.no_grad()
+    def median(self, *args, **kwargs) -> dict[str, Tensor]:
+        """Posterior medians by site; amortised sites need the model's arguments."""
+        return {name: value[0] for name, value in self.quantiles([0.5], *args, **kwargs).items()}
+
+    @torch.no_grad()
+    def quantiles(self, quantiles: list[float] | Tensor, *args, **kwargs) -> dict[str, Tensor]:
+        """Marginal posterior quantiles by site, along a new first dimension.
+
+        :param quantiles: probabilities between 0 and 1.
+        """
+        if self.prototype_trace is None:
+            raise ValueError("the guide has no parameters before its first call: fit it, or call guide(*args) once")
+        result = {}
+        for name, _ in self.prototype_trace.iter_stochastic_nodes():
+            base = self._base(name, args)
+            q = torch.as_tensor(quantiles, dtype=base.mean.dtype, device=base.mean.device)
+            normal = torch.distributions.Normal(base.mean, base.stddev)
+            values = normal.icdf(q.reshape(-1, *(1,) * base.mean.dim()))
+            transform = self._transforms[name]
+            result[name] = values if transform is None else transform(values)
+        return result
+
+
+class _FullInitialValues:
+    """Initial values for all data, of which a model on a mini-batch sees the first rows."""
+
+    def __init__(self, init_loc_fn: Callable[[dict], Tensor]):
+        self._init_loc_fn = init_loc_fn
+        self._values: dict[str, Tensor] = {}
+
+    def __call__(self, site: dict) -> Tensor:
+        value = self._values[site["name"]] = self._init_loc_fn(site).detach()
+        for frame, dim in _subsampled(site):
+            value = value.narrow(dim, 0, frame.size)
+        return value
+
+    def full(self, name: str, site: dict) -> Tensor:
+        value = self._values[name]
+        for frame, dim in _subsampled(site):
+            value = periodic_repeat(value, frame.full_size, dim)
+        return value
+
+
+def _subsampled(site: dict) -> list[tuple[Any, int]]:
+    """Plates of a site that run over some of their members only, and the dimension of its values that each takes."""
+    frames = site["cond_indep_stack"]
+    return [(f, f.dim - site["fn"].event_dim) for f in frames if f.full_size not in (None, f.size)]
+
+
+def _is_real(support: constraints.Constraint) -> bool:
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support is constraints.real

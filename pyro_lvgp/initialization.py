@@ -1,0 +1,54 @@
+"""Where to start: linear latents of partly observed data."""
+
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from sklearn.cluster import KMeans
+from sklearn.decomposition import PCA, FactorAnalysis
+from torch import Tensor
+
+InitialLatents = Literal["pca", "factor-analysis"]
+
+
+def linear_latents(
+    Y: Float[Tensor, "N D"], latent_dim: int, *, method: InitialLatents = "pca", num_iterations: int = 20, seed: int = 0
+) -> tuple[Float[Tensor, "N Q"], Float[Tensor, "N D"]]:
+    """Latents of unit variance from PCA or factor analysis, and Y with its gaps filled by the same linear model.
+
+    Gaps (NaN) are filled by turns: fit the linear model, fill with its reconstruction, fit again.  Beyond
+    ``min(N, D)`` components, latents are drawn from N(0, 1).
+
+    :param Y: data.
+    :param latent_dim: Q.
+    :param method: ``"pca"``, or ``"factor-analysis"``, which allows each output its own noise.
+    :param num_iterations: turns of filling; none are needed when nothing is missing.
+    :param seed: seed of scikit-learn's solvers and of the extra columns.
+
+    >>> X, filled = linear_latents(torch.randn(20, 5), 2)
+    >>> X.shape, filled.shape
+    (torch.Size([20, 2]), torch.Size([20, 5]))
+    """
+    values = Y.detach().cpu().double().numpy()
+    missing = np.isnan(values)
+    filled = np.where(missing, np.nanmean(values, axis=0), values)
+    rank = min(latent_dim, *values.shape)
+    linear = (
+        PCA(rank, whiten=True, random_state=seed) if method == "pca" else FactorAnalysis(rank, random_state=seed)
+    )
+    for _ in range(num_iterations if missing.any() else 0):
+        scores = linear.fit_transform(filled)
+        reconstruction = linear.inverse_transform(scores) if method == "pca" else scores @ linear.components_ + linear.mean_
+        filled = np.where(missing, reconstruction, values)
+    X = linear.fit_transform(filled)
+    X = X / np.maximum(X.std(0), 1e-6)
+    extra = np.random.default_rng(seed).standard_normal((len(X), latent_dim - rank))
+    X = np.concatenate([X, extra], axis=1)
+    return torch.as_tensor(X).to(Y), torch.as_tensor(filled).to(Y)
+
+
+def cluster_centres(X: Float[Tensor, "N Q"], num_centres: int, *, seed: int = 0) -> Float[Tensor, "M Q"]:
+    """K-means centres of the rows of X: inducing points that lie where the data lie."""
+    centres = KMeans(num_centres, n_init=1, random_state=seed).fit(X.detach().cpu().double().numpy()).cluster_centers_
+    return torch.as_tensor(centres).to(X)

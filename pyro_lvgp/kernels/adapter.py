@@ -1,0 +1,55 @@
+"""GPyTorch's kernels as kernels of this library."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyro_lvgp.kernels.base import Kernel, _numbers
+
+
+def as_kernel(kernel: object) -> Kernel:
+    """Adapt a GPyTorch kernel; a kernel of this library is returned as it is.
+
+    The GPyTorch parameters become Pyro parameters, trained by SVI like any other.  Priors registered with the GPyTorch
+    kernel are ignored, and the result can be neither compiled nor captured in a CUDA graph.
+
+    :param kernel: a :class:`Kernel`, or a ``gpytorch.kernels.Kernel``.
+    :raises TypeError: if it is neither.
+
+    >>> import gpytorch
+    >>> kernel = as_kernel(gpytorch.kernels.RQKernel(ard_num_dims=2))
+    >>> kernel(torch.randn(5, 10, 2), torch.randn(3, 2)).shape
+    torch.Size([5, 10, 3])
+    """
+    if isinstance(kernel, Kernel):
+        return kernel
+    # By name, because GPyTorch is an optional dependency.
+    if isinstance(kernel, nn.Module) and any(
+        (base.__module__, base.__name__) == ("gpytorch.kernels.kernel", "Kernel") for base in type(kernel).__mro__
+    ):
+        return _GPyTorchKernel(kernel)
+    raise TypeError(
+        f"expected a kernel of pyro_lvgp.kernels or of GPyTorch, got {type(kernel).__name__}; "
+        "for another covariance function subclass pyro_lvgp.kernels.Kernel."
+    )
+
+
+class _GPyTorchKernel(Kernel):
+    def __init__(self, kernel: Any) -> None:
+        super().__init__(batch_shape=kernel.batch_shape)
+        self.kernel = kernel
+
+    def _covariance(self, X: Tensor, Z: Tensor) -> Tensor:
+        batch = torch.broadcast_shapes(X.shape[:-2], Z.shape[:-2])
+        return self.kernel(X.expand(*batch, *X.shape[-2:]), Z.expand(*batch, *Z.shape[-2:])).to_dense()
+
+    def _diagonal(self, X: Tensor) -> Tensor:
+        return self.kernel(X).diagonal(dim1=-1, dim2=-2)
+
+    def _parameters_text(self) -> str:
+        kernel: Any = self._modules["kernel"]  # not self.kernel, which sends a Pyro message
+        return ", ".join(
+            f"{name.replace('raw_', '')}={_numbers(raw if constraint is None else constraint.transform(raw))}"
+            for name, raw, constraint in kernel.named_parameters_and_constraints()
+        )

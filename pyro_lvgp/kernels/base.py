@@ -1,0 +1,240 @@
+"""What a kernel is, and sums and products of kernels."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import reduce
+from operator import add, mul
+from typing import Any
+
+import torch
+from jaxtyping import Float, Shaped
+from pyro.nn import PyroModule
+from pyro.nn.module import PyroModuleList
+from pyro.poutine.runtime import am_i_wrapped
+from torch import Tensor, nn
+from torch.distributions import transform_to
+
+_MAX_SHOWN = 8
+
+
+class Kernel(PyroModule):
+    """A covariance function k(x, z) that broadcasts over leading batch dimensions.
+
+    Calling it, ``kernel(X, Z)``, gives the matrix k(x_n, z_m); ``kernel.diag(X)`` gives the variances k(x_n, x_n).  Its
+    batch shape is what the leading dimensions of X, of Z and of the parameters broadcast to.
+
+    Parameters are Pyro parameters.  Put a prior on one with :class:`~pyro.nn.PyroSample`; within one call of the
+    PyroModule that owns the kernel, every use of the kernel then sees the same draw.  A kernel that no module owns, called
+    outside any model or guide, is a plain function of its own parameters: it leaves Pyro's global parameter store alone,
+    where all such kernels would share the names "variance" and "lengthscale".
+
+    You implement ``_covariance(X, Z)`` and ``_diagonal(X)``.  You get checked inputs, the choice of columns, sums and
+    products, and error texts.
+
+    :param input_dim: number of columns the kernel acts on; None leaves that to parts that check it.
+    :param batch_shape: shape of a batch of kernels.
+    :param active_dims: the columns to act on, ``input_dim`` of them; all by default.
+    :raises ValueError: if ``input_dim`` or ``active_dims`` make no sense.
+
+    >>> class White(Kernel):
+    ...     def _covariance(self, X, Z):
+    ...         return (X[..., :, None, :] == Z[..., None, :, :]).all(-1).to(X.dtype)
+    ...
+    ...     def _diagonal(self, X):
+    ...         return torch.ones_like(X[..., 0])
+    >>> (3 * White(1))(torch.tensor([[0.0], [1.0]]))
+    tensor([[3., 0.],
+            [0., 3.]])
+    """
+
+    def __init__(
+        self,
+        input_dim: int | None = None,
+        *,
+        batch_shape: Sequence[int] = (),
+        active_dims: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__()
+        if input_dim is not None and input_dim < 1:
+            raise ValueError(f"expected input_dim ≥ 1, got {input_dim}; it is the number of columns of X.")
+        if active_dims is not None and (len(active_dims) != input_dim or min(active_dims) < 0):
+            raise ValueError(
+                f"expected active_dims with input_dim={input_dim} columns, none negative, got {list(active_dims)}; "
+                f"input_dim counts the active columns only: try input_dim={len(active_dims)}."
+            )
+        self.input_dim = input_dim
+        self.batch_shape = torch.Size(batch_shape)
+        self.active_dims = None if active_dims is None else tuple(active_dims)
+        # A buffer, because an index made of a list is copied to the device at every call.
+        self.register_buffer("_columns", None if active_dims is None else torch.tensor(active_dims), persistent=False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return nn.Module.__call__(self, *args, **kwargs) if self._is_alone() else super().__call__(*args, **kwargs)
+
+    def forward(
+        self, X: Shaped[Tensor, "*#batch N _"], Z: Shaped[Tensor, "*#batch M _"] | None = None
+    ) -> Float[Tensor, "*out N M"]:
+        """Covariance matrix of the points X and Z.
+
+        :param X: N points.
+        :param Z: M points; X itself by default.
+        :raises ValueError: if the number of columns is not ``input_dim``.
+        :raises TypeError: if the points are integers.
+        """
+        X = self._select(X, "X")
+        return self._covariance(X, X if Z is None else self._select(Z, "Z"))
+
+    def diag(self, X: Shaped[Tensor, "*#batch N _"]) -> Float[Tensor, "*out N"]:
+        """Variances of the points X: the diagonal of ``kernel(X)`` without the matrix.
+
+        :param X: N points.
+        :raises ValueError: if the number of columns is not ``input_dim``.
+        :raises TypeError: if the points are integers.
+        """
+        with nullcontext() if self._is_alone() else self._pyro_context:
+            return self._diagonal(self._select(X, "X"))
+
+    def _is_alone(self) -> bool:
+        return not (self._pyro_name or self._pyro_context.active or am_i_wrapped())
+
+    def __add__(self, other: "Kernel | float") -> "Sum":
+        return Sum(self, other) if isinstance(other, Kernel | float | int) else NotImplemented
+
+    def __radd__(self, other: float) -> "Sum":
+        return Sum(other, self) if isinstance(other, float | int) else NotImplemented
+
+    def __mul__(self, other: "Kernel | float") -> "Product":
+        return Product(self, other) if isinstance(other, Kernel | float | int) else NotImplemented
+
+    def __rmul__(self, other: float) -> "Product":
+        return Product(other, self) if isinstance(other, float | int) else NotImplemented
+
+    def _covariance(self, X: Tensor, Z: Tensor) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} must implement _covariance(X, Z)")
+
+    def _diagonal(self, X: Tensor) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} must implement _diagonal(X)")
+
+    def _select(self, X: Tensor, name: str) -> Tensor:
+        """Check the points ``X`` and pick the active columns."""
+        if not X.is_floating_point():
+            raise TypeError(f"expected {name} of floating point, got {X.dtype}; convert it with {name}.double().")
+        if X.dim() < 2:
+            raise ValueError(
+                f"expected {name} of shape [*batch, N, Q], got {list(X.shape)}; "
+                f"points with one column need {name}.unsqueeze(-1)."
+            )
+        if self.active_dims is not None:
+            if X.shape[-1] <= max(self.active_dims):
+                raise ValueError(
+                    f"expected {name} with at least {max(self.active_dims) + 1} columns, got {X.shape[-1]}; "
+                    f"change active_dims={list(self.active_dims)} of {type(self).__name__}."
+                )
+            return X.index_select(-1, self._columns)
+        if self.input_dim is not None and X.shape[-1] != self.input_dim:
+            raise ValueError(
+                f"expected {name} with {self.input_dim} columns, got {X.shape[-1]}; make the kernel by "
+                f"{type(self).__name__}({X.shape[-1]}), or pick columns with active_dims."
+            )
+        return X
+
+    def _parameters_text(self) -> str:
+        """Current values of the parameters, for error messages; sends no Pyro message."""
+        texts = []
+        for name, (constraint, _) in self._pyro_params.items():
+            value = transform_to(constraint)(getattr(self, f"{name}_unconstrained"))
+            texts.append(f"{name}={_numbers(value)}")
+        for name, prior in self._pyro_samples.items():
+            drawn = self._pyro_context.get(f"{self._pyro_name}.{name}" if self._pyro_name else name)
+            what = type(prior).__name__ if isinstance(prior, torch.distributions.Distribution) else "prior"
+            texts.append(f"{name} ~ {what}" if drawn is None else f"{name}={_numbers(drawn)}")
+        return ", ".join(sorted(texts))
+
+
+class _Constant(Kernel):
+    """The kernel k(x, z) = c, for a number c ≥ 0 that is not learned."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        if value < 0:
+            raise ValueError(
+                f"expected a number ≥ 0 in a sum or product of kernels, got {value}; use its absolute value."
+            )
+        self.value = float(value)
+
+    def _covariance(self, X: Tensor, Z: Tensor) -> Tensor:
+        batch = torch.broadcast_shapes(X.shape[:-2], Z.shape[:-2])
+        return X.new_full((), self.value).expand(*batch, X.shape[-2], Z.shape[-2])
+
+    def _diagonal(self, X: Tensor) -> Tensor:
+        return X.new_full((), self.value).expand(X.shape[:-1])
+
+    def _parameters_text(self) -> str:
+        return f"{self.value:g}"
+
+
+class _Combination(Kernel):
+    def __init__(self, *kernels: Kernel | float) -> None:
+        if not kernels:
+            raise ValueError(f"expected one or more kernels, got none; give kernels to {type(self).__name__}(...).")
+        parts = [k if isinstance(k, Kernel) else _Constant(k) for k in kernels]
+        super().__init__(batch_shape=torch.broadcast_shapes(*(k.batch_shape for k in parts)))
+        self.kernels = PyroModuleList(parts)
+
+    # The parts are called without entering Pyro's context, which this kernel has entered if it is to be entered.
+    def _covariances(self, X: Tensor, Z: Tensor) -> list[Tensor]:
+        return [k.forward(X, Z) for k in self.kernels]
+
+    def _diagonals(self, X: Tensor) -> list[Tensor]:
+        return [k._diagonal(k._select(X, "X")) for k in self.kernels]
+
+    def _parameters_text(self) -> str:
+        return "; ".join(f"kernels.{i}: {k._parameters_text()}" for i, k in enumerate(self.kernels))
+
+
+class Sum(_Combination):
+    """Sum of kernels, ``k(x, z) = Σ_i k_i(x, z)``; ``k1 + k2`` makes one, and so does ``k + 0.1``.
+
+    :param kernels: kernels, or numbers ≥ 0, each of which is a constant kernel and not learned.
+    :raises ValueError: if there is no kernel, or a number is negative.
+
+    Source: Rasmussen and Williams (2006), section 4.2.4.
+
+    >>> from pyro_lvgp.kernels import RBF, Linear
+    >>> kernel = RBF(2, lengthscale=0.5) + Linear(2)
+    >>> kernel(torch.randn(4, 10, 2)).shape
+    torch.Size([4, 10, 10])
+    """
+
+    def _covariance(self, X: Tensor, Z: Tensor) -> Tensor:
+        return reduce(add, self._covariances(X, Z))
+
+    def _diagonal(self, X: Tensor) -> Tensor:
+        return reduce(add, self._diagonals(X))
+
+
+class Product(_Combination):
+    """Product of kernels, ``k(x, z) = Π_i k_i(x, z)``; ``k1 * k2`` makes one, and so does ``2.0 * k``.
+
+    :param kernels: kernels, or numbers ≥ 0, each of which is a constant kernel and not learned.
+    :raises ValueError: if there is no kernel, or a number is negative.
+
+    Source: Rasmussen and Williams (2006), section 4.2.4.
+
+    >>> from pyro_lvgp.kernels import Matern, Periodic
+    >>> kernel = 0.5 * Matern(1, 2.5, lengthscale=10.0) * Periodic(1, period=7.0)
+    >>> kernel.diag(torch.randn(3, 1)).detach()
+    tensor([0.5000, 0.5000, 0.5000])
+    """
+
+    def _covariance(self, X: Tensor, Z: Tensor) -> Tensor:
+        return reduce(mul, self._covariances(X, Z))
+
+    def _diagonal(self, X: Tensor) -> Tensor:
+        return reduce(mul, self._diagonals(X))
+
+
+def _numbers(value: Tensor) -> str:
+    numbers = [f"{v:.4g}" for v in value.detach().flatten()[:_MAX_SHOWN].tolist()]
+    more = ", ..." if value.numel() > _MAX_SHOWN else ""
+    return f"[{', '.join(numbers)}{more}]" if value.dim() else numbers[0]

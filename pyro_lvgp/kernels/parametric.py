@@ -1,0 +1,273 @@
+"""The kernels with parameters of their own."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from pyro.distributions import constraints
+from pyro.nn import PyroParam
+from torch import Tensor
+
+from pyro_lvgp import covariance
+from pyro_lvgp.kernels.base import Kernel
+
+
+class _Parametric(Kernel):
+    def __init__(
+        self,
+        input_dim: int,
+        batch_shape: Sequence[int],
+        active_dims: Sequence[int] | None,
+        parameters: dict[str, tuple[float | Tensor, tuple[int, ...]]],
+    ) -> None:
+        """Make the positive parameters ``{name: (value, shape after the batch shape)}``."""
+        super().__init__(input_dim, batch_shape=batch_shape, active_dims=active_dims)
+        values = [torch.as_tensor(value) for value, _ in parameters.values() if isinstance(value, Tensor)]
+        like = next((value for value in values if value.is_floating_point()), torch.empty(()))
+        for name, (value, event_shape) in parameters.items():
+            shape = (*batch_shape, *event_shape)
+            tensor = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+            if not (tensor > 0).all():
+                raise ValueError(f"expected {name} > 0, got {value}; give its natural value, not its logarithm.")
+            try:
+                tensor = tensor.expand(shape)
+            except RuntimeError as error:
+                raise ValueError(
+                    f"expected {name} that expands to {list(shape)} (batch_shape, then columns), got shape "
+                    f"{list(tensor.shape)}; give a number, or a tensor of that shape."
+                ) from error
+            # Softplus behaves as exp does for small values, but one long step cannot blow up a large one.
+            setattr(self, name, PyroParam(tensor.clone(), constraints.softplus_positive))
+
+    def _per_column(self, name: str) -> Float[Tensor, "*batch columns"]:
+        """Read a parameter whose last dimension is one per column, or one for all columns."""
+        value: Tensor = getattr(self, name)
+        if not value.shape or value.shape[-1] not in (1, self.input_dim):
+            raise ValueError(
+                f"expected {name} with last dimension {self.input_dim} (or 1), got shape {list(value.shape)}; "
+                f"give its prior one event dimension: prior.expand([{self.input_dim}]).to_event(1)."
+            )
+        return value
+
+
+class _Stationary(_Parametric):
+    variance: Tensor
+    lengthscale: Tensor
+
+    def __init__(
+        self,
+        input_dim: int,
+        *,
+        variance: float | Tensor,
+        lengthscale: float | Tensor,
+        ard: bool,
+        batch_shape: Sequence[int],
+        active_dims: Sequence[int] | None,
+        **per_column: float | Tensor,
+    ) -> None:
+        columns = (input_dim if ard else 1,)
+        vectors = {"lengthscale": lengthscale, **per_column}
+        super().__init__(
+            input_dim,
+            batch_shape,
+            active_dims,
+            {"variance": (variance, ()), **{name: (value, columns) for name, value in vectors.items()}},
+        )
+
+    def _diagonal(self, X: Tensor) -> Tensor:
+        variance, lengthscale = self.variance, self._per_column("lengthscale")
+        # The lengthscale decides nothing here but the batch shape, so that it is that of the matrix.
+        batch = torch.broadcast_shapes(X.shape[:-2], variance.shape, lengthscale.shape[:-1])
+        return variance[..., None].expand(*batch, X.shape[-2])
+
+
+class RBF(_Stationary):
+    r"""Squared exponential kernel, for very smooth functions.
+
+    .. math:: k(x, z) = \sigma^2 \exp\Bigl(-\tfrac12 \sum_q (x_q - z_q)^2 / \ell_q^2\Bigr)
+
+    :param input_dim: number of columns the kernel acts on.
+    :param variance: σ², of shape ``batch_shape``.
+    :param lengthscale: ℓ in units of the inputs, of shape ``batch_shape + (input_dim,)``, or ``+ (1,)`` if not ``ard``.
+    :param ard: whether every column has a lengthscale of its own.
+    :param batch_shape: shape of a batch of kernels.
+    :param active_dims: the columns to act on; all by default.
+    :raises ValueError: if a parameter is not positive, or has the wrong shape.
+
+    Source: Rasmussen and Williams (2006), eq. 4.9.
+
+    >>> kernel = RBF(2, variance=2.0, lengthscale=torch.tensor([0.5, 1.0]))
+    >>> X, Z = torch.zeros(3, 2), torch.ones(4, 2)
+    >>> kernel(X, Z).shape, kernel.diag(X).shape
+    (torch.Size([3, 4]), torch.Size([3]))
+
+    A prior on the lengthscale:
+
+    >>> import pyro.distributions as dist
+    >>> from pyro.nn import PyroSample
+    >>> kernel.lengthscale = PyroSample(dist.LogNormal(0.0, 1.0).expand([2]).to_event(1))
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        *,
+        variance: float | Tensor = 1.0,
+        lengthscale: float | Tensor = 1.0,
+        ard: bool = True,
+        batch_shape: Sequence[int] = (),
+        active_dims: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(
+            input_dim,
+            variance=variance,
+            lengthscale=lengthscale,
+            ard=ard,
+            batch_shape=batch_shape,
+            active_dims=active_dims,
+        )
+
+    def _covariance(self, X: Tensor, Z: Tensor) -> Tensor:
+        return covariance.rbf(X, Z, self._per_column("lengthscale"), self.variance)
+
+
+class Matern(_Stationary):
+    r"""Matérn kernel of smoothness ν = ½, 3⁄2 or 5⁄2, for functions with 0, 1 or 2 derivatives.
+
+    .. math:: k(x, z) = \sigma^2 \times \begin{cases}
+        e^{-r} & \nu = 1/2 \\
+        (1 + \sqrt3 r) e^{-\sqrt3 r} & \nu = 3/2 \\
+        (1 + \sqrt5 r + \tfrac53 r^2) e^{-\sqrt5 r} & \nu = 5/2
+        \end{cases}, \qquad r^2 = \sum_q (x_q - z_q)^2 / \ell_q^2
+
+    :param input_dim: number of columns the kernel acts on.
+    :param nu: ν, one of 0.5, 1.5, 2.5.
+    :param variance: σ², of shape ``batch_shape``.
+    :param lengthscale: ℓ in units of the inputs, of shape ``batch_shape + (input_dim,)``, or ``+ (1,)`` if not ``ard``.
+    :param ard: whether every column has a lengthscale of its own.
+    :param batch_shape: shape of a batch of kernels.
+    :param active_dims: the columns to act on; all by default.
+    :raises ValueError: if a parameter is not positive or has the wrong shape, or ``nu`` is none of the three.
+
+    Source: Rasmussen and Williams (2006), eq. 4.17.
+
+    >>> kernel = Matern(1, 2.5, lengthscale=0.2, batch_shape=(3,))
+    >>> kernel(torch.randn(10, 1)).shape
+    torch.Size([3, 10, 10])
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        nu: float = 1.5,
+        *,
+        variance: float | Tensor = 1.0,
+        lengthscale: float | Tensor = 1.0,
+        ard: bool = True,
+        batch_shape: Sequence[int] = (),
+        active_dims: Sequence[int] | None = None,
+    ) -> None:
+        if nu not in (0.5, 1.5, 2.5):
+            raise ValueError(f"expected nu of 0.5, 1.5 or 2.5, got {nu}; for smoother functions use RBF.")
+        super().__init__(
+            input_dim,
+            variance=variance,
+            lengthscale=lengthscale,
+            ard=ard,
+            batch_shape=batch_shape,
+            active_dims=active_dims,
+        )
+        self.nu = nu
+
+    def _covariance(self, X: Tensor, Z: Tensor) -> Tensor:
+        return covariance.matern(X, Z, self._per_column("lengthscale"), self.variance, self.nu)
+
+
+class Periodic(_Stationary):
+    r"""Periodic kernel.
+
+    .. math:: k(x, z) = \sigma^2 \exp\Bigl(-2 \sum_q \sin^2(\pi (x_q - z_q) / p_q) / \ell_q^2\Bigr)
+
+    GPyTorch's ``PeriodicKernel`` divides by ℓ where this one, as its source, divides by ℓ².
+
+    :param input_dim: number of columns the kernel acts on.
+    :param period: p in units of the inputs, of the same shape as ``lengthscale``.
+    :param variance: σ², of shape ``batch_shape``.
+    :param lengthscale: ℓ, without units, of shape ``batch_shape + (input_dim,)``, or ``+ (1,)`` if not ``ard``.
+    :param ard: whether every column has a lengthscale and a period of its own.
+    :param batch_shape: shape of a batch of kernels.
+    :param active_dims: the columns to act on; all by default.
+    :raises ValueError: if a parameter is not positive, or has the wrong shape.
+
+    Source: MacKay (1998), "Introduction to Gaussian processes", eq. 47.
+
+    >>> Periodic(1, period=7.0)(torch.tensor([[0.0]]), torch.tensor([[0.0], [3.5], [7.0]])).detach()
+    tensor([[1.0000, 0.1353, 1.0000]])
+    """
+
+    period: Tensor
+
+    def __init__(
+        self,
+        input_dim: int,
+        period: float | Tensor = 1.0,
+        *,
+        variance: float | Tensor = 1.0,
+        lengthscale: float | Tensor = 1.0,
+        ard: bool = True,
+        batch_shape: Sequence[int] = (),
+        active_dims: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(
+            input_dim,
+            variance=variance,
+            lengthscale=lengthscale,
+            ard=ard,
+            batch_shape=batch_shape,
+            active_dims=active_dims,
+            period=period,
+        )
+
+    def _covariance(self, X: Tensor, Z: Tensor) -> Tensor:
+        period, lengthscale = self._per_column("period"), self._per_column("lengthscale")
+        return covariance.periodic(X, Z, period, lengthscale, self.variance)
+
+
+class Linear(_Parametric):
+    r"""Linear kernel: that of Bayesian linear regression, and of factor analysis.
+
+    .. math:: k(x, z) = \sum_q v_q x_q z_q
+
+    :param input_dim: number of columns the kernel acts on.
+    :param variance: v, the prior variance of the weights, of shape ``batch_shape + (input_dim,)``, or ``+ (1,)`` if not
+        ``ard``.
+    :param ard: whether every column has a variance of its own.
+    :param batch_shape: shape of a batch of kernels.
+    :param active_dims: the columns to act on; all by default.
+    :raises ValueError: if a variance is not positive, or has the wrong shape.
+
+    Source: Rasmussen and Williams (2006), section 4.2.2.
+
+    >>> Linear(2).diag(torch.tensor([[3.0, 4.0]])).detach()
+    tensor([25.])
+    """
+
+    variance: Tensor
+
+    def __init__(
+        self,
+        input_dim: int,
+        *,
+        variance: float | Tensor = 1.0,
+        ard: bool = True,
+        batch_shape: Sequence[int] = (),
+        active_dims: Sequence[int] | None = None,
+    ) -> None:
+        columns = (input_dim if ard else 1,)
+        super().__init__(input_dim, batch_shape, active_dims, {"variance": (variance, columns)})
+
+    def _covariance(self, X: Tensor, Z: Tensor) -> Tensor:
+        return covariance.linear(X, Z, self._per_column("variance"))
+
+    def _diagonal(self, X: Tensor) -> Tensor:
+        return (X.square() * self._per_column("variance").unsqueeze(-2)).sum(-1)

@@ -1,0 +1,217 @@
+"""Likelihoods p(y | f): how an observation scatters around a Gaussian-process function."""
+
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float
+from pyro.distributions import constraints
+from pyro.nn import PyroModule, PyroParam
+from torch import Tensor
+
+from pyro_lvgp.quadrature import gauss_hermite
+
+
+class Likelihood(PyroModule):
+    """p(y | f), elementwise over entries.
+
+    You implement ``forward(f)``, a univariate distribution of the shape of ``f`` [..., N, D], and ``function(y)``, a rough
+    inverse of its link.  You get expectations over a Gaussian f by quadrature; override what has a closed form.
+
+    :param num_points: quadrature nodes per entry.
+    """
+
+    def __init__(self, *, num_points: int = 20):
+        super().__init__()
+        if num_points < 1:
+            raise ValueError(f"expected num_points of 1 or more, got {num_points}; 20 is plenty for smooth likelihoods")
+        self.num_points = num_points
+
+    def forward(self, f: Float[Tensor, "*batch"]) -> dist.TorchDistribution:
+        """p(y | f)."""
+        raise NotImplementedError(f"{type(self).__name__} must implement forward(f), the distribution of y given f")
+
+    def function(self, y: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+        """A rough f for each y, to start from."""
+        raise NotImplementedError(f"{type(self).__name__} must implement function(y), a rough inverse of its link")
+
+    def expected_log_prob(
+        self, y: Float[Tensor, "*#batch"], mean: Float[Tensor, "*#batch"], variance: Float[Tensor, "*#batch"]
+    ) -> Float[Tensor, "*batch"]:
+        """``E[log p(y | f)]`` for ``f ~ N(mean, variance)``, entry by entry."""
+        return gauss_hermite(lambda f: self(f).log_prob(y), mean, variance, num_points=self.num_points)
+
+    def log_marginal(
+        self, y: Float[Tensor, "*#batch"], mean: Float[Tensor, "*#batch"], variance: Float[Tensor, "*#batch"]
+    ) -> Float[Tensor, "*batch"]:
+        """``log E[p(y | f)]`` for ``f ~ N(mean, variance)``, entry by entry."""
+        return gauss_hermite(lambda f: self(f).log_prob(y), mean, variance, num_points=self.num_points, log=True)
+
+    def moments(
+        self, mean: Float[Tensor, "*#batch"], variance: Float[Tensor, "*#batch"]
+    ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
+        """Mean and variance of y for ``f ~ N(mean, variance)``, by the laws of total expectation and variance."""
+
+        def expect(g):
+            return gauss_hermite(g, mean, variance, num_points=self.num_points)
+
+        y_mean = expect(lambda f: self(f).mean)
+        return y_mean, expect(lambda f: self(f).variance + self(f).mean.square()) - y_mean.square()
+
+    def check(self, y: Tensor) -> None:
+        """Raise a ``ValueError`` if an observed entry lies outside the support.  NaN is missing and passes."""
+        missing = torch.isnan(y)
+        bad = ~(self(torch.zeros_like(y)).support.check(torch.nan_to_num(y)) | missing)
+        if bad.any():
+            raise ValueError(
+                f"{type(self).__name__} likelihood: expected {self._support_text}, got {y[bad][0].item():g} "
+                f"({int(bad.sum())} such entries); recode the data, mark the entries as missing (NaN), or choose "
+                "another likelihood"
+            )
+
+    _support_text = "real numbers"
+
+
+class _Dispersed(Likelihood):
+    """A likelihood with one positive parameter, shared by all outputs or one for each."""
+
+    def _positive(self, name: str, value: float | Tensor, data_dim: int | None) -> None:
+        value = torch.as_tensor(value, dtype=torch.get_default_dtype() if not torch.is_tensor(value) else None)
+        if not (value > 0).all():
+            raise ValueError(f"expected a positive {name}, got {value.min().item():g}")
+        self._per_output = data_dim is not None
+        shape = (data_dim,) if data_dim is not None else ()
+        setattr(self, name, PyroParam(value.expand(shape).clone(), constraints.softplus_positive))
+
+    def _over_outputs(self, value: Tensor) -> Tensor:
+        """Line a parameter up with [..., N, D]: [D] does already, a scalar (or a plate's [..., 1]) gains the last dim."""
+        return value if self._per_output else value[..., None]
+
+
+class Gaussian(_Dispersed):
+    r"""``y ~ N(f, σ²)``.
+
+    :param variance: initial noise variance σ², in squared units of y.
+    :param data_dim: give the number of outputs for a variance of each output; None shares one.
+
+    The attribute ``variance`` is a ``PyroParam`` of shape [] or [data_dim]; assign a ``PyroSample`` for a prior.
+
+    >>> Gaussian(0.25)(torch.zeros(3, 2)).scale[0, 0]
+    tensor(0.5000, grad_fn=<SelectBackward0>)
+    """
+
+    def __init__(self, variance: float | Tensor = 0.1, *, data_dim: int | None = None):
+        super().__init__()
+        self._positive("variance", variance, data_dim)
+
+    def _noise(self) -> Tensor:
+        return self._over_outputs(self.variance)
+
+    def forward(self, f):
+        return dist.Normal(f, self._noise().sqrt())
+
+    def function(self, y):
+        return y
+
+    def expected_log_prob(self, y, mean, variance):
+        noise = self._noise()
+        return dist.Normal(mean, noise.sqrt()).log_prob(y) - 0.5 * variance / noise
+
+    def log_marginal(self, y, mean, variance):
+        return dist.Normal(mean, (variance + self._noise()).sqrt()).log_prob(y)
+
+    def moments(self, mean, variance):
+        mean, variance = torch.broadcast_tensors(mean, variance + self._noise())
+        return mean, variance
+
+
+class Bernoulli(Likelihood):
+    """``y ~ Bernoulli(1 / (1 + e⁻ᶠ))``, y in {0, 1}.
+
+    >>> Bernoulli()(torch.zeros(2)).probs
+    tensor([0.5000, 0.5000])
+    """
+
+    _support_text = "0 or 1"
+
+    def forward(self, f):
+        return dist.Bernoulli(logits=f)
+
+    def function(self, y):
+        return torch.logit((y + 0.5) / 2.0)
+
+
+class Binomial(Likelihood):
+    """``y ~ Binomial(n, 1 / (1 + e⁻ᶠ))``, y in {0, …, n}.
+
+    :param total_count: n, one for all outputs or one for each [D].
+
+    >>> Binomial(10)(torch.zeros(2)).mean
+    tensor([5., 5.])
+    """
+
+    def __init__(self, total_count: int | Tensor, *, num_points: int = 20):
+        super().__init__(num_points=num_points)
+        count = torch.as_tensor(total_count, dtype=torch.get_default_dtype())
+        if not (count >= 1).all():
+            raise ValueError(f"expected total_count of 1 or more, got {count.min().item():g}")
+        self.register_buffer("total_count", count)
+
+    @property
+    def _support_text(self):
+        return f"integers from 0 to {self.total_count.max().item():g}"
+
+    def forward(self, f):
+        return dist.Binomial(self.total_count, logits=f)
+
+    def function(self, y):
+        return torch.logit((y + 0.5) / (self.total_count + 1.0))
+
+
+class Poisson(Likelihood):
+    """``y ~ Poisson(eᶠ)``, y in {0, 1, …}.
+
+    >>> Poisson()(torch.zeros(2)).rate
+    tensor([1., 1.])
+    """
+
+    _support_text = "counts 0, 1, …"
+
+    def forward(self, f):
+        return dist.Poisson(f.exp())
+
+    def function(self, y):
+        return torch.log(y + 0.5)
+
+    def expected_log_prob(self, y, mean, variance):
+        return y * mean - (mean + 0.5 * variance).exp() - torch.lgamma(y + 1.0)
+
+    def moments(self, mean, variance):
+        rate = (mean + 0.5 * variance).exp()
+        return rate, rate + rate.square() * variance.expm1()
+
+
+class NegativeBinomial(_Dispersed):
+    """``p(y) = Γ(y+r) / (y! Γ(r)) (eᶠ)ʸ / (1+eᶠ)^(y+r)``: counts with mean ``r eᶠ`` and variance ``r eᶠ (1 + eᶠ)``.
+
+    :param dispersion: initial r; large r is nearly Poisson.
+    :param data_dim: give the number of outputs for an r of each output; None shares one.
+
+    The attribute ``dispersion`` is a ``PyroParam`` of shape [] or [data_dim].
+
+    >>> NegativeBinomial(10.0)(torch.zeros(1)).mean
+    tensor([10.], grad_fn=<MulBackward0>)
+    """
+
+    _support_text = "counts 0, 1, …"
+
+    def __init__(self, dispersion: float | Tensor = 10.0, *, data_dim: int | None = None, num_points: int = 20):
+        super().__init__(num_points=num_points)
+        self._positive("dispersion", dispersion, data_dim)
+
+    def _total_count(self) -> Tensor:
+        return self._over_outputs(self.dispersion)
+
+    def forward(self, f):
+        return dist.NegativeBinomial(self._total_count(), logits=f)
+
+    def function(self, y):
+        return torch.log((y + 0.5) / self._total_count().detach())

@@ -1,0 +1,166 @@
+"""The Bayesian Gaussian process latent variable model with inducing points."""
+
+from typing import get_args
+
+import pyro
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float, Int
+from pyro.distributions import constraints
+from pyro.infer.util import is_validation_enabled
+from pyro.nn import PyroParam
+from torch import Tensor
+
+from pyro_lvgp.distributions import LikelihoodTerm, NoisyFunction
+from pyro_lvgp.initialization import InitialLatents, cluster_centres, linear_latents
+from pyro_lvgp.kernels import RBF, Kernel, as_kernel
+from pyro_lvgp.likelihoods import Gaussian, Likelihood
+from pyro_lvgp.linalg import safe_cholesky, solve_lower, sparse_conditional
+from pyro_lvgp.models.latent_variable_model import LatentVariableModel
+from pyro_lvgp.validation import check_data, check_index, check_values
+
+
+class BayesianGPLVM(LatentVariableModel):
+    r"""Gaussian process latent variable model with inducing points, for data with missing entries.
+
+    .. math::
+
+        x_n \sim N(0, I_Q), \qquad u_d \sim N(0, I_M), \qquad
+        f_{nd} \mid u, x_n \sim N(c_d + A_n^T u_d,\; k(x_n, x_n) - A_n^T A_n), \qquad y_{nd} \sim p(y \mid f_{nd})
+
+    with :math:`A_n = L_{uu}^{-1} k(Z, x_n)` and :math:`K_{uu} = L_{uu} L_{uu}^T`.  The likelihood factorises over n, so
+    mini-batches are exact.
+
+    Sites: ``u`` [D, M] in plate ``outputs``; ``X`` [N, Q] in plate ``data``; ``y`` [N, D], observed, in plate ``data``; and
+    whatever has a prior by ``PyroSample`` (``model.kernel.lengthscale = PyroSample(...)``).
+
+    :param num_data: N.
+    :param data_dim: D.
+    :param latent_dim: Q.
+    :param kernel: covariance of f; ``RBF(latent_dim)`` with a lengthscale for each dimension by default.
+    :param num_inducing: M.
+    :param likelihood: p(y | f); ``Gaussian()`` by default.
+    :param likelihood_term: ``"svgp"``, ``"fitc"`` or ``"sampled"``, see :class:`~pyro_lvgp.distributions.NoisyFunction`.
+    :raises ValueError: if there are fewer data than inducing points, or a size is not positive.
+
+    >>> from pyro.infer import SVI, TraceMeanField_ELBO
+    >>> from pyro.optim import Adam
+    >>> from pyro_lvgp.guides import MeanFieldGuide
+    >>> Y = torch.randn(20, 3)
+    >>> model = BayesianGPLVM(20, 3, latent_dim=2, num_inducing=5).initialize(Y)
+    >>> svi = SVI(model, MeanFieldGuide(model), Adam({"lr": 0.01}), TraceMeanField_ELBO())
+    >>> loss = svi.step(Y)
+    >>> batch = torch.tensor([0, 3, 7])
+    >>> loss = svi.step(Y[batch], batch)
+
+    References: Titsias and Lawrence (2010), "Bayesian Gaussian process latent variable model"; Lalchand et al. (2022),
+    "Generalised GPLVM with stochastic variational inference".
+    """
+
+    def __init__(
+        self,
+        num_data: int,
+        data_dim: int,
+        latent_dim: int,
+        kernel: Kernel | None = None,
+        *,
+        num_inducing: int = 50,
+        likelihood: Likelihood | None = None,
+        likelihood_term: LikelihoodTerm = "svgp",
+    ):
+        sizes = {"num_data": num_data, "data_dim": data_dim, "latent_dim": latent_dim, "num_inducing": num_inducing}
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"expected {name} of 1 or more, got {size}")
+        if num_data < num_inducing:
+            raise ValueError(
+                f"expected at least as many data as inducing points, got num_data={num_data} and "
+                f"num_inducing={num_inducing}; pass num_inducing={num_data} or fewer"
+            )
+        if likelihood_term not in get_args(LikelihoodTerm):
+            raise ValueError(f"expected likelihood_term in {get_args(LikelihoodTerm)}, got {likelihood_term!r}")
+        super().__init__(num_data, data_dim, latent_dim)
+        self.num_inducing = num_inducing
+        self.kernel = as_kernel(RBF(latent_dim) if kernel is None else kernel)
+        self.likelihood = Gaussian() if likelihood is None else likelihood
+        self.likelihood_term = likelihood_term
+        self.inducing_points = PyroParam(torch.randn(num_inducing, latent_dim), constraints.real)
+        self.mean = PyroParam(torch.zeros(data_dim), constraints.real)
+        self.event_dims = {"X": ("latent",), "u": ("inducing",), "y": ("output",), "kernel.lengthscale": ("latent",)}
+
+    def forward(
+        self, y: Float[Tensor, "B D"] | None = None, idx: Int[Tensor, " B"] | None = None
+    ) -> Float[Tensor, "*particles B D"]:
+        """The generative model of all rows, or of the rows ``idx``.
+
+        :param y: observations, NaN where missing; None to generate.
+        :param idx: indices of the rows in y; None for all rows.
+        """
+        mask = self._check(y, idx)
+        inducing_points = self.inducing_points
+        eye = torch.eye(self.num_inducing, dtype=inducing_points.dtype, device=inducing_points.device)
+        Luu = safe_cholesky(self.kernel(inducing_points), name="Kuu", describe=self.kernel._parameters_text)
+        mean, likelihood = self.mean, self.likelihood
+        with pyro.plate("outputs", self.data_dim, dim=-1):
+            u = pyro.sample("u", dist.MultivariateNormal(eye.new_zeros(self.num_inducing), scale_tril=eye))
+        with self.data_plate(y, idx):
+            X = pyro.sample("X", dist.Normal(eye.new_zeros(self.latent_dim), 1.0).to_event(1))
+            # The data are a batch for Pyro and the columns of a matrix for the kernel: [*S, N, Q] -> [*S, 1, N, Q].
+            points = X.unsqueeze(-3)
+            f_mean, f_variance = sparse_conditional(
+                Luu, self.kernel(inducing_points, points), self.kernel.diag(points), u.mT.unsqueeze(-3)
+            )
+            f = NoisyFunction(
+                likelihood, mean + f_mean.squeeze(-3), f_variance.squeeze(-2)[..., None], self.likelihood_term
+            )
+            if mask is None:
+                return pyro.sample("y", f.to_event(1))
+            return pyro.sample("y", f.mask(mask).to_event(1), obs=torch.nan_to_num(y))
+
+    def _check(self, y: Tensor | None, idx: Tensor | None) -> Tensor | None:
+        """Refuse bad input; return which entries are observed."""
+        if y is None:
+            return None
+        check_data(y, self.data_dim, like=self.inducing_points)
+        if is_validation_enabled():
+            check_index(idx, len(y), self.num_data)
+            check_values(y, rows=False, columns=False)
+            self.likelihood.check(y)
+        return ~torch.isnan(y)
+
+    def check(self, Y: Float[Tensor, "N D"]) -> None:
+        """Raise if the training data cannot be used: shape, dtype, device, support, a row or column all missing."""
+        self._check(Y, None)
+        check_values(Y)
+
+    def initialize(
+        self, Y: Float[Tensor, "N D"], *, method: InitialLatents = "pca", ridge: float = 0.1, seed: int = 0
+    ) -> "BayesianGPLVM":
+        """Start from a linear model of the data; guides made afterwards start there too.
+
+        Latents come from PCA or factor analysis of the data on the scale of f, inducing points from k-means of the
+        latents, ``mean`` from the column means, and ``u`` from ridge regression on the latents,
+        ``u = (A Aᵀ + ridge I)⁻¹ A (f − c)``.
+
+        :param Y: all data, NaN where missing.
+        :param method: ``"pca"`` or ``"factor-analysis"``.
+        :param ridge: noise variance assumed for u, relative to the prior variance of f.
+        :param seed: seed of the linear model and of k-means.
+        :returns: the model itself.
+        """
+        self.check(Y)
+        with torch.no_grad():
+            f = self.likelihood.function(Y)
+            mean = f.nanmean(0)
+            X, filled = linear_latents(f, self.latent_dim, method=method, seed=seed)
+            self.inducing_points = cluster_centres(X, self.num_inducing, seed=seed)
+            self.mean = mean
+            with pyro.poutine.block():
+                A = solve_lower(safe_cholesky(self.kernel(self.inducing_points)), self.kernel(self.inducing_points, X))
+            gram = A @ A.mT + ridge * torch.eye(self.num_inducing, dtype=A.dtype, device=A.device)
+            u = torch.linalg.solve(gram, A @ (filled - mean))
+        self.initial_values = {"X": X, "u": u.mT.contiguous()}
+        return self
+
+    def latent_candidates(self) -> Float[Tensor, "M Q"]:
+        return self.inducing_points.detach()

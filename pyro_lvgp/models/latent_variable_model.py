@@ -1,0 +1,250 @@
+"""What every latent variable model of the library can do with a fitted guide."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float, Int
+from pyro import poutine
+from pyro.infer.autoguide.initialization import init_to_median
+from pyro.nn import PyroModule
+from torch import Tensor
+
+from pyro_lvgp.validation import check_data, check_index, check_values
+
+Guide = Callable[..., Any]
+Latents = Float[Tensor, "B Q"] | dist.TorchDistribution
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predictive moments, entry by entry, in the units of the data.
+
+    :param mean: mean of y.
+    :param variance: variance of y, noise included.
+    :param f_mean: mean of the function f under the likelihood.
+    :param f_variance: variance of f.
+    """
+
+    mean: Float[Tensor, "B D"]
+    variance: Float[Tensor, "B D"]
+    f_mean: Float[Tensor, "B D"]
+    f_variance: Float[Tensor, "B D"]
+
+    @property
+    def stddev(self) -> Float[Tensor, "B D"]:
+        """Standard deviation of y."""
+        return self.variance.sqrt()
+
+
+class LatentVariableModel(PyroModule):
+    """Rows y_n, each with a latent x_n in plate ``data`` at dim −1, and whatever they share.
+
+    You implement ``forward(y=None, idx=None)`` with the sites ``X`` and ``y``, the latter an
+    ``Independent(NoisyFunction)``, possibly masked; and ``latent_candidates()``, points to start from for a new row.
+    You get ``predict``, ``reconstruct``, ``infer_latents`` and ``impute`` under any guide.
+    """
+
+    def __init__(self, num_data: int, data_dim: int, latent_dim: int):
+        super().__init__()
+        self.num_data, self.data_dim, self.latent_dim = num_data, data_dim, latent_dim
+        self.initial_values: dict[str, Tensor] = {}
+
+    def latent_candidates(self) -> Float[Tensor, "C Q"]:
+        """Latents to try first for a row never seen."""
+        raise NotImplementedError(f"{type(self).__name__} must implement latent_candidates()")
+
+    def data_plate(self, y: Tensor | None = None, idx: Tensor | None = None) -> pyro.plate:
+        """The plate over rows, subsampled at ``idx``; guides open the same one."""
+        return pyro.plate("data", self.num_data, subsample=idx, dim=-1)
+
+    create_plates = data_plate
+
+    def init_loc_fn(self, site: dict) -> Tensor:
+        """Where a guide starts: at ``initial_values``, else at the prior's median."""
+        value = self.initial_values.get(site["name"])
+        return init_to_median(site) if value is None else value.to(self.latent_candidates())
+
+    def predict(self, guide: Guide, X: Latents, *, num_samples: int = 64) -> Prediction:
+        """Predict y at latent positions, or averaged over a distribution of them.
+
+        :param guide: a fitted guide.
+        :param X: latent positions [B, Q], or a distribution over them, such as :meth:`infer_latents` returns.
+        :param num_samples: posterior draws to average over.
+        """
+        draw = X.sample if isinstance(X, torch.distributions.Distribution) else lambda: X
+        return _average(self._rows_given(globals_, draw()) for globals_ in self._global_draws(guide, num_samples))
+
+    def reconstruct(
+        self,
+        guide: Guide,
+        Y: Float[Tensor, "B D"],
+        idx: Int[Tensor, " B"] | None = None,
+        *,
+        num_samples: int = 64,
+    ) -> Prediction:
+        """Predict training rows from their own latents.
+
+        :param guide: a fitted guide.
+        :param Y: training rows.
+        :param idx: their indices; None for all rows.
+        :param num_samples: posterior draws to average over.
+        """
+        check_data(Y, self.data_dim, like=self.latent_candidates(), name="Y")
+        check_index(idx, len(Y), self.num_data)
+        idx = torch.arange(len(Y), device=Y.device) if idx is None else idx
+
+        def rows() -> Iterator[dist.TorchDistribution]:
+            for _ in range(num_samples):
+                with torch.no_grad():
+                    draw = poutine.trace(guide).get_trace(Y, idx)
+                    yield poutine.trace(poutine.replay(self, draw)).get_trace(None, idx).nodes["y"]["fn"]
+
+        return _average(rows())
+
+    def infer_latents(
+        self,
+        guide: Guide,
+        Y: Float[Tensor, "B D"],
+        *,
+        num_steps: int = 300,
+        learning_rate: float = 0.05,
+        num_samples: int = 8,
+        seed: int = 0,
+    ) -> dist.TorchDistribution:
+        r"""Posterior over the latents of new rows, partly observed ones too; nothing is retrained.
+
+        Maximises :math:`E_{q(x)q(\text{globals})}[\log p(y \mid x) + \log p(x) - \log q(x)]` over a Gaussian q(x) for each
+        row, starting at the best of :meth:`latent_candidates`.  A guide with an encoder for ``X`` starts at its encoding:
+        with ``num_steps=0`` that is the answer.
+
+        :param guide: a fitted guide; its globals are averaged over, and stay as they are.
+        :param Y: new rows, NaN where missing.
+        :param num_steps: Adam steps.
+        :param learning_rate: of those steps.
+        :param num_samples: draws of the globals, one taken at each step.
+        :param seed: seed of the noise; the global random state is left alone.
+        :returns: ``Normal(loc, scale).to_event(1)`` of batch shape [B].
+        """
+        check_data(Y, self.data_dim, like=self.latent_candidates(), name="Y")
+        check_values(Y, columns=False, name="Y")
+        generator_device = [Y.device] if Y.is_cuda else []
+        with torch.random.fork_rng(devices=generator_device):
+            torch.manual_seed(seed)
+            draws = list(self._global_draws(guide, num_samples))
+            loc, scale = self._first_latents(guide, Y, draws)
+            loc, log_scale = loc.clone().requires_grad_(), scale.log().clone().requires_grad_()
+            optimizer = torch.optim.Adam([loc, log_scale], lr=learning_rate)
+            decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(num_steps, 1))
+            for step in range(num_steps):
+                q = dist.Normal(loc, log_scale.exp())
+                X = q.rsample()
+                bound = self._log_joint_rows(draws[step % num_samples], X, Y) + q.entropy().sum(-1)
+                loc.grad, log_scale.grad = torch.autograd.grad(-bound.sum(), [loc, log_scale])
+                optimizer.step()
+                decay.step()
+        return dist.Normal(loc.detach(), log_scale.detach().exp()).to_event(1)
+
+    def impute(
+        self,
+        guide: Guide,
+        Y: Float[Tensor, "B D"],
+        idx: Int[Tensor, " B"] | None = None,
+        *,
+        latents: Latents | None = None,
+        num_samples: int = 64,
+    ) -> Prediction:
+        """Fill the missing entries of rows; observed ones are returned as they are, with variance zero.
+
+        :param guide: a fitted guide.
+        :param Y: rows, NaN where missing.
+        :param idx: their indices among the training rows; None for all of those.
+        :param latents: for new rows, their latents (:meth:`infer_latents`); ``idx`` is then not used.
+        :param num_samples: posterior draws to average over.
+        """
+        if latents is None:
+            filled = self.reconstruct(guide, Y, idx, num_samples=num_samples)
+        else:
+            check_data(Y, self.data_dim, like=self.latent_candidates(), name="Y")
+            filled = self.predict(guide, latents, num_samples=num_samples)
+        missing = torch.isnan(Y)
+        return Prediction(
+            torch.where(missing, filled.mean, Y),
+            torch.where(missing, filled.variance, torch.zeros_like(Y)),
+            filled.f_mean,
+            filled.f_variance,
+        )
+
+    def _global_draws(self, guide: Guide, num_samples: int) -> Iterator[dict[str, Tensor]]:
+        """Draws of what rows share, from the guide run on one row of which nothing is observed."""
+        like = self.latent_candidates()
+        row = torch.full((1, self.data_dim), torch.nan, dtype=like.dtype, device=like.device)
+        idx = torch.zeros(1, dtype=torch.long, device=like.device)
+        for _ in range(num_samples):
+            with torch.no_grad():
+                trace = poutine.trace(guide).get_trace(row, idx)
+            yield {
+                name: trace.nodes[name]["value"]
+                for name in trace.stochastic_nodes
+                if all(frame.name != "data" for frame in trace.nodes[name]["cond_indep_stack"])
+            }
+
+    def _rows_given(self, globals_: dict[str, Tensor], X: Tensor) -> dist.TorchDistribution:
+        """p(y | X, globals), a row for each latent; any number of rows."""
+        idx = torch.arange(X.shape[-2], device=X.device)
+        with torch.set_grad_enabled(X.requires_grad):
+            model = poutine.condition(self, {**globals_, "X": X})
+            return poutine.trace(model).get_trace(None, idx).nodes["y"]["fn"]
+
+    def _log_joint_rows(self, globals_: dict[str, Tensor], X: Tensor, Y: Tensor) -> Float[Tensor, " B"]:
+        """log p(y_n | x_n, globals) + log p(x_n)."""
+        entries = self._rows_given(globals_, X).base_dist
+        log_likelihood = entries.mask(~torch.isnan(Y)).log_prob(torch.nan_to_num(Y)).sum(-1)
+        return log_likelihood + dist.Normal(0.0, 1.0).log_prob(X).sum(-1)
+
+    def _first_latents(self, guide: Guide, Y: Tensor, draws: list[dict[str, Tensor]]) -> tuple[Tensor, Tensor]:
+        encoder = getattr(guide, "encoders", {}).get("X")
+        if encoder is not None:
+            with torch.no_grad():
+                loc, scale = encoder(Y)
+            # A full covariance starts at its marginals.
+            return loc, scale if scale.shape == loc.shape else scale.square().sum(-1).sqrt()
+        candidates = self.latent_candidates()
+        with torch.no_grad():
+            scores = torch.stack(
+                [self._log_joint_rows(draws[0], candidate.expand(len(Y), -1), Y) for candidate in candidates]
+            )
+        loc = candidates[scores.argmax(0)]
+        return loc, torch.full_like(loc, 0.1)
+
+
+def _average(rows: Iterator[dist.TorchDistribution]) -> Prediction:
+    """Moments of an equal mixture of rows."""
+    y, f = _MixtureMoments(), _MixtureMoments()
+    for row in rows:
+        noisy = row.base_dist
+        mean, variance = noisy.likelihood.moments(noisy.f_mean, noisy.f_variance)
+        y.add(mean.detach(), variance.detach())
+        f.add(noisy.f_mean.detach(), noisy.f_variance.detach())
+    return Prediction(y.mean, y.variance, f.mean, f.variance)
+
+
+class _MixtureMoments:
+    """Running mean, and by the law of total variance the variance, of an equal mixture (Welford's recursion)."""
+
+    def __init__(self):
+        self._count, self.mean, self._within, self._between = 0, 0.0, 0.0, 0.0
+
+    def add(self, mean: Tensor, variance: Tensor) -> None:
+        self._count += 1
+        step = mean - self.mean
+        self.mean = self.mean + step / self._count
+        self._between = self._between + step * (mean - self.mean)
+        self._within = self._within + (variance - self._within) / self._count
+
+    @property
+    def variance(self) -> Tensor:
+        return self._within + self._between / self._count

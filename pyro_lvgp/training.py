@@ -1,0 +1,151 @@
+"""The loop around SVI: progress, mini-batches, seeds, and nothing lost on Ctrl-C."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pyro.infer import ELBO, SVI, Trace_ELBO
+from pyro.optim import PyroOptim
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from pyro_lvgp.infer import JointOptim
+
+Schedule = Literal["constant", "cosine"] | Callable[[int], float]
+
+
+@dataclass
+class FitResult:
+    """History of a fit.
+
+    :param losses: minus the bound, estimated at each step.
+    :param seconds: seconds since the start, after each step.
+    :param num_entries: observed entries of the data, to divide by.
+    :param interrupted: whether Ctrl-C ended the fit early.
+    """
+
+    num_entries: int
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    interrupted: bool = False
+
+    @property
+    def bounds_per_entry(self) -> np.ndarray:
+        """The bound per observed entry, in nats, at each step."""
+        return -np.asarray(self.losses) / self.num_entries
+
+
+def fit(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    *args: Tensor,
+    loss: ELBO | None = None,
+    num_steps: int = 1000,
+    batch_size: int | None = None,
+    learning_rate: float = 0.01,
+    schedule: Schedule = "constant",
+    optim: PyroOptim | None = None,
+    seed: int | None = 0,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    progress: bool = True,
+    callback: Callable[[int, float], None] | None = None,
+) -> FitResult:
+    """Climb a bound by stochastic gradients.
+
+    Runs ``SVI.step(*args)``, or ``SVI.step(*(arg[idx] for arg in args), idx)`` on random mini-batches without replacement.
+    On Ctrl-C the fit stops, and what was learned stays in model and guide.
+
+    :param model: a Pyro model.
+    :param guide: a Pyro guide.
+    :param args: tensors to call both with, with a row for each datum; NaN marks missing entries of the first.
+    :param loss: bound to climb; ``Trace_ELBO()`` by default.
+    :param num_steps: number of steps.
+    :param batch_size: rows in a mini-batch; None for all rows at every step.
+    :param learning_rate: of Adam.
+    :param schedule: ``"cosine"`` lowers the learning rate to zero; a function maps the step to a factor.
+    :param optim: an optimiser of your own instead; ``learning_rate`` and ``schedule`` are then not used.
+    :param seed: seed of this fit, which leaves the global random state alone; None to use and advance that.
+    :param device: move model, guide and data there first.
+    :param dtype: convert model, guide and data first.
+    :param progress: show a progress bar with the bound per observed entry.
+    :param callback: called with the step and its loss.
+    :returns: the history.
+    :raises ValueError: if the data are unfit for the model, ``batch_size`` is out of range, or the bound becomes NaN.
+
+    >>> from pyro_lvgp.guides import MeanFieldGuide
+    >>> from pyro_lvgp.models import BayesianGPLVM
+    >>> Y = torch.randn(20, 3)
+    >>> model = BayesianGPLVM(20, 3, latent_dim=2, num_inducing=5).initialize(Y)
+    >>> history = fit(model, MeanFieldGuide(model), Y, num_steps=5, batch_size=10, progress=False)
+    >>> len(history.losses)
+    5
+    """
+    args = tuple(arg.to(device=device, dtype=dtype if arg.is_floating_point() else None) for arg in args)
+    for module in (model, guide):
+        if isinstance(module, nn.Module) and (device is not None or dtype is not None):
+            module.to(device=device, dtype=dtype)
+    if callable(check := getattr(model, "check", None)):
+        check(*args)
+    if batch_size is not None and not (args and 1 <= batch_size <= len(args[0])):
+        raise ValueError(f"expected batch_size from 1 to {len(args[0]) if args else 0}, the rows of the data, got {batch_size}")
+    if optim is None:
+        optim = JointOptim(torch.optim.Adam, {"lr": learning_rate, "fused": True}, schedule=_factor(schedule, num_steps))
+    svi = SVI(model, guide, optim, loss or Trace_ELBO())
+    result = FitResult(num_entries=int((~torch.isnan(args[0])).sum()) if args else 1)
+    with _seeded(seed), tqdm(total=num_steps, disable=not progress, unit="step") as bar:
+        start, smoothed = time.perf_counter(), math.nan
+        try:
+            for step, batch in zip(range(num_steps), _batches(args, batch_size), strict=False):
+                value = float(svi.step(*batch))
+                if math.isnan(value):
+                    raise ValueError(
+                        f"the bound became NaN at step {step}: try a smaller learning_rate, dtype=torch.float64, or "
+                        "initialize() of the model"
+                    )
+                result.losses.append(value)
+                result.seconds.append(time.perf_counter() - start)
+                if callback is not None:
+                    callback(step, value)
+                smoothed = value if math.isnan(smoothed) else 0.95 * smoothed + 0.05 * value
+                bar.set_postfix_str(f"bound/entry {-smoothed / result.num_entries:.4f}", refresh=False)
+                bar.update()
+        except KeyboardInterrupt:
+            result.interrupted = True
+            bar.write(f"interrupted after {len(result.losses)} steps; what was learned is kept")
+    return result
+
+
+def _factor(schedule: Schedule, num_steps: int) -> Callable[[int], float] | None:
+    if callable(schedule):
+        return schedule
+    if schedule == "constant":
+        return None
+    if schedule == "cosine":
+        return lambda step: 0.5 * (1.0 + math.cos(math.pi * min(step / num_steps, 1.0)))
+    raise ValueError(f'expected schedule "constant", "cosine" or a function of the step, got {schedule!r}')
+
+
+@contextmanager
+def _seeded(seed: int | None) -> Iterator[None]:
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
+
+
+def _batches(args: tuple[Tensor, ...], batch_size: int | None) -> Iterator[tuple[Tensor, ...]]:
+    """All rows for ever, or shuffled mini-batches; a last short batch of an epoch is dropped to keep B fixed."""
+    while batch_size is None:
+        yield args
+    while True:
+        for idx in torch.randperm(len(args[0]), device=args[0].device).split(batch_size):
+            if len(idx) == batch_size:
+                yield (*(arg[idx] for arg in args), idx)

@@ -1,0 +1,64 @@
+"""Checks of data at the door: what was expected, what came, and how to mend it."""
+
+import torch
+from torch import Tensor
+
+
+def check_data(Y: Tensor, data_dim: int, *, like: Tensor, name: str = "y") -> None:
+    """Raise unless Y is a floating-point [rows, data_dim] tensor on the device and of the dtype of ``like``."""
+    if not torch.is_tensor(Y):
+        raise TypeError(f"expected {name} to be a torch.Tensor, got {type(Y).__name__}; use torch.as_tensor(...)")
+    if Y.dim() != 2 or Y.shape[-1] != data_dim:
+        raise ValueError(
+            f"expected {name} of shape [rows, {data_dim}], got {list(Y.shape)}; rows are data points and columns are outputs"
+        )
+    if not Y.is_floating_point():
+        raise TypeError(f"expected {name} of a floating-point dtype, got {Y.dtype}; use {name}.to({like.dtype})")
+    if Y.dtype != like.dtype:
+        raise TypeError(
+            f"expected {name} of the model's dtype {like.dtype}, got {Y.dtype}; use {name}.to({like.dtype}) or "
+            f"model.to({Y.dtype})"
+        )
+    if Y.device != like.device:
+        raise ValueError(
+            f"expected {name} on the model's device {like.device}, got {Y.device}; use {name}.to({str(like.device)!r}) or "
+            f"model.to({str(Y.device)!r})"
+        )
+
+
+def check_values(Y: Tensor, *, rows: bool = True, columns: bool = True, name: str = "y") -> None:
+    """Raise if an entry is infinite, or a whole row or column is missing (NaN)."""
+    if torch.isinf(Y).any():
+        row, column = torch.isinf(Y).nonzero()[0].tolist()
+        raise ValueError(
+            f"expected finite entries or NaN for missing ones, got {Y[row, column].item():g} at {name}[{row}, {column}]; "
+            "mark it as missing (NaN) or mend it"
+        )
+    missing = torch.isnan(Y)
+    for whole, dim, what in ((rows, 1, "row"), (columns, 0, "column")):
+        empty = missing.all(dim)
+        if whole and empty.any():
+            raise ValueError(
+                f"expected an observed entry in every {what} of {name}, got {int(empty.sum())} {what}(s) with none, the "
+                f"first at {what} {int(empty.nonzero()[0])}; drop them"
+            )
+
+
+def check_index(idx: Tensor | None, num_rows: int, num_data: int) -> None:
+    """Raise unless ``idx`` holds one index into the data for each of ``num_rows`` rows."""
+    if idx is None:
+        if num_rows != num_data:
+            raise ValueError(
+                f"expected all {num_data} rows, or a mini-batch with its indices, got {num_rows} rows and no idx; call with "
+                "(y, idx)"
+            )
+        return
+    if idx.dtype != torch.long or idx.shape != (num_rows,):
+        raise ValueError(
+            f"expected idx to be a torch.long tensor with one index for each of {num_rows} rows, got {idx.dtype} of shape "
+            f"{list(idx.shape)}"
+        )
+    if idx.numel() and not (0 <= int(idx.min()) and int(idx.max()) < num_data):
+        raise IndexError(
+            f"expected indices in 0…{num_data - 1}, got {int(idx.min())}…{int(idx.max())}; num_data of the model is {num_data}"
+        )
