@@ -35,9 +35,7 @@ def squared_distance(X: Float[Tensor, "*#batch N Q"], Z: Float[Tensor, "*#batch 
     return squared - squared.detach().clamp_max(0.0)
 
 
-def exact_squared_distance(
-    X: Float[Tensor, "*#batch N Q"], Z: Float[Tensor, "*#batch M Q"]
-) -> Float[Tensor, "*batch N M"]:
+def exact_squared_distance(X: Float[Tensor, "*#batch N Q"], Z: Float[Tensor, "*#batch M Q"]) -> Float[Tensor, "*batch N M"]:
     """Squared distances ``‖x_n − z_m‖²`` by differences: exactly 0 at coincident points, in N·M·Q memory.
 
     :param X: N points.
@@ -92,7 +90,7 @@ def matern(
     :param variance: σ².
     :param nu: ν, one of 0.5, 1.5, 2.5.
 
-    Source: Rasmussen and Williams (2006), eq. 4.17.
+    Source: Rasmussen and Williams (2006), eqs. 4.16 and 4.17.
 
     >>> matern(torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1), torch.tensor(1.0), 0.5)
     tensor([[0.3679]])
@@ -131,7 +129,7 @@ def periodic(
     :param lengthscale: ℓ, one per column or one for all, without units.
     :param variance: σ².
 
-    Source: MacKay (1998), "Introduction to Gaussian processes", eq. 47.
+    Source: MacKay (1998), "Introduction to Gaussian processes"; Rasmussen and Williams (2006), eq. 4.31.
 
     >>> one = torch.ones(1)
     >>> periodic(torch.zeros(1, 1), torch.tensor([[0.25], [3.0]]), one, one, torch.tensor(1.0))

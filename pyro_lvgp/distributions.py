@@ -4,6 +4,7 @@ from typing import Literal
 
 import pyro.distributions as dist
 import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import Independent, MultivariateNormal, Normal, register_kl
 
@@ -22,10 +23,11 @@ class NoisyFunction(dist.TorchDistribution):
     - ``"fitc"``: ``log E[p(y | f)]``, the log marginal itself;
     - ``"sampled"``: ``log p(y | f)`` at one fresh draw of f, an unbiased estimate of the first.
 
-    :param likelihood: p(y | f).
+    :param likelihood: p(y | f, θ).
     :param mean: mean of f, broadcast against ``variance`` to [*batch].
     :param variance: variance of f.
     :param term: which of the three.
+    :param theta: parameter of the likelihood, read by the model; the present one if omitted.
 
     Source: Hensman et al. (2015), "Scalable variational Gaussian process classification"; Snelson and Ghahramani (2006).
 
@@ -43,9 +45,11 @@ class NoisyFunction(dist.TorchDistribution):
         mean: Tensor,
         variance: Tensor,
         term: LikelihoodTerm = "svgp",
+        theta: Tensor | None = None,
         validate_args: bool | None = None,
     ):
         self.likelihood, self.term = likelihood, term
+        self.theta = likelihood.theta() if theta is None else theta
         self.f_mean, self.f_variance = torch.broadcast_tensors(mean, variance)
         super().__init__(self.f_mean.shape, validate_args=validate_args)
 
@@ -55,37 +59,42 @@ class NoisyFunction(dist.TorchDistribution):
 
     @property
     def support(self):
-        return self.likelihood(self.f_mean).support
+        return self._given(self.f_mean).support
 
     def expand(self, batch_shape, _instance=None):
-        new = self._get_checked_instance(NoisyFunction, _instance)
-        NoisyFunction.__init__(
-            new, self.likelihood, self.f_mean.expand(batch_shape), self.f_variance.expand(batch_shape), self.term, False
-        )
-        return new
+        mean, variance = self.f_mean.expand(batch_shape), self.f_variance.expand(batch_shape)
+        return NoisyFunction(self.likelihood, mean, variance, self.term, self.theta, validate_args=False)
+
+    def _given(self, f: Tensor) -> TorchDistributionMixin:
+        return self.likelihood.distribution(f, self.theta)
 
     def _draw_function(self, sample_shape=()) -> Tensor:
-        noise = torch.randn(torch.Size(sample_shape) + self.batch_shape, dtype=self.f_mean.dtype, device=self.f_mean.device)
+        shape = torch.Size(sample_shape) + self.batch_shape
+        noise = torch.randn(shape, dtype=self.f_mean.dtype, device=self.f_mean.device)
         return self.f_mean + self.f_variance.clamp_min(torch.finfo(noise.dtype).tiny).sqrt() * noise
 
-    def sample(self, sample_shape=torch.Size()):  # noqa: B008
+    def sample(self, sample_shape=()):
         with torch.no_grad():
-            return self.likelihood(self._draw_function(sample_shape)).sample()
+            return self._given(self._draw_function(sample_shape)).sample()
 
     def log_prob(self, value):
         if self.term == "svgp":
-            return self.likelihood.expected_log_prob(value, self.f_mean, self.f_variance)
+            return self.likelihood.expected_log_prob(value, self.f_mean, self.f_variance, self.theta)
         if self.term == "fitc":
-            return self.likelihood.log_marginal(value, self.f_mean, self.f_variance)
-        return self.likelihood(self._draw_function()).log_prob(value)
+            return self.likelihood.log_marginal(value, self.f_mean, self.f_variance, self.theta)
+        return self._given(self._draw_function()).log_prob(value)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance of y."""
+        return self.likelihood.moments(self.f_mean, self.f_variance, self.theta)
 
     @property
     def mean(self):
-        return self.likelihood.moments(self.f_mean, self.f_variance)[0]
+        return self.moments()[0]
 
     @property
     def variance(self):
-        return self.likelihood.moments(self.f_mean, self.f_variance)[1]
+        return self.moments()[1]
 
 
 @register_kl(MultivariateNormal, Independent)

@@ -34,9 +34,7 @@ def linear_latents(
     missing = np.isnan(values)
     filled = np.where(missing, np.nanmean(values, axis=0), values)
     rank = min(latent_dim, *values.shape)
-    linear = (
-        PCA(rank, whiten=True, random_state=seed) if method == "pca" else FactorAnalysis(rank, random_state=seed)
-    )
+    linear = PCA(rank, whiten=True, random_state=seed) if method == "pca" else FactorAnalysis(rank, random_state=seed)
     for _ in range(num_iterations if missing.any() else 0):
         scores = linear.fit_transform(filled)
         reconstruction = linear.inverse_transform(scores) if method == "pca" else scores @ linear.components_ + linear.mean_

@@ -1,9 +1,13 @@
 """Likelihoods p(y | f): how an observation scatters around a Gaussian-process function."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float
 from pyro.distributions import constraints
+from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroModule, PyroParam
 from torch import Tensor
 
@@ -11,13 +15,16 @@ from pyro_lvgp.quadrature import gauss_hermite
 
 
 class Likelihood(PyroModule):
-    """p(y | f), elementwise over entries.
+    """p(y | f, θ), elementwise over entries.
 
-    You implement ``forward(f)``, a univariate distribution of the shape of ``f`` [..., N, D], and ``function(y)``, a rough
-    inverse of its link.  You get expectations over a Gaussian f by quadrature; override what has a closed form.
+    You implement ``distribution(f, theta)``, a univariate distribution of the shape of ``f`` [..., N, D], and
+    ``function(y)``, a rough inverse of its link; with a parameter of its own, also ``theta()``.  You get expectations over a
+    Gaussian f by quadrature; override what has a closed form.
 
     :param num_points: quadrature nodes per entry.
     """
+
+    _support_text = "real numbers"
 
     def __init__(self, *, num_points: int = 20):
         super().__init__()
@@ -25,36 +32,49 @@ class Likelihood(PyroModule):
             raise ValueError(f"expected num_points of 1 or more, got {num_points}; 20 is plenty for smooth likelihoods")
         self.num_points = num_points
 
-    def forward(self, f: Float[Tensor, "*batch"]) -> dist.TorchDistribution:
-        """p(y | f)."""
-        raise NotImplementedError(f"{type(self).__name__} must implement forward(f), the distribution of y given f")
+    def theta(self) -> Tensor | None:
+        """The likelihood's parameter, lined up with [..., N, D]; read it once in a model, since a prior draws at each read."""
+        return None
+
+    def distribution(self, f: Float[Tensor, "*batch"], theta: Tensor | None) -> TorchDistributionMixin:
+        """p(y | f, θ)."""
+        raise NotImplementedError(f"{type(self).__name__} must implement distribution(f, theta)")
 
     def function(self, y: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
         """A rough f for each y, to start from."""
         raise NotImplementedError(f"{type(self).__name__} must implement function(y), a rough inverse of its link")
 
+    def forward(self, f: Float[Tensor, "*batch"]) -> TorchDistributionMixin:
+        """p(y | f) at the present parameter."""
+        return self.distribution(f, self.theta())
+
     def expected_log_prob(
-        self, y: Float[Tensor, "*#batch"], mean: Float[Tensor, "*#batch"], variance: Float[Tensor, "*#batch"]
+        self,
+        y: Float[Tensor, "*#batch"],
+        mean: Float[Tensor, "*#batch"],
+        variance: Float[Tensor, "*#batch"],
+        theta: Tensor | None,
     ) -> Float[Tensor, "*batch"]:
-        """``E[log p(y | f)]`` for ``f ~ N(mean, variance)``, entry by entry."""
-        return gauss_hermite(lambda f: self(f).log_prob(y), mean, variance, num_points=self.num_points)
+        """``E[log p(y | f, θ)]`` for ``f ~ N(mean, variance)``, entry by entry."""
+        return self._expect(lambda p: p.log_prob(y), mean, variance, theta)
 
     def log_marginal(
-        self, y: Float[Tensor, "*#batch"], mean: Float[Tensor, "*#batch"], variance: Float[Tensor, "*#batch"]
+        self,
+        y: Float[Tensor, "*#batch"],
+        mean: Float[Tensor, "*#batch"],
+        variance: Float[Tensor, "*#batch"],
+        theta: Tensor | None,
     ) -> Float[Tensor, "*batch"]:
-        """``log E[p(y | f)]`` for ``f ~ N(mean, variance)``, entry by entry."""
-        return gauss_hermite(lambda f: self(f).log_prob(y), mean, variance, num_points=self.num_points, log=True)
+        """``log E[p(y | f, θ)]`` for ``f ~ N(mean, variance)``, entry by entry."""
+        return self._expect(lambda p: p.log_prob(y), mean, variance, theta, log=True)
 
     def moments(
-        self, mean: Float[Tensor, "*#batch"], variance: Float[Tensor, "*#batch"]
+        self, mean: Float[Tensor, "*#batch"], variance: Float[Tensor, "*#batch"], theta: Tensor | None
     ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
         """Mean and variance of y for ``f ~ N(mean, variance)``, by the laws of total expectation and variance."""
-
-        def expect(g):
-            return gauss_hermite(g, mean, variance, num_points=self.num_points)
-
-        y_mean = expect(lambda f: self(f).mean)
-        return y_mean, expect(lambda f: self(f).variance + self(f).mean.square()) - y_mean.square()
+        y_mean = self._expect(lambda p: p.mean, mean, variance, theta)
+        y_square = self._expect(lambda p: p.variance + p.mean.square(), mean, variance, theta)
+        return y_mean, y_square - y_mean.square()
 
     def check(self, y: Tensor) -> None:
         """Raise a ``ValueError`` if an observed entry lies outside the support.  NaN is missing and passes."""
@@ -67,59 +87,57 @@ class Likelihood(PyroModule):
                 "another likelihood"
             )
 
-    _support_text = "real numbers"
+    def _expect(self, of: Callable[[Any], Tensor], mean: Tensor, variance: Tensor, theta: Tensor | None, *, log=False):
+        return gauss_hermite(lambda f: of(self.distribution(f, theta)), mean, variance, num_points=self.num_points, log=log)
 
 
-class _Dispersed(Likelihood):
+class _WithParameter(Likelihood):
     """A likelihood with one positive parameter, shared by all outputs or one for each."""
 
-    def _positive(self, name: str, value: float | Tensor, data_dim: int | None) -> None:
-        value = torch.as_tensor(value, dtype=torch.get_default_dtype() if not torch.is_tensor(value) else None)
+    def __init__(self, name: str, value: float | Tensor, data_dim: int | None, *, num_points: int = 20):
+        super().__init__(num_points=num_points)
+        value = value if torch.is_tensor(value) else torch.tensor(value, dtype=torch.get_default_dtype())
         if not (value > 0).all():
             raise ValueError(f"expected a positive {name}, got {value.min().item():g}")
-        self._per_output = data_dim is not None
-        shape = (data_dim,) if data_dim is not None else ()
+        shape = () if data_dim is None else (data_dim,)
+        self._theta, self._per_output = name, data_dim is not None
         setattr(self, name, PyroParam(value.expand(shape).clone(), constraints.softplus_positive))
 
-    def _over_outputs(self, value: Tensor) -> Tensor:
-        """Line a parameter up with [..., N, D]: [D] does already, a scalar (or a plate's [..., 1]) gains the last dim."""
+    def theta(self) -> Tensor:
+        value = getattr(self, self._theta)
+        # [D] lines up with [..., N, D] as it is; a scalar, or a plate's [..., 1], gains the last dimension.
         return value if self._per_output else value[..., None]
 
 
-class Gaussian(_Dispersed):
-    r"""``y ~ N(f, σ²)``.
+class Gaussian(_WithParameter):
+    """``y ~ N(f, σ²)``.
 
     :param variance: initial noise variance σ², in squared units of y.
     :param data_dim: give the number of outputs for a variance of each output; None shares one.
 
     The attribute ``variance`` is a ``PyroParam`` of shape [] or [data_dim]; assign a ``PyroSample`` for a prior.
 
-    >>> Gaussian(0.25)(torch.zeros(3, 2)).scale[0, 0]
-    tensor(0.5000, grad_fn=<SelectBackward0>)
+    >>> Gaussian(0.25)(torch.zeros(3, 2)).variance[0, 0].detach()
+    tensor(0.2500)
     """
 
     def __init__(self, variance: float | Tensor = 0.1, *, data_dim: int | None = None):
-        super().__init__()
-        self._positive("variance", variance, data_dim)
+        super().__init__("variance", variance, data_dim)
 
-    def _noise(self) -> Tensor:
-        return self._over_outputs(self.variance)
-
-    def forward(self, f):
-        return dist.Normal(f, self._noise().sqrt())
+    def distribution(self, f, theta):
+        return dist.Normal(f, theta.sqrt())
 
     def function(self, y):
         return y
 
-    def expected_log_prob(self, y, mean, variance):
-        noise = self._noise()
-        return dist.Normal(mean, noise.sqrt()).log_prob(y) - 0.5 * variance / noise
+    def expected_log_prob(self, y, mean, variance, theta):
+        return dist.Normal(mean, theta.sqrt()).log_prob(y) - 0.5 * variance / theta
 
-    def log_marginal(self, y, mean, variance):
-        return dist.Normal(mean, (variance + self._noise()).sqrt()).log_prob(y)
+    def log_marginal(self, y, mean, variance, theta):
+        return dist.Normal(mean, (variance + theta).sqrt()).log_prob(y)
 
-    def moments(self, mean, variance):
-        mean, variance = torch.broadcast_tensors(mean, variance + self._noise())
+    def moments(self, mean, variance, theta):
+        mean, variance = torch.broadcast_tensors(mean, variance + theta)
         return mean, variance
 
 
@@ -132,7 +150,7 @@ class Bernoulli(Likelihood):
 
     _support_text = "0 or 1"
 
-    def forward(self, f):
+    def distribution(self, f, theta):
         return dist.Bernoulli(logits=f)
 
     def function(self, y):
@@ -159,7 +177,7 @@ class Binomial(Likelihood):
     def _support_text(self):
         return f"integers from 0 to {self.total_count.max().item():g}"
 
-    def forward(self, f):
+    def distribution(self, f, theta):
         return dist.Binomial(self.total_count, logits=f)
 
     def function(self, y):
@@ -175,21 +193,21 @@ class Poisson(Likelihood):
 
     _support_text = "counts 0, 1, …"
 
-    def forward(self, f):
+    def distribution(self, f, theta):
         return dist.Poisson(f.exp())
 
     def function(self, y):
         return torch.log(y + 0.5)
 
-    def expected_log_prob(self, y, mean, variance):
+    def expected_log_prob(self, y, mean, variance, theta):
         return y * mean - (mean + 0.5 * variance).exp() - torch.lgamma(y + 1.0)
 
-    def moments(self, mean, variance):
+    def moments(self, mean, variance, theta):
         rate = (mean + 0.5 * variance).exp()
         return rate, rate + rate.square() * variance.expm1()
 
 
-class NegativeBinomial(_Dispersed):
+class NegativeBinomial(_WithParameter):
     """``p(y) = Γ(y+r) / (y! Γ(r)) (eᶠ)ʸ / (1+eᶠ)^(y+r)``: counts with mean ``r eᶠ`` and variance ``r eᶠ (1 + eᶠ)``.
 
     :param dispersion: initial r; large r is nearly Poisson.
@@ -197,21 +215,17 @@ class NegativeBinomial(_Dispersed):
 
     The attribute ``dispersion`` is a ``PyroParam`` of shape [] or [data_dim].
 
-    >>> NegativeBinomial(10.0)(torch.zeros(1)).mean
-    tensor([10.], grad_fn=<MulBackward0>)
+    >>> NegativeBinomial(10.0)(torch.zeros(1)).mean.detach()
+    tensor([10.])
     """
 
     _support_text = "counts 0, 1, …"
 
     def __init__(self, dispersion: float | Tensor = 10.0, *, data_dim: int | None = None, num_points: int = 20):
-        super().__init__(num_points=num_points)
-        self._positive("dispersion", dispersion, data_dim)
+        super().__init__("dispersion", dispersion, data_dim, num_points=num_points)
 
-    def _total_count(self) -> Tensor:
-        return self._over_outputs(self.dispersion)
-
-    def forward(self, f):
-        return dist.NegativeBinomial(self._total_count(), logits=f)
+    def distribution(self, f, theta):
+        return dist.NegativeBinomial(theta, logits=f)
 
     def function(self, y):
-        return torch.log((y + 0.5) / self._total_count().detach())
+        return torch.log((y + 0.5) / self.theta().detach())

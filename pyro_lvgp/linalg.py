@@ -61,9 +61,11 @@ def solve_lower(L: Float[Tensor, "*#batch M M"], B: Float[Tensor, "*#batch M N"]
     """``L⁻¹ B`` for lower-triangular ``L``; one matrix ``L`` is never copied over the batch of ``B``."""
     if L.dim() == 2 and B.dim() > 2:
         columns = B.movedim(-2, 0)  # [M, *batch, N]: the batch of B is only more right-hand sides
-        return torch.linalg.solve_triangular(L, columns.reshape(L.shape[-1], -1), upper=False).reshape(
-            columns.shape
-        ).movedim(0, -2)
+        return (
+            torch.linalg.solve_triangular(L, columns.reshape(L.shape[-1], -1), upper=False)
+            .reshape(columns.shape)
+            .movedim(0, -2)
+        )
     return torch.linalg.solve_triangular(L, B, upper=False)
 
 

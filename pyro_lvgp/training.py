@@ -93,7 +93,9 @@ def fit(
     if callable(check := getattr(model, "check", None)):
         check(*args)
     if batch_size is not None and not (args and 1 <= batch_size <= len(args[0])):
-        raise ValueError(f"expected batch_size from 1 to {len(args[0]) if args else 0}, the rows of the data, got {batch_size}")
+        raise ValueError(
+            f"expected batch_size from 1 to {len(args[0]) if args else 0}, the rows of the data, got {batch_size}"
+        )
     if optim is None:
         optim = JointOptim(torch.optim.Adam, {"lr": learning_rate, "fused": True}, schedule=_factor(schedule, num_steps))
     svi = SVI(model, guide, optim, loss or Trace_ELBO())

@@ -58,7 +58,7 @@ def check_index(idx: Tensor | None, num_rows: int, num_data: int) -> None:
             f"expected idx to be a torch.long tensor with one index for each of {num_rows} rows, got {idx.dtype} of shape "
             f"{list(idx.shape)}"
         )
-    if idx.numel() and not (0 <= int(idx.min()) and int(idx.max()) < num_data):
+    if idx.numel() and not (int(idx.min()) >= 0 and int(idx.max()) < num_data):
         raise IndexError(
             f"expected indices in 0…{num_data - 1}, got {int(idx.min())}…{int(idx.max())}; num_data of the model is {num_data}"
         )

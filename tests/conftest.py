@@ -1,5 +1,6 @@
 """Shape checks on every call, and a clean param store and seed for every test."""
 
+import jaxtyping
 from jaxtyping import install_import_hook
 
 install_import_hook("pyro_lvgp", "beartype.beartype")
@@ -20,3 +21,11 @@ def _clean_pyro():
 @pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
 def dtype(request):
     return request.param
+
+
+@pytest.fixture
+def unchecked():
+    """Without the shape checks, so that bad input reaches the library's own errors."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

@@ -9,6 +9,7 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro.distributions import constraints
+from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.distributions.transforms import biject_to
 from pyro.distributions.util import eye_like
 from pyro.infer.autoguide import AutoGuide
@@ -74,9 +75,7 @@ class MeanFieldGuide(AutoGuide):
             if kind not in ("diagonal", "full"):
                 raise ValueError(f'expected covariance["{site}"] to be "diagonal" or "full", got {kind!r}')
         initial = _FullInitialValues(init_loc_fn or getattr(model, "init_loc_fn", init_to_median))
-        super().__init__(
-            InitMessenger(initial)(model), create_plates=create_plates or getattr(model, "create_plates", None)
-        )
+        super().__init__(InitMessenger(initial)(model), create_plates=create_plates or getattr(model, "create_plates", None))
         self._initial = initial
         self._requested = dict(covariance or {})
         self._init_scale = init_scale
@@ -142,8 +141,8 @@ class MeanFieldGuide(AutoGuide):
             return getattr(self.encoders, name)(args[0])
         return attrgetter(name)(self.locs), attrgetter(name)(self.scales)
 
-    def _base(self, name: str, args: tuple) -> dist.TorchDistribution:
-        """q of a site in unconstrained space."""
+    def _base(self, name: str, args: tuple) -> TorchDistributionMixin:
+        """Q of a site in unconstrained space."""
         loc, scale = self._loc_scale(name, args)
         if self._covariances[name] == "full":
             return dist.MultivariateNormal(loc, scale_tril=scale)

@@ -18,7 +18,6 @@ from pyro.util import check_model_guide_match, warn_if_nan
 from torch import Tensor
 from torch.distributions import kl_divergence
 
-
 _SAMPLES = "_importance_samples"
 
 
@@ -110,7 +109,7 @@ class ImportanceWeightedELBO(ELBO):
         return torch.stack(losses).mean()
 
     def log_weights(self, model: Any, guide: Any, *args, **kwargs) -> Tensor:
-        """log w_sn = log p(y_n, x_ns | g) − log q(x_ns | g) for one draw of the globals: [S, *plates], e.g. [S, B]."""
+        """Log w_sn = log p(y_n, x_ns | g) − log q(x_ns | g) for one draw of the globals: [S, *plates], e.g. [S, B]."""
         if self.max_plate_nesting == math.inf:
             self._guess_max_plate_nesting(model, guide, args, kwargs)
         log_w, _, kept_dims = self._weights(*self._get_trace(model, guide, args, kwargs))
@@ -148,10 +147,8 @@ class ImportanceWeightedELBO(ELBO):
             if site["type"] == "sample" and local == any(f.name == self.local_plate for f in site["cond_indep_stack"])
         }
 
-    def _weights(
-        self, model_trace: Trace, guide_trace: Trace, *, path_only: bool = False
-    ) -> tuple[Tensor, float, list[int]]:
-        """log w [S, *plates] with size one at plates summed over, the plates' scale, and the dims of the others."""
+    def _weights(self, model_trace: Trace, guide_trace: Trace, *, path_only: bool = False) -> tuple[Tensor, float, list[int]]:
+        """Log w [S, *plates] with size one at plates summed over, the plates' scale, and the dims of the others."""
         model_sites, guide_sites = self._sites(model_trace, local=True), self._sites(guide_trace, local=True)
         if not model_sites:
             raise ValueError(
@@ -189,7 +186,7 @@ class ImportanceWeightedELBO(ELBO):
         return total, scale, kept_dims
 
     def _global_terms(self, model_trace: Trace, guide_trace: Trace) -> Tensor | float:
-        """log p(g) − log q(g), or minus the KL where it is known and the order of the sites makes it right."""
+        """Log p(g) − log q(g), or minus the KL where it is known and the order of the sites makes it right."""
         model_sites, guide_sites = self._sites(model_trace, local=False), self._sites(guide_trace, local=False)
         for name, site in (*model_sites.items(), *guide_sites.items()):
             shape = site["fn"].batch_shape

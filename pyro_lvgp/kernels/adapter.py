@@ -17,8 +17,10 @@ def as_kernel(kernel: object) -> Kernel:
     :param kernel: a :class:`Kernel`, or a ``gpytorch.kernels.Kernel``.
     :raises TypeError: if it is neither.
 
-    >>> import gpytorch
-    >>> kernel = as_kernel(gpytorch.kernels.RQKernel(ard_num_dims=2))
+    A GPyTorch kernel, ``as_kernel(gpytorch.kernels.RQKernel(ard_num_dims=2))``, is called as any other kernel is:
+
+    >>> from pyro_lvgp.kernels import RBF
+    >>> kernel = as_kernel(RBF(2))
     >>> kernel(torch.randn(5, 10, 2), torch.randn(3, 2)).shape
     torch.Size([5, 10, 3])
     """

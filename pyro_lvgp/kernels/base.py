@@ -1,6 +1,6 @@
 """What a kernel is, and sums and products of kernels."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import reduce
 from operator import add, mul
@@ -24,9 +24,9 @@ class Kernel(PyroModule):
     batch shape is what the leading dimensions of X, of Z and of the parameters broadcast to.
 
     Parameters are Pyro parameters.  Put a prior on one with :class:`~pyro.nn.PyroSample`; within one call of the
-    PyroModule that owns the kernel, every use of the kernel then sees the same draw.  A kernel that no module owns, called
-    outside any model or guide, is a plain function of its own parameters: it leaves Pyro's global parameter store alone,
-    where all such kernels would share the names "variance" and "lengthscale".
+    PyroModule that owns the kernel, every use of the kernel then sees the same draw.  Called outside any model, guide
+    or Pyro handler, a kernel is a plain function of its own parameters: it leaves Pyro's global parameter store alone,
+    where all kernels that have no owner would share the names "variance" and "lengthscale".
 
     You implement ``_covariance(X, Z)`` and ``_diagonal(X)``.  You get checked inputs, the choice of columns, sums and
     products, and error texts.
@@ -69,7 +69,7 @@ class Kernel(PyroModule):
         self.register_buffer("_columns", None if active_dims is None else torch.tensor(active_dims), persistent=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return nn.Module.__call__(self, *args, **kwargs) if self._is_alone() else super().__call__(*args, **kwargs)
+        return nn.Module.__call__(self, *args, **kwargs) if self._outside_pyro() else super().__call__(*args, **kwargs)
 
     def forward(
         self, X: Shaped[Tensor, "*#batch N _"], Z: Shaped[Tensor, "*#batch M _"] | None = None
@@ -91,22 +91,22 @@ class Kernel(PyroModule):
         :raises ValueError: if the number of columns is not ``input_dim``.
         :raises TypeError: if the points are integers.
         """
-        with nullcontext() if self._is_alone() else self._pyro_context:
+        with nullcontext() if self._outside_pyro() else self._pyro_context:
             return self._diagonal(self._select(X, "X"))
 
-    def _is_alone(self) -> bool:
-        return not (self._pyro_name or self._pyro_context.active or am_i_wrapped())
+    def _outside_pyro(self) -> bool:
+        return not (self._pyro_context.active or am_i_wrapped())
 
-    def __add__(self, other: "Kernel | float") -> "Sum":
+    def __add__(self, other: object) -> "Sum":
         return Sum(self, other) if isinstance(other, Kernel | float | int) else NotImplemented
 
-    def __radd__(self, other: float) -> "Sum":
+    def __radd__(self, other: object) -> "Sum":
         return Sum(other, self) if isinstance(other, float | int) else NotImplemented
 
-    def __mul__(self, other: "Kernel | float") -> "Product":
+    def __mul__(self, other: object) -> "Product":
         return Product(self, other) if isinstance(other, Kernel | float | int) else NotImplemented
 
-    def __rmul__(self, other: float) -> "Product":
+    def __rmul__(self, other: object) -> "Product":
         return Product(other, self) if isinstance(other, float | int) else NotImplemented
 
     def _covariance(self, X: Tensor, Z: Tensor) -> Tensor:
@@ -154,12 +154,10 @@ class Kernel(PyroModule):
 class _Constant(Kernel):
     """The kernel k(x, z) = c, for a number c ≥ 0 that is not learned."""
 
-    def __init__(self, value: float) -> None:
+    def __init__(self, value: float | int) -> None:
         super().__init__()
         if value < 0:
-            raise ValueError(
-                f"expected a number ≥ 0 in a sum or product of kernels, got {value}; use its absolute value."
-            )
+            raise ValueError(f"expected a number ≥ 0 in a sum or product of kernels, got {value}; use its absolute value.")
         self.value = float(value)
 
     def _covariance(self, X: Tensor, Z: Tensor) -> Tensor:
@@ -174,12 +172,12 @@ class _Constant(Kernel):
 
 
 class _Combination(Kernel):
-    def __init__(self, *kernels: Kernel | float) -> None:
+    def __init__(self, *kernels: Kernel | float | int) -> None:
         if not kernels:
             raise ValueError(f"expected one or more kernels, got none; give kernels to {type(self).__name__}(...).")
         parts = [k if isinstance(k, Kernel) else _Constant(k) for k in kernels]
         super().__init__(batch_shape=torch.broadcast_shapes(*(k.batch_shape for k in parts)))
-        self.kernels = PyroModuleList(parts)
+        self.kernels: Iterable[Any] = PyroModuleList(parts)
 
     # The parts are called without entering Pyro's context, which this kernel has entered if it is to be entered.
     def _covariances(self, X: Tensor, Z: Tensor) -> list[Tensor]:
@@ -189,7 +187,7 @@ class _Combination(Kernel):
         return [k._diagonal(k._select(X, "X")) for k in self.kernels]
 
     def _parameters_text(self) -> str:
-        return "; ".join(f"kernels.{i}: {k._parameters_text()}" for i, k in enumerate(self.kernels))
+        return ", ".join(f"{type(k).__name__.strip('_')}({k._parameters_text()})" for k in self.kernels)
 
 
 class Sum(_Combination):

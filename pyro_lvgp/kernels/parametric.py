@@ -11,6 +11,8 @@ from torch import Tensor
 from pyro_lvgp import covariance
 from pyro_lvgp.kernels.base import Kernel
 
+_Value = float | int | Tensor
+
 
 class _Parametric(Kernel):
     def __init__(
@@ -18,7 +20,7 @@ class _Parametric(Kernel):
         input_dim: int,
         batch_shape: Sequence[int],
         active_dims: Sequence[int] | None,
-        parameters: dict[str, tuple[float | Tensor, tuple[int, ...]]],
+        parameters: dict[str, tuple[_Value, tuple[int, ...]]],
     ) -> None:
         """Make the positive parameters ``{name: (value, shape after the batch shape)}``."""
         super().__init__(input_dim, batch_shape=batch_shape, active_dims=active_dims)
@@ -58,12 +60,12 @@ class _Stationary(_Parametric):
         self,
         input_dim: int,
         *,
-        variance: float | Tensor,
-        lengthscale: float | Tensor,
+        variance: _Value,
+        lengthscale: _Value,
         ard: bool,
         batch_shape: Sequence[int],
         active_dims: Sequence[int] | None,
-        **per_column: float | Tensor,
+        **per_column: _Value,
     ) -> None:
         columns = (input_dim if ard else 1,)
         vectors = {"lengthscale": lengthscale, **per_column}
@@ -112,8 +114,8 @@ class RBF(_Stationary):
         self,
         input_dim: int,
         *,
-        variance: float | Tensor = 1.0,
-        lengthscale: float | Tensor = 1.0,
+        variance: _Value = 1.0,
+        lengthscale: _Value = 1.0,
         ard: bool = True,
         batch_shape: Sequence[int] = (),
         active_dims: Sequence[int] | None = None,
@@ -140,6 +142,8 @@ class Matern(_Stationary):
         (1 + \sqrt5 r + \tfrac53 r^2) e^{-\sqrt5 r} & \nu = 5/2
         \end{cases}, \qquad r^2 = \sum_q (x_q - z_q)^2 / \ell_q^2
 
+    Distances are taken by differences, which needs N·M·Q memory.
+
     :param input_dim: number of columns the kernel acts on.
     :param nu: ν, one of 0.5, 1.5, 2.5.
     :param variance: σ², of shape ``batch_shape``.
@@ -149,7 +153,7 @@ class Matern(_Stationary):
     :param active_dims: the columns to act on; all by default.
     :raises ValueError: if a parameter is not positive or has the wrong shape, or ``nu`` is none of the three.
 
-    Source: Rasmussen and Williams (2006), eq. 4.17.
+    Source: Rasmussen and Williams (2006), eqs. 4.16 and 4.17.
 
     >>> kernel = Matern(1, 2.5, lengthscale=0.2, batch_shape=(3,))
     >>> kernel(torch.randn(10, 1)).shape
@@ -161,8 +165,8 @@ class Matern(_Stationary):
         input_dim: int,
         nu: float = 1.5,
         *,
-        variance: float | Tensor = 1.0,
-        lengthscale: float | Tensor = 1.0,
+        variance: _Value = 1.0,
+        lengthscale: _Value = 1.0,
         ard: bool = True,
         batch_shape: Sequence[int] = (),
         active_dims: Sequence[int] | None = None,
@@ -199,7 +203,7 @@ class Periodic(_Stationary):
     :param active_dims: the columns to act on; all by default.
     :raises ValueError: if a parameter is not positive, or has the wrong shape.
 
-    Source: MacKay (1998), "Introduction to Gaussian processes", eq. 47.
+    Source: MacKay (1998), "Introduction to Gaussian processes"; Rasmussen and Williams (2006), eq. 4.31.
 
     >>> Periodic(1, period=7.0)(torch.tensor([[0.0]]), torch.tensor([[0.0], [3.5], [7.0]])).detach()
     tensor([[1.0000, 0.1353, 1.0000]])
@@ -210,10 +214,10 @@ class Periodic(_Stationary):
     def __init__(
         self,
         input_dim: int,
-        period: float | Tensor = 1.0,
+        period: _Value = 1.0,
         *,
-        variance: float | Tensor = 1.0,
-        lengthscale: float | Tensor = 1.0,
+        variance: _Value = 1.0,
+        lengthscale: _Value = 1.0,
         ard: bool = True,
         batch_shape: Sequence[int] = (),
         active_dims: Sequence[int] | None = None,
@@ -258,7 +262,7 @@ class Linear(_Parametric):
         self,
         input_dim: int,
         *,
-        variance: float | Tensor = 1.0,
+        variance: _Value = 1.0,
         ard: bool = True,
         batch_shape: Sequence[int] = (),
         active_dims: Sequence[int] | None = None,

@@ -100,7 +100,7 @@ class BayesianGPLVM(LatentVariableModel):
         inducing_points = self.inducing_points
         eye = torch.eye(self.num_inducing, dtype=inducing_points.dtype, device=inducing_points.device)
         Luu = safe_cholesky(self.kernel(inducing_points), name="Kuu", describe=self.kernel._parameters_text)
-        mean, likelihood = self.mean, self.likelihood
+        mean, theta = self.mean, self.likelihood.theta()
         with pyro.plate("outputs", self.data_dim, dim=-1):
             u = pyro.sample("u", dist.MultivariateNormal(eye.new_zeros(self.num_inducing), scale_tril=eye))
         with self.data_plate(y, idx):
@@ -111,7 +111,11 @@ class BayesianGPLVM(LatentVariableModel):
                 Luu, self.kernel(inducing_points, points), self.kernel.diag(points), u.mT.unsqueeze(-3)
             )
             f = NoisyFunction(
-                likelihood, mean + f_mean.squeeze(-3), f_variance.squeeze(-2)[..., None], self.likelihood_term
+                self.likelihood,
+                mean + f_mean.squeeze(-3),
+                f_variance.squeeze(-2)[..., None],
+                self.likelihood_term,
+                theta,
             )
             if mask is None:
                 return pyro.sample("y", f.to_event(1))

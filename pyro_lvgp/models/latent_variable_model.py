@@ -9,14 +9,16 @@ import pyro.distributions as dist
 import torch
 from jaxtyping import Float, Int
 from pyro import poutine
+from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.infer.autoguide.initialization import init_to_median
 from pyro.nn import PyroModule
+from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 
 from pyro_lvgp.validation import check_data, check_index, check_values
 
 Guide = Callable[..., Any]
-Latents = Float[Tensor, "B Q"] | dist.TorchDistribution
+Latents = Float[Tensor, "B Q"] | TorchDistributionMixin
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class LatentVariableModel(PyroModule):
         check_index(idx, len(Y), self.num_data)
         idx = torch.arange(len(Y), device=Y.device) if idx is None else idx
 
-        def rows() -> Iterator[dist.TorchDistribution]:
+        def rows() -> Iterator[TorchDistributionMixin]:
             for _ in range(num_samples):
                 with torch.no_grad():
                     draw = poutine.trace(guide).get_trace(Y, idx)
@@ -114,7 +116,7 @@ class LatentVariableModel(PyroModule):
         learning_rate: float = 0.05,
         num_samples: int = 8,
         seed: int = 0,
-    ) -> dist.TorchDistribution:
+    ) -> TorchDistributionMixin:
         r"""Posterior over the latents of new rows, partly observed ones too; nothing is retrained.
 
         Maximises :math:`E_{q(x)q(\text{globals})}[\log p(y \mid x) + \log p(x) - \log q(x)]` over a Gaussian q(x) for each
@@ -187,12 +189,12 @@ class LatentVariableModel(PyroModule):
             with torch.no_grad():
                 trace = poutine.trace(guide).get_trace(row, idx)
             yield {
-                name: trace.nodes[name]["value"]
-                for name in trace.stochastic_nodes
-                if all(frame.name != "data" for frame in trace.nodes[name]["cond_indep_stack"])
+                name: site["value"]
+                for name, site in prune_subsample_sites(trace).iter_stochastic_nodes()
+                if all(frame.name != "data" for frame in site["cond_indep_stack"])
             }
 
-    def _rows_given(self, globals_: dict[str, Tensor], X: Tensor) -> dist.TorchDistribution:
+    def _rows_given(self, globals_: dict[str, Tensor], X: Tensor) -> TorchDistributionMixin:
         """p(y | X, globals), a row for each latent; any number of rows."""
         idx = torch.arange(X.shape[-2], device=X.device)
         with torch.set_grad_enabled(X.requires_grad):
@@ -200,13 +202,13 @@ class LatentVariableModel(PyroModule):
             return poutine.trace(model).get_trace(None, idx).nodes["y"]["fn"]
 
     def _log_joint_rows(self, globals_: dict[str, Tensor], X: Tensor, Y: Tensor) -> Float[Tensor, " B"]:
-        """log p(y_n | x_n, globals) + log p(x_n)."""
+        """Log p(y_n | x_n, globals) + log p(x_n)."""
         entries = self._rows_given(globals_, X).base_dist
         log_likelihood = entries.mask(~torch.isnan(Y)).log_prob(torch.nan_to_num(Y)).sum(-1)
         return log_likelihood + dist.Normal(0.0, 1.0).log_prob(X).sum(-1)
 
     def _first_latents(self, guide: Guide, Y: Tensor, draws: list[dict[str, Tensor]]) -> tuple[Tensor, Tensor]:
-        encoder = getattr(guide, "encoders", {}).get("X")
+        encoder = getattr(getattr(guide, "encoders", None), "X", None)
         if encoder is not None:
             with torch.no_grad():
                 loc, scale = encoder(Y)
@@ -214,19 +216,17 @@ class LatentVariableModel(PyroModule):
             return loc, scale if scale.shape == loc.shape else scale.square().sum(-1).sqrt()
         candidates = self.latent_candidates()
         with torch.no_grad():
-            scores = torch.stack(
-                [self._log_joint_rows(draws[0], candidate.expand(len(Y), -1), Y) for candidate in candidates]
-            )
+            scores = torch.stack([self._log_joint_rows(draws[0], candidate.expand(len(Y), -1), Y) for candidate in candidates])
         loc = candidates[scores.argmax(0)]
         return loc, torch.full_like(loc, 0.1)
 
 
-def _average(rows: Iterator[dist.TorchDistribution]) -> Prediction:
+def _average(rows: Iterator[TorchDistributionMixin]) -> Prediction:
     """Moments of an equal mixture of rows."""
     y, f = _MixtureMoments(), _MixtureMoments()
     for row in rows:
         noisy = row.base_dist
-        mean, variance = noisy.likelihood.moments(noisy.f_mean, noisy.f_variance)
+        mean, variance = noisy.moments()
         y.add(mean.detach(), variance.detach())
         f.add(noisy.f_mean.detach(), noisy.f_variance.detach())
     return Prediction(y.mean, y.variance, f.mean, f.variance)

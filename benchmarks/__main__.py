@@ -1,0 +1,64 @@
+"""The one front door: ``python -m benchmarks NAME [--quick] [--seeds N] [--json FILE]``, or ``--list``."""
+
+import argparse
+import importlib
+import pkgutil
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import benchmarks
+from benchmarks.report import aggregate, environment, to_markdown, write_json
+
+
+def find_benchmarks() -> dict[str, ModuleType]:
+    """The modules of this package that have a ``run``, by name."""
+    names = [info.name for info in pkgutil.iter_modules(benchmarks.__path__) if info.name != "__main__"]
+    modules = {name: importlib.import_module(f"benchmarks.{name}") for name in names}
+    return {name: module for name, module in modules.items() if hasattr(module, "run")}
+
+
+def main(argv: Sequence[str] | None = None, known: Mapping[str, ModuleType] | None = None) -> None:
+    """Run the benchmark that the command line names, and print its table.
+
+    A benchmark is a module with a docstring, ``run(*, quick, seeds)`` that yields a Measurement for each seed and metric,
+    ``PUBLISHED`` rows to set beside them, and ``NOTES`` on how to read the table.
+
+    :param argv: arguments; those of the process by default.
+    :param known: benchmarks by name; those of this package by default.
+    :raises SystemExit: with code 2 for an unknown name or bad arguments.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=benchmarks.__doc__)
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the benchmark to run")
+    parser.add_argument("--list", action="store_true", help="list the benchmarks")
+    parser.add_argument("--quick", action="store_true", help="few steps and one seed: does it run?")
+    parser.add_argument("--seeds", type=int, metavar="N", help="number of seeds; 3, or 1 with --quick")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here too")
+    args = parser.parse_args(argv)
+
+    known = find_benchmarks() if known is None else known
+    listing = "\n".join(f"{name:12} {(module.__doc__ or '').splitlines()[0]}" for name, module in known.items())
+    if args.list:
+        print(listing)
+        return
+    if args.name not in known:
+        parser.error(f"expected NAME to be one of these, got {args.name!r}:\n{listing}")
+    seeds = args.seeds if args.seeds is not None else (1 if args.quick else 3)
+    if seeds < 1:
+        parser.error(f"expected --seeds of 1 or more, got {seeds}")
+    if args.json is not None and not args.json.parent.is_dir():
+        parser.error(f"expected --json in a folder that exists, got {str(args.json)!r}; make the folder first")
+
+    print(f"    python -m benchmarks {shlex.join(argv)}\n\n{environment()}\n", flush=True)
+    benchmark = known[args.name]
+    rows = [*aggregate(benchmark.run(quick=args.quick, seeds=seeds)), *benchmark.PUBLISHED]
+    print(f"{to_markdown(rows)}\n\n{benchmark.NOTES}")
+    if args.json is not None:
+        write_json(rows, args.json)
+
+
+if __name__ == "__main__":
+    main()

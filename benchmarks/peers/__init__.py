@@ -1,0 +1,1 @@
+"""Other libraries' models, started where ours start and read back into ours."""

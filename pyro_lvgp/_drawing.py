@@ -1,0 +1,119 @@
+"""What pictures share: reading arrays, clean axes, colours and thumbnails."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.offsetbox import AnnotationBbox, OffsetImage
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor
+
+# Paul Tol's "muted" scheme, safe for all common colour blindness; the first few are furthest apart.
+PALETTE = ("#332288", "#CC6677", "#117733", "#DDCC77", "#88CCEE", "#882255", "#44AA99", "#999933", "#AA4499", "#6E6E6E")
+INK, FAINT, NUMBER_MAP = "#333333", "#B8B8B8", "viridis"
+
+Array = Tensor | np.ndarray | Sequence
+
+
+def as_array(value: Array, name: str, ndim: int | None = None) -> np.ndarray:
+    array = value.detach().cpu().double().numpy() if isinstance(value, Tensor) else np.asarray(value, dtype=float)
+    if ndim is not None and (array.ndim != ndim or array.size == 0):
+        shape = "[N]" if ndim == 1 else "[N, Q]"
+        raise ValueError(f"{name}: expected an array {shape} that is not empty, got shape {list(array.shape)}.")
+    return array
+
+
+def check_shape(array: np.ndarray, shape: tuple[int, ...], name: str) -> np.ndarray:
+    if array.shape != shape:
+        raise ValueError(f"{name}: expected shape {list(shape)}, got {list(array.shape)}; give one for each.")
+    return array
+
+
+def as_images(images: Array, image_shape: tuple[int, ...] | None, name: str, num: int | None = None) -> np.ndarray:
+    array = as_array(images, name)
+    if image_shape is None or len(image_shape) not in (2, 3) or (len(image_shape) == 3 and image_shape[2] not in (3, 4)):
+        raise ValueError(
+            f"image_shape: expected (height, width), or (height, width, 3) for colour, got {image_shape}; pass it."
+        )
+    size = int(np.prod(image_shape))
+    expected = f"[{'N' if num is None else num}, {size}]"
+    if array.ndim < 2 or array[0].size != size or (num is not None and len(array) != num):
+        raise ValueError(
+            f"{name}: expected {expected} for images of {image_shape}, got {list(array.shape)}; check image_shape."
+        )
+    return array.reshape(-1, *image_shape)
+
+
+def clean_axes(ax: Axes | None, figsize: tuple[float, float]) -> Axes:
+    if ax is None:
+        ax = plt.subplots(figsize=figsize, layout="constrained")[1]
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color(FAINT)
+    ax.tick_params(color=FAINT, labelcolor=INK, labelsize="small")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.label.set_color(INK)
+        axis.set_major_locator(MaxNLocator(5))
+    return ax
+
+
+def color_points(ax: Axes, labels: Array | None, num: int) -> Any:
+    """Colours of the points, with the legend or colour bar that explains them."""
+    if labels is None:
+        return np.array([PALETTE[0]] * num)
+    values = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    check_shape(values, (num,), "labels")
+    names, index = np.unique(values, return_inverse=True)
+    is_number = np.issubdtype(values.dtype, np.number)
+    if is_number and len(names) > len(PALETTE):
+        mappable = ScalarMappable(Normalize(names.min(), names.max()), NUMBER_MAP)
+        bar = ax.figure.colorbar(mappable, ax=ax, pad=0.02, aspect=30)
+        bar.outline.set_visible(False)
+        bar.ax.tick_params(color=FAINT, labelcolor=INK, labelsize="small")
+        return mappable.to_rgba(values)
+    palette = np.array([PALETTE[i % len(PALETTE)] for i in range(len(names))])
+    handles = [ax.scatter([], [], color=color, s=28, linewidths=0) for color in palette]
+    ax.legend(
+        handles,
+        [f"{name:g}" if is_number else str(name) for name in names],
+        loc="upper left",
+        bbox_to_anchor=(1.0, 1.0),
+        frameon=False,
+        fontsize="small",
+        handletextpad=0.2,
+        borderaxespad=0.2,
+    )
+    return palette[index]
+
+
+def place_images(
+    ax: Axes, xy: np.ndarray, pictures: np.ndarray, colors: Any, num_images: int, image_size: float, cmap: str
+) -> None:
+    """Thumbnails at points that are far apart on the page, each framed in the colour of its point."""
+    ax.autoscale_view()
+    figure = ax.figure.canvas.figure  # the whole figure, even if these axes lie in a subfigure
+    figure.draw_without_rendering()  # the layout decides where data lie on the page
+    inches = figure.dpi_scale_trans.inverted().transform(ax.transData.transform(xy))
+    height, width = pictures.shape[1:3]
+    shape = np.array([image_size * width / height, image_size]) * 1.3  # with its frame and some air
+    norm = Normalize(np.nanmin(pictures), np.nanmax(pictures))
+    for i in spread_out(inches / shape, num_images):
+        box = OffsetImage(norm(pictures[i]), cmap=cmap, zoom=72 * image_size / height, interpolation="nearest")
+        frame = {"edgecolor": colors[i], "linewidth": 1.2}
+        ax.add_artist(AnnotationBbox(box, xy[i], frameon=True, pad=0.12, bboxprops=frame, zorder=3))
+
+
+def spread_out(points: np.ndarray, num: int) -> list[int]:
+    """Greedy farthest points in the maximum norm, from the middle on, while they are at least one unit apart."""
+    chosen: list[int] = []
+    distance = np.abs(points - np.median(points, axis=0)).max(1)
+    best = int(distance.argmin())
+    distance = np.full(len(points), np.inf)
+    while len(chosen) < num and distance[best] >= 1.0:
+        chosen.append(best)
+        distance = np.minimum(distance, np.abs(points - points[best]).max(1))
+        best = int(distance.argmax())
+    return chosen

@@ -1,0 +1,7 @@
+"""The papers' data sets, and generators that need no download."""
+
+from pyro_lvgp.datasets._dataset import Dataset
+from pyro_lvgp.datasets._fetch import list_datasets, load_dataset
+from pyro_lvgp.datasets._generate import bouncing_balls, s_curve
+
+__all__ = ["Dataset", "bouncing_balls", "list_datasets", "load_dataset", "s_curve"]

@@ -1,0 +1,213 @@
+"""Draws from a fitted guide as an ArviZ ``DataTree``."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import arviz_base
+import numpy as np
+import pyro
+import torch
+import xarray
+from torch import Tensor
+
+from pyro_lvgp.infer.sampling import SampledSite, sample_traces
+
+
+def to_arviz(
+    model: Callable,
+    guide: Callable,
+    *args: Any,
+    num_samples: int = 500,
+    chunk_size: int = 50,
+    vectorize: bool = True,
+    posterior_predictive: bool = True,
+    log_likelihood: bool = True,
+    seed: int | None = None,
+    coords: Mapping[str, Sequence] | None = None,
+    dims: Mapping[str, Sequence[str]] | None = None,
+    **kwargs: Any,
+) -> xarray.DataTree:
+    r"""Draw from a guide and lay out everything that ArviZ needs to judge it.
+
+    =========================  ======================================================================================
+    ``posterior``              latent and deterministic sites of the model
+    ``posterior_predictive``   data simulated at every draw, missing entries included
+    ``log_likelihood``         :math:`\log p(y_i \mid z_s)` of every observed entry i
+    ``observed_data``          the data, NaN where missing
+    ``sample_stats``           ``lp`` = log p(y, z), ``lq`` = log q(z), ``log_weight`` = lp − lq of every draw
+    =========================  ======================================================================================
+
+    Draws have dimensions ``chain`` (one) and ``draw``.  A plate names its dimension, with the indices of its rows as
+    coordinates (of the subsample, if it is subsampled).  Event dimensions are named by ``dims``, else by the model's
+    attribute ``event_dims``, else ``<site>_dim_0`` and so on.
+
+    **Weights.**  Draws come from q, not from the posterior, so use :func:`arviz_stats.loo_approximate_posterior` with
+    ``log_p=tree.sample_stats["lp"]`` and ``log_q=tree.sample_stats["lq"]``, and not ``loo``.
+
+    **Missing entries.**  A NaN in ``log_likelihood`` makes ``loo`` return NaN, and ``loo_pit`` counts it as an
+    observation.  So if any entry of a site ``y`` is masked or NaN, its log likelihood is called ``y_observed`` and has
+    one dimension, ``y_entry``, over observed entries only, whose coordinates ``y_<dim>`` tell where they are.
+    ``posterior_predictive`` and ``observed_data`` then hold the same entries as ``y_observed``, beside all of ``y``:
+    ``loo(tree)`` works as it is, and ``loo_pit`` and the plots compare like with like given ``var_names="y_observed"``.
+    (``plot_loo_pit`` does not pass names on: use ``plot_ecdf_pit(loo_pit(tree, var_names="y_observed"))``.)
+
+    :param model: any Pyro model.
+    :param guide: any Pyro guide for it.
+    :param args: arguments of both, data included.
+    :param num_samples: number of draws.
+    :param chunk_size: number of draws in memory at once, on the device of the model.
+    :param vectorize: False runs model and guide draw by draw, for those that do not broadcast over draws.
+    :param posterior_predictive: False leaves that group out.
+    :param log_likelihood: False leaves that group out.
+    :param seed: seed of the draws; the global random state is then left alone.
+    :param coords: coordinates by dimension; for a subsampled plate either of its rows or of the full plate.
+    :param dims: names of the event dimensions, by site.
+    :param kwargs: keyword arguments of model and guide.
+    :raises ValueError: if names do not fit the sites, or a dimension has two sizes.
+    :raises RuntimeError: if model or guide cannot make several draws at once.
+
+    >>> import torch
+    >>> from pyro import distributions as dist
+    >>> from pyro.infer.autoguide import AutoNormal
+    >>> def model(y):
+    ...     mu = pyro.sample("mu", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    ...     with pyro.plate("data", len(y)):
+    ...         pyro.sample("y", dist.Normal(mu, 1.0).to_event(1), obs=y)
+    >>> names = {"mu": ["output"], "y": ["output"]}
+    >>> tree = to_arviz(model, AutoNormal(model), torch.zeros(3, 2), num_samples=10, dims=names)
+    >>> dict(tree.log_likelihood["y"].sizes)
+    {'chain': 1, 'draw': 10, 'data': 3, 'output': 2}
+
+    Source: Yao et al. (2018), "Yes, but did it work? Evaluating variational inference", on weighting draws from q.
+    """
+    draws = sample_traces(
+        model,
+        guide,
+        *args,
+        num_samples=num_samples,
+        chunk_size=chunk_size,
+        vectorize=vectorize,
+        predict=posterior_predictive,
+        log_likelihood=log_likelihood,
+        seed=seed,
+        device="cpu",
+        **kwargs,
+    )
+    declared = getattr(model, "event_dims", None)
+    names = _dims(draws.sites, declared if isinstance(declared, Mapping) else {}, dims or {})
+    labels = _coords(draws.sites, names, draws.plates, coords or {})
+    stats = {"lp": draws.log_p, "lq": draws.log_q, "log_weight": draws.log_p - draws.log_q}
+    groups: dict[str, dict[str, np.ndarray]] = {
+        "posterior": {name: _per_draw(s, s.value) for name, s in draws.sites.items() if s.kind != "observed"},
+        "posterior_predictive": {},
+        "log_likelihood": {},
+        "observed_data": {},
+        "sample_stats": {name: value.numpy()[None] for name, value in stats.items()},
+    }
+    positions: dict[str, dict[str, tuple[str, np.ndarray]]] = {}
+    for name, site in draws.sites.items():
+        if site.is_observed is None:
+            continue
+        arrays = {"observed_data": _squeeze(site, site.value)}
+        if site.prediction is not None:
+            arrays["posterior_predictive"] = _per_draw(site, site.prediction)
+        if site.log_likelihood is not None:
+            arrays["log_likelihood"] = _per_draw(site, site.log_likelihood)
+        seen = _squeeze(site, site.is_observed)
+        if not seen.all():
+            observed, entry = f"{name}_observed", f"{name}_entry"
+            for group, array in arrays.items():
+                groups[group][observed] = array[seen] if group == "observed_data" else array[:, :, seen]
+            arrays.pop("log_likelihood", None)
+            arrays["observed_data"] = _with_nan(arrays["observed_data"], seen)
+            where = zip(names[name], np.nonzero(seen), strict=False)
+            positions[observed] = {f"{name}_{dim}": (entry, labels[dim][index]) for dim, index in where}
+            names[observed] = [entry, *names[name][seen.ndim :]]
+        for group, array in arrays.items():
+            groups[group][name] = array
+    tree = arviz_base.from_dict(
+        {group: arrays for group, arrays in groups.items() if arrays},
+        dims=names,
+        coords=labels,
+        attrs={"/": {"inference_library": "pyro", "inference_library_version": pyro.__version__}},
+    )
+    for observed, position in positions.items():
+        for node in tree.children.values():
+            if observed in node.data_vars:
+                node.dataset = node.to_dataset().assign_coords(position)
+    return tree
+
+
+def _shape(site: SampledSite) -> torch.Size:
+    """Shape in one draw, [*batch, *event]."""
+    return site.value.shape if site.kind == "observed" else site.value.shape[1:]
+
+
+def _squeeze(site: SampledSite, value: Tensor, num_left: int = 0) -> np.ndarray:
+    """An array without the batch dimensions of size one that belong to no plate."""
+    lone = [i for i, plate in enumerate(site.plates) if plate is None and _shape(site)[i] == 1]
+    return value.numpy().squeeze(tuple(num_left + i for i in lone))
+
+
+def _per_draw(site: SampledSite, value: Tensor) -> np.ndarray:
+    """[1 chain, S draws, …]"""
+    return _squeeze(site, value, 1)[None]
+
+
+def _with_nan(value: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    dtype = value.dtype if np.issubdtype(value.dtype, np.floating) else np.float64
+    value = value.astype(dtype)
+    value[~seen] = np.nan
+    return value
+
+
+def _dims(
+    sites: Mapping[str, SampledSite], declared: Mapping[str, Sequence[str]], given: Mapping[str, Sequence[str]]
+) -> dict[str, list[str]]:
+    """Names of the dimensions of every site, without those of draws."""
+    unknown = sorted(set(given) - set(sites))
+    if unknown:
+        raise ValueError(f"dims: expected names of sites, among {sorted(sites)}, got {unknown}; mend the keys.")
+    result = {}
+    for name, site in sites.items():
+        batch = zip(site.plates, _shape(site), strict=False)
+        plates = [plate or f"{name}_batch_{i}" for i, (plate, size) in enumerate(batch) if plate or size != 1]
+        defaults = [f"{name}_dim_{i}" for i in range(site.event_dim)]
+        events = list(given.get(name, declared.get(name, defaults)))
+        if len(events) != site.event_dim:
+            raise ValueError(
+                f"dims of site '{name}': expected a name for each of {site.event_dim} event dimensions, got {events}; "
+                "leave out dimensions of plates, which are named by their plates."
+            )
+        result[name] = plates + events
+        if len(set(result[name])) < len(result[name]):
+            raise ValueError(f"dims of site '{name}': expected different names, got {result[name]}; rename in dims.")
+    return result
+
+
+def _coords(
+    sites: Mapping[str, SampledSite],
+    names: Mapping[str, Sequence[str]],
+    plates: Mapping[str, Tensor],
+    given: Mapping[str, Sequence],
+) -> dict[str, np.ndarray]:
+    """Coordinates of every dimension: those given, else the rows of a plate, else 0, 1, …"""
+    sizes: dict[str, int] = {}
+    for name, site in sites.items():
+        value = _squeeze(site, site.value, 0 if site.kind == "observed" else 1)
+        for dim, size in zip(reversed(names[name]), reversed(value.shape), strict=False):
+            if sizes.setdefault(dim, size) != size:
+                raise ValueError(
+                    f"dimension '{dim}': expected one size, got {sizes[dim]} and, at site '{name}', {size}; use two "
+                    "names in dims."
+                )
+    labels = {}
+    for dim, size in sizes.items():
+        rows = plates[dim].numpy() if dim in plates else np.arange(size)
+        label = np.asarray(given.get(dim, rows))
+        if len(label) != size and dim in plates and len(label) > rows.max():
+            label = label[rows]  # of the full plate
+        if len(label) != size:
+            raise ValueError(f"coords of '{dim}': expected {size} values, got {len(label)}; mend coords.")
+        labels[dim] = label
+    return labels

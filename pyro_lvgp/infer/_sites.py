@@ -1,0 +1,140 @@
+"""One sample site over many draws: which dimension is which, and the log density of each of its entries."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Shaped
+from pyro.distributions.torch_distribution import MaskedDistribution
+from torch import Tensor
+
+Kind = Literal["latent", "deterministic", "observed"]
+
+
+@dataclass(frozen=True, eq=False)
+class SampledSite:
+    """One sample site of the model, over S draws.
+
+    :param kind: ``"latent"``, ``"deterministic"`` or ``"observed"``.
+    :param value: [S, *batch, *event]; for an observed site [*batch, *event], the data, the same for every draw.
+    :param plates: for each batch dimension the name of its plate, or None if it belongs to no plate.
+    :param event_dim: number of event dimensions, the rightmost ones of ``value``.
+    :param log_likelihood: [S, *entry] log density of every entry of an observed site.  Independent layers and masks are
+        peeled off, so the entries of ``Normal(...).mask(...).to_event(1)`` are numbers, not rows.
+    :param is_observed: [*entry]; False where an entry is masked or NaN.
+    :param prediction: [S, *batch, *event] draws from the likelihood of an observed site.
+    """
+
+    kind: Kind
+    value: Shaped[Tensor, "..."]
+    plates: tuple[str | None, ...]
+    event_dim: int
+    log_likelihood: Shaped[Tensor, "S ..."] | None = None
+    is_observed: Bool[Tensor, "..."] | None = None
+    prediction: Shaped[Tensor, "S ..."] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class SiteLayout:
+    """Shapes of a site in one draw, without any plate over draws."""
+
+    kind: Kind
+    shape: torch.Size
+    entry_shape: torch.Size
+    plates: tuple[str | None, ...]
+    event_dim: int
+
+    @classmethod
+    def of(cls, site: Mapping) -> "SiteLayout":
+        """Read the layout off a site of a trace of one draw."""
+        value, fn = site["value"], site["fn"]
+        frames = {frame.dim: frame for frame in site["cond_indep_stack"] if frame.vectorized}
+        kind: Kind
+        entry_shape = torch.Size()
+        if site["infer"].get("_deterministic"):
+            kind, shape, event_dim = "deterministic", value.shape, fn.event_dim
+            outermost = -min(frames, default=0)
+            if event_dim == value.dim() and all(
+                value.shape[dim + outermost : dim + outermost + 1] == (frame.size,) for dim, frame in frames.items()
+            ):
+                # pyro.deterministic calls every dimension an event dimension unless told otherwise: trust the plates.
+                event_dim -= outermost
+        else:
+            kind = "observed" if site["is_observed"] else "latent"
+            shape, event_dim = value_of(site).shape, fn.event_dim
+            if kind == "observed":
+                entry_shape = entries(site)[0].shape
+        plates = tuple(frames[dim].name if dim in frames else None for dim in range(event_dim - len(shape), 0))
+        return cls(kind, shape, entry_shape, plates, event_dim)
+
+    def stack(self, site: Mapping, num: int) -> Tensor:
+        """Value of a site of a trace of ``num`` draws, as [num, *batch, *event]."""
+        return stack(value_of(site), num, self.shape, site["name"])
+
+    def stack_entries(self, site: Mapping, num: int) -> tuple[Tensor, Tensor]:
+        """Log density and mask of the entries of an observed site, both [num, *entry]."""
+        log_prob, mask = entries(site)
+        return stack(log_prob, num, self.entry_shape, site["name"]), stack(mask, num, self.entry_shape, site["name"])
+
+    def site(self, name: str, draws: Mapping[tuple[str, str], Tensor]) -> SampledSite:
+        """Gather (what, site) -> draws into the site called ``name``."""
+        value, is_observed = draws["value", name], None
+        if self.kind == "observed":
+            value = same(value, name)[0]
+            # An entry of several event dimensions, such as a row of MultivariateNormal, is missing if all of it is NaN.
+            is_nan = torch.isnan(value).reshape(*self.entry_shape, -1).all(-1)
+            is_observed = draws["mask", name].any(0) & ~is_nan
+        log_likelihood, prediction = draws.get(("log_likelihood", name)), draws.get(("prediction", name))
+        return SampledSite(self.kind, value, self.plates, self.event_dim, log_likelihood, is_observed, prediction)
+
+
+def value_of(site: Mapping) -> Tensor:
+    """Value of a site, expanded to the shape of its distribution."""
+    value = site["value"]
+    if site["infer"].get("_deterministic"):
+        return value
+    return value.expand(torch.broadcast_shapes(value.shape, site["fn"].shape()))
+
+
+def same(values: Tensor, name: str) -> Tensor:
+    """``values[:1]`` of an observed site, which must not differ from draw to draw."""
+    if not torch.allclose(values, values[:1].expand_as(values), rtol=0.0, atol=0.0, equal_nan=True):
+        raise ValueError(
+            f"Site '{name}': expected an observed value that is the same for every draw, got one that depends on the "
+            "latent sites. Observe the data themselves, and move the transform into the distribution."
+        )
+    return values[:1]
+
+
+def stack(value: Tensor, num: int, shape: torch.Size, name: str) -> Tensor:
+    """``value`` of ``num`` draws as [num, *shape], whatever dimensions of size one lie between them."""
+    if value.numel() == shape.numel():  # one draw, or a value that does not depend on the draw
+        return value.reshape(shape).expand(num, *shape)
+    if value.shape[0] == num and [n for n in value.shape[1:] if n != 1] == [n for n in shape if n != 1]:
+        return value.reshape(num, *shape)
+    expected = ", ".join(map(str, [num, 1, "…", 1, *shape]))
+    raise ValueError(f"at site '{name}' expected shape [{expected}], got {list(value.shape)}")
+
+
+def entries(site: Mapping) -> tuple[Tensor, Tensor]:
+    """Log density of every entry of an observed site, and a mask that is False where the entry does not count."""
+    log_prob, mask = _peel(site["fn"], value_of(site))
+    return log_prob, mask & _align(site["mask"], site["fn"].event_dim, value_of(site), log_prob)
+
+
+def _peel(fn: Any, value: Tensor) -> tuple[Tensor, Tensor]:
+    if isinstance(fn, torch.distributions.Independent):
+        return _peel(fn.base_dist, value)
+    if isinstance(fn, MaskedDistribution):
+        log_prob, mask = _peel(fn.base_dist, value)
+        return log_prob, mask & _align(fn._mask, fn.event_dim, value, log_prob)
+    log_prob = fn.log_prob(value)
+    return log_prob, torch.ones_like(log_prob, dtype=torch.bool)
+
+
+def _align(mask: Tensor | bool | None, event_dim: int, value: Tensor, log_prob: Tensor) -> Tensor:
+    """A mask over the batch of a distribution as one that broadcasts against the log density of its entries."""
+    mask = torch.as_tensor(True if mask is None else mask, device=value.device).bool()
+    peeled = event_dim - (value.dim() - log_prob.dim())
+    return mask.reshape(mask.shape + (1,) * peeled) if mask.dim() else mask

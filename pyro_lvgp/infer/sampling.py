@@ -1,0 +1,242 @@
+"""Many draws from a guide at once, with the model replayed on every one of them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import pyro
+import torch
+from jaxtyping import Float64, Int64
+from pyro import poutine
+from pyro.poutine.guide import GuideMessenger
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.trace_struct import Trace
+from pyro.poutine.util import site_is_factor, site_is_subsample
+from pyro.util import check_site_shape
+from torch import Tensor
+
+from pyro_lvgp.infer._sites import SampledSite, SiteLayout, same, stack
+
+_DRAWS = "_pyro_lvgp_draws"
+
+
+@dataclass(frozen=True, eq=False)
+class SampledTraces:
+    """S draws z ~ q(z) and what the model makes of them.
+
+    :param sites: the sites of the model, in its order.
+    :param log_p: log p(y, z) of every draw.
+    :param log_q: log density of every draw under what drew it.
+    :param plates: for each plate the rows in it: 0 … size − 1, or the subsample.
+    """
+
+    sites: dict[str, SampledSite]
+    log_p: Float64[Tensor, " S"]
+    log_q: Float64[Tensor, " S"]
+    plates: dict[str, Int64[Tensor, " size"]]
+
+
+def sample_traces(
+    model: Callable,
+    guide: Callable,
+    *args: Any,
+    num_samples: int,
+    chunk_size: int = 50,
+    vectorize: bool = True,
+    predict: bool = True,
+    log_likelihood: bool = True,
+    seed: int | None = None,
+    device: torch.device | str | None = None,
+    **kwargs: Any,
+) -> SampledTraces:
+    """Draw from a guide, replay the model on the draws, and simulate data from them.
+
+    The weight of draw s is p(y, z_s) / q(z_s) with z_s ~ q.  Sites of the model that the guide lacks are drawn from
+    their prior given the other sites: that prior is then part of both p and q.  Every draw sees the same subsample of a
+    subsampled plate, and log p and log q hold Pyro's scale factors.
+
+    Draws are made ``chunk_size`` at a time in a plate to the left of all others, as in ``Trace_ELBO`` with
+    ``vectorize_particles=True``, so model and guide must broadcast over dimensions on the left of their plates.
+
+    :param model: any Pyro model.
+    :param guide: any Pyro guide for it, autoguides and ``GuideMessenger`` included.
+    :param args: arguments of both.
+    :param num_samples: number of draws S.
+    :param chunk_size: number of draws in memory at once; it bounds the memory of everything but the result.
+    :param vectorize: False runs model and guide draw by draw: slow, but it asks nothing of them.
+    :param predict: simulate the observed sites.
+    :param log_likelihood: keep the log density of every observed entry.
+    :param seed: seed of the draws; the global random state is then left alone.  None draws from the global state.
+    :param device: where the result is kept; None for where it was made.
+    :param kwargs: keyword arguments of both.
+    :raises ValueError: if a number is not positive, or an observed value depends on the latent sites.
+    :raises RuntimeError: if model or guide cannot make several draws at once.
+
+    >>> from pyro import distributions as dist
+    >>> def model(y):
+    ...     mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    ...     with pyro.plate("data", len(y)):
+    ...         pyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+    >>> def guide(y):
+    ...     pyro.sample("mu", dist.Normal(y.sum() / (1 + len(y)), (1 + len(y)) ** -0.5))
+    >>> draws = sample_traces(model, guide, torch.tensor([1.0, 3.0]), num_samples=4, seed=0)
+    >>> draws.sites["y"].prediction.shape, draws.sites["y"].plates
+    (torch.Size([4, 2]), ('data',))
+    >>> bool((draws.log_p - draws.log_q).std() < 1e-5)  # an exact posterior has one weight only
+    True
+    """
+    if num_samples < 1 or chunk_size < 1:
+        raise ValueError(
+            f"Expected num_samples ≥ 1 and chunk_size ≥ 1, got {num_samples} and {chunk_size}: ask for one or more."
+        )
+    chunk_size = chunk_size if vectorize else 1
+    with torch.no_grad(), _forked_rng(seed):
+        pair = _Pair(model, guide, args, kwargs, vectorize)
+        chunks = []
+        for start in range(0, num_samples, chunk_size):
+            chunk = pair.draw(min(chunk_size, num_samples - start), predict, log_likelihood)
+            chunks.append({key: value.detach().to(device or value.device) for key, value in chunk.items()})
+    draws = {key: torch.cat([chunk[key] for chunk in chunks]) for key in chunks[0]}
+    sites = {name: layout.site(name, draws) for name, layout in pair.layouts.items()}
+    return SampledTraces(sites, draws["log_p", ""], draws["log_q", ""], pair.plates)
+
+
+class _Pair:
+    """A model and a guide, the layout of their sites, and one subsample of every subsampled plate."""
+
+    def __init__(self, model: Callable, guide: Callable, args: tuple, kwargs: dict, vectorize: bool):
+        self.model, self.guide, self.args, self.kwargs, self.vectorize = model, guide, args, kwargs, vectorize
+        self.subsamples = Trace()
+        guide_trace = self._trace_guide()
+        model_trace = self._trace_model(guide_trace, model)
+        for trace in (guide_trace, model_trace):
+            self.subsamples.nodes.update((name, site) for name, site in trace.nodes.items() if _is_subsample(site))
+        self.plates = {name: torch.as_tensor(site["value"]).cpu() for name, site in self.subsamples.nodes.items()}
+        guide_sites, model_sites = _sampled(guide_trace), _sampled(model_trace)
+        frames = [f for site in (*guide_sites.values(), *model_sites.values()) for f in site["cond_indep_stack"]]
+        self.nesting = max((-frame.dim for frame in frames if frame.vectorized), default=0)
+        self.guide_shapes = {name: site["value"].shape for name, site in guide_sites.items()}
+        self.layouts = {name: SiteLayout.of(site) for name, site in model_sites.items() if not site_is_factor(site)}
+        if not self.layouts:
+            raise ValueError("Expected a model with sample sites, got none: check that it calls pyro.sample.")
+        if vectorize:
+            with _explain_failure():
+                _log_prob(guide_trace, 1, self.nesting)
+                _log_prob(model_trace, 1, self.nesting)
+
+    def draw(self, num: int, predict: bool, log_likelihood: bool) -> dict[tuple[str, str], Tensor]:
+        """Make ``num`` draws: (what, site) -> tensor whose first dimension counts draws."""
+        if not self.vectorize:
+            return self._draw(1, None, nullcontext(), predict, log_likelihood)
+        with _explain_failure():
+            nesting = self.nesting + 1
+            return self._draw(num, nesting, pyro.plate(_DRAWS, num, dim=-nesting), predict, log_likelihood)
+
+    def _draw(
+        self, num: int, nesting: int | None, plate: AbstractContextManager, predict: bool, log_likelihood: bool
+    ) -> dict[tuple[str, str], Tensor]:
+        with plate:
+            guide_trace = self._trace_guide()
+            log_q = _log_prob(guide_trace, num, nesting)
+            model_trace = self._trace_model(self._for_model(guide_trace, num), self.model)
+            log_p = _log_prob(model_trace, num, nesting)
+            simulated = self._trace_model(model_trace, _Simulate()(self.model)) if predict else None
+        # What the guide lacks was drawn from the model: its density is part of q.
+        log_q |= {n: log_p[n] for n, layout in self.layouts.items() if layout.kind == "latent" and n not in log_q}
+        zero = torch.zeros(num, dtype=torch.float64, device=next(iter(log_p.values())).device)
+        result = {("log_p", ""): sum(log_p.values(), zero), ("log_q", ""): sum(log_q.values(), zero)}
+        for name, layout in self.layouts.items():
+            if name not in model_trace:
+                raise ValueError(f"Expected the same sites in every draw, but '{name}' is not in all of them.")
+            site = model_trace.nodes[name]
+            if layout.kind != "observed":
+                result["value", name] = layout.stack(site, num)
+                continue
+            log_prob, mask = layout.stack_entries(site, num)
+            result["value", name] = same(layout.stack(site, num), name)
+            result["mask", name] = mask.any(0, keepdim=True)
+            if log_likelihood:
+                result["log_likelihood", name] = log_prob
+            if simulated is not None:
+                result["prediction", name] = layout.stack(simulated.nodes[name], num)
+        return result
+
+    def _for_model(self, guide_trace: Trace, num: int) -> Trace:
+        """The guide's values with draws to the left of all plates of the model: [num, 1, …, 1, *batch, *event].
+
+        The guide may nest its plates differently, or declare as event dimensions what the model calls plates.
+        """
+        trace = guide_trace.copy()
+        for name, site in _sampled(guide_trace).items() if self.vectorize else ():
+            if name in self.layouts and not site["is_observed"]:
+                shape = self.guide_shapes[name]
+                ones = (1,) * (self.nesting + self.layouts[name].event_dim - len(shape))
+                value = stack(site["value"], num, shape, name).reshape(num, *ones, *shape)
+                trace.nodes[name] = site | {"value": value}
+        return trace
+
+    def _trace_guide(self) -> Trace:
+        guide = poutine.replay(self.guide, trace=self.subsamples)
+        messenger = poutine.unwrap(self.guide)
+        if isinstance(messenger, GuideMessenger):
+            guide(*self.args, **self.kwargs)
+            return messenger.get_traces()[1]
+        return poutine.trace(guide).get_trace(*self.args, **self.kwargs)
+
+    def _trace_model(self, latents: Trace, model: Callable) -> Trace:
+        known = self.subsamples.copy()
+        known.nodes.update((n, s) for n, s in latents.nodes.items() if s["type"] == "sample" and not s["is_observed"])
+        return poutine.trace(poutine.replay(model, trace=known)).get_trace(*self.args, **self.kwargs)
+
+
+class _Simulate(Messenger):
+    """Draw the observed sites.  Unlike ``poutine.uncondition``, leave deterministic sites and factors as they are."""
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["is_observed"] and not msg["infer"].get("_deterministic") and not site_is_factor(msg):
+            msg["is_observed"], msg["value"], msg["done"] = False, None, False
+
+
+def _is_subsample(site: Any) -> bool:
+    return site["type"] == "sample" and site_is_subsample(site)
+
+
+def _sampled(trace: Trace) -> dict[str, Any]:
+    return {name: s for name, s in trace.nodes.items() if s["type"] == "sample" and not _is_subsample(s)}
+
+
+def _log_prob(trace: Trace, num: int, nesting: int | None) -> dict[str, Tensor]:
+    """[num] log density of every site, scaled and masked, summed in float64; shapes are checked if nesting is given."""
+    trace.compute_log_prob(lambda _, site: not _is_subsample(site))
+    sites = _sampled(trace)
+    if nesting is not None:
+        for name, site in sites.items():
+            check_site_shape(site, nesting)
+            shape = site["log_prob"].shape
+            if any(size != 1 for size in shape[: len(shape) - nesting]):
+                raise ValueError(f"at site '{name}' a batch of shape {list(shape)} that is not all in plates")
+    return {name: site["log_prob"].reshape(num, -1).sum(-1, dtype=torch.float64) for name, site in sites.items()}
+
+
+@contextmanager
+def _forked_rng(seed: int | None) -> Iterator[None]:
+    if seed is None:
+        yield
+        return
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def _explain_failure() -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise RuntimeError(
+            "Expected a model and a guide that broadcast over a plate of draws to the left of their own plates, got: "
+            f"{error}\nDeclare every batch dimension by a plate and let the model broadcast over dimensions to the "
+            "left of its plates, or pass vectorize=False to run model and guide draw by draw."
+        ) from error

@@ -1,0 +1,289 @@
+"""Draws, their densities and their names, on models of all shapes; and ArviZ on what comes out."""
+
+import importlib
+import warnings
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+import xarray
+from pyro import poutine
+from pyro.infer.autoguide import AutoDiagonalNormal, AutoNormal, AutoNormalMessenger
+from pyro.nn import PyroModule, PyroParam
+
+from pyro_lvgp.diagnostics import to_arviz
+from pyro_lvgp.infer.sampling import sample_traces
+
+az = pytest.importorskip("arviz_stats")
+
+
+def conjugate(y):
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+
+def exact(y):
+    pyro.sample("mu", dist.Normal(y.sum() / (1 + len(y)), (1.0 + len(y)) ** -0.5))
+
+
+def local_and_global(y):
+    scale = pyro.sample("scale", dist.LogNormal(torch.zeros(3), 0.1).to_event(1))
+    with pyro.plate("data", len(y)):
+        z = pyro.sample("z", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        pyro.deterministic("double", 2 * z, event_dim=1)
+        pyro.deterministic("default", z[..., 0] + 1.0)
+        pyro.sample("y", dist.Normal(z, scale).to_event(1), obs=y)
+
+
+def nested(y):
+    with pyro.plate("rows", 4, dim=-2):
+        a = pyro.sample("a", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("columns", 3, dim=-1):
+            b = pyro.sample("b", dist.Gamma(2.0, 2.0))
+            pyro.sample("y", dist.Normal(a.sum(-1), b), obs=y)
+    with pyro.plate("columns_only", 3, dim=-1):
+        pyro.sample("c", dist.Normal(torch.zeros(2, 2), 1.0).to_event(2))
+
+
+def full_covariance(y):
+    loc = pyro.sample("loc", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.MultivariateNormal(loc, torch.eye(2)), obs=y)
+
+
+MODELS = {
+    "conjugate": (conjugate, (5,), {"mu": (), "y": ("data",)}),
+    "local and global": (
+        local_and_global,
+        (5, 3),
+        {
+            "scale": ("scale_dim_0",),
+            "z": ("data", "z_dim_0"),
+            "double": ("data", "double_dim_0"),
+            "default": ("data",),
+            "y": ("data", "y_dim_0"),
+        },
+    ),
+    "nested": (
+        nested,
+        (4, 3),
+        {
+            "a": ("rows", "a_dim_0"),
+            "b": ("rows", "columns"),
+            "c": ("columns_only", "c_dim_0", "c_dim_1"),
+            "y": ("rows", "columns"),
+        },
+    ),
+    "full covariance": (full_covariance, (5, 2), {"loc": ("loc_dim_0",), "y": ("data", "y_dim_0")}),
+}
+
+
+def joint(model, y, values):
+    """log p(y, z) of one draw by Pyro itself."""
+    return poutine.trace(poutine.condition(model, values)).get_trace(y).log_prob_sum()
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+@pytest.mark.parametrize("make_guide", [AutoNormal, AutoDiagonalNormal, AutoNormalMessenger])
+@pytest.mark.parametrize("name", MODELS)
+def test_names_shapes_and_densities(name, make_guide, vectorize):
+    model, shape, names = MODELS[name]
+    y = torch.randn(shape)
+    guide = make_guide(model)
+    guide(y)
+    tree = to_arviz(model, guide, y, num_samples=7, chunk_size=3, vectorize=vectorize, seed=1)
+    posterior = tree["posterior"]
+    for site, dims in names.items():
+        group = "posterior_predictive" if site == "y" else "posterior"
+        assert tree[group][site].dims == ("chain", "draw", *dims)
+        assert tree[group][site].shape[:2] == (1, 7)
+    latent = [site for site in names if site not in ("y", "double", "default")]
+    for s in range(7):
+        values = {site: torch.as_tensor(posterior[site].values[0, s]) for site in latent}
+        # a's plate is at dim −2: one draw of it has an empty dimension that the export drops
+        if name == "nested":
+            values["a"] = values["a"].unsqueeze(1)
+        np.testing.assert_allclose(tree["sample_stats"]["lp"].values[0, s], joint(model, y, values), rtol=1e-5)
+    likelihood = tree["log_likelihood"]["y"]
+    if name == "local and global":
+        z, scale = posterior["z"], posterior["scale"].values[:, :, None]
+        by_hand = dist.Normal(torch.tensor(z.values), torch.tensor(scale)).log_prob(y)
+        np.testing.assert_allclose(likelihood, by_hand, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(posterior["double"], 2 * z)
+        np.testing.assert_allclose(posterior["default"], z[..., 0] + 1)
+    if name == "full covariance":
+        assert likelihood.dims == ("chain", "draw", "data")
+    np.testing.assert_array_equal(tree["observed_data"]["y"], y)
+
+
+def test_conjugate_posterior_is_exact():
+    y = torch.tensor([1.0, 2.0, 4.5])
+    tree = to_arviz(conjugate, exact, y, num_samples=4000, chunk_size=1000, seed=0)
+    mu = tree["posterior"]["mu"].values
+    # Posterior N(7.5 / 4, 1 / 4): four standard errors of 4000 draws.
+    assert abs(mu.mean() - 7.5 / 4) < 4 * 0.5 / 4000**0.5
+    # log p(y, z) − log q(z) is the log evidence, whatever the draw; y ~ N(0, I + 11ᵀ).
+    evidence = dist.MultivariateNormal(torch.zeros(3), torch.eye(3) + 1.0).log_prob(y)
+    np.testing.assert_allclose(tree["sample_stats"]["log_weight"], evidence, atol=1e-5)
+    np.testing.assert_allclose(
+        tree["sample_stats"]["lq"].values[0], dist.Normal(7.5 / 4, 0.5).log_prob(torch.tensor(mu[0])), rtol=1e-4
+    )
+    predictions = tree["posterior_predictive"]["y"].values
+    assert abs(predictions.mean() - 7.5 / 4) < 4 * (0.25 + 1.0) ** 0.5 / 4000**0.5
+    assert abs(predictions[..., 0].var() - 1.25) < 4 * 1.25 * (2 / 4000) ** 0.5
+
+
+def test_guide_with_other_plates_than_the_model():
+    y = torch.randn(4, 3)
+
+    def guide(y):  # event dimensions where the model has plates, and a plate for what is an event there
+        pyro.sample("b", dist.LogNormal(torch.zeros(4, 3), 0.1).to_event(2))
+        with pyro.plate("guide_rows", 4, dim=-1):
+            pyro.sample("a_rows", dist.Normal(0.0, 1.0), infer={"is_auxiliary": True})
+        pyro.sample("a", dist.Normal(torch.zeros(4, 1, 2), 1.0).to_event(3))
+        with pyro.plate("columns_only", 3, dim=-1):
+            pyro.sample("c", dist.Normal(torch.zeros(2, 2), 1.0).to_event(2))
+
+    fast = to_arviz(nested, guide, y, num_samples=6)
+    assert fast["posterior"]["a"].dims == ("chain", "draw", "rows", "a_dim_0")
+    for s in range(6):
+        values = {site: torch.as_tensor(fast["posterior"][site].values[0, s]) for site in ("a", "b", "c")}
+        values["a"] = values["a"].unsqueeze(1)
+        np.testing.assert_allclose(fast["sample_stats"]["lp"].values[0, s], joint(nested, y, values), rtol=1e-5)
+
+
+def test_sites_that_the_guide_lacks_weigh_nothing():
+    def model(y):
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        pyro.sample("noise", dist.Normal(mu, 3.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+    y = torch.tensor([1.0, 2.0])
+    weight = to_arviz(model, exact, y, num_samples=5)["sample_stats"]["log_weight"]
+    evidence = dist.MultivariateNormal(torch.zeros(2), torch.eye(2) + 1.0).log_prob(y)
+    np.testing.assert_allclose(weight, evidence, atol=1e-5)
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+def test_one_subsample_for_all_draws(explicit):
+    y = torch.randn(20)
+
+    def model(y, idx=None):
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        size = None if explicit else 6
+        with pyro.plate("data", 20, subsample_size=size, subsample=idx) as rows:
+            z = pyro.sample("z", dist.Normal(mu, 1.0))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=y[rows])
+
+    idx = torch.tensor([3, 11, 0, 19, 5, 6]) if explicit else None
+    plates = (lambda y, idx: pyro.plate("data", 20, subsample=idx)) if explicit else None
+    tree = to_arviz(model, AutoNormal(model, create_plates=plates), y, idx, num_samples=9, chunk_size=2)
+    rows = tree["posterior"]["z"].coords["data"].values
+    np.testing.assert_array_equal(tree["observed_data"]["y"], y[rows])
+    mu, z = (torch.tensor(tree["posterior"][site].values[0]) for site in ("mu", "z"))
+    likelihood = dist.Normal(z, 1.0).log_prob(y[rows])
+    np.testing.assert_allclose(tree["log_likelihood"]["y"].values[0], likelihood, rtol=1e-4)  # not scaled
+    lp = dist.Normal(0.0, 1.0).log_prob(mu)
+    lp = lp + 20 / 6 * (likelihood + dist.Normal(mu[:, None], 1.0).log_prob(z)).sum(-1)
+    np.testing.assert_allclose(tree["sample_stats"]["lp"].values[0], lp, rtol=1e-5)
+
+    letters = [chr(65 + i) for i in range(20)]
+    named = to_arviz(model, AutoNormal(model, create_plates=plates), y, idx, num_samples=2, coords={"data": letters})
+    rows = named["posterior"]["z"].coords["data"].values
+    np.testing.assert_array_equal(named["observed_data"]["y"], y[[letters.index(row) for row in rows]])
+
+
+class Masked(PyroModule):
+    """Factor analysis that takes NaN for missing, with its mask in one of three places."""
+
+    event_dims = {"z": ("latent",), "y": ("output",)}  # noqa: RUF012
+
+    def __init__(self, place):
+        super().__init__()
+        self.place = place
+        self.weight = PyroParam(torch.tensor([[1.0, 0.5, -1.0], [0.0, 1.0, 1.0]]))
+
+    def forward(self, y):
+        mask, y = ~torch.isnan(y), torch.nan_to_num(y)
+        with pyro.plate("data", len(y)):
+            z = pyro.sample("z", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+            fn = dist.Normal(z @ self.weight, 0.5)
+            if self.place == "entries":
+                pyro.sample("y", fn.mask(mask).to_event(1), obs=y)
+            elif self.place == "rows":
+                pyro.sample("y", fn.to_event(1).mask(mask.all(-1)), obs=y)
+            else:
+                with poutine.mask(mask=mask.all(-1)):
+                    pyro.sample("y", fn.to_event(1), obs=y)
+
+
+@pytest.fixture(params=["entries", "rows", "handler"])
+def incomplete(request):
+    y = torch.randn(6, 3)
+    y[1, 2] = y[4, 0] = torch.nan
+    if request.param != "entries":
+        y[[1, 4]] = torch.nan
+    model = Masked(request.param)
+    return y, to_arviz(model, AutoNormal(model), y, num_samples=300, seed=0)
+
+
+def test_missing_entries(incomplete):
+    y, tree = incomplete
+    seen = ~torch.isnan(y).numpy()
+    np.testing.assert_array_equal(tree["observed_data"]["y"], y)
+    assert tree["observed_data"]["y"].dims == ("data", "output")
+    assert tree["posterior_predictive"]["y"].shape == (1, 300, 6, 3)
+    assert np.isfinite(tree["posterior_predictive"]["y"]).all()
+    likelihood = tree["log_likelihood"]["y_observed"]
+    assert list(tree["log_likelihood"].data_vars) == ["y_observed"]
+    weight = torch.tensor([[1.0, 0.5, -1.0], [0.0, 1.0, 1.0]])
+    by_hand = dist.Normal(torch.tensor(tree["posterior"]["z"].values) @ weight, 0.5).log_prob(y.nan_to_num())
+    np.testing.assert_allclose(likelihood, by_hand.numpy()[:, :, seen], rtol=1e-4, atol=1e-4)
+    where = likelihood.coords["y_data"].values, likelihood.coords["y_output"].values
+    np.testing.assert_array_equal(tree["observed_data"]["y_observed"], y.numpy()[where])
+    np.testing.assert_array_equal(
+        tree["posterior_predictive"]["y_observed"], tree["posterior_predictive"]["y"].values[:, :, *where]
+    )
+
+
+def test_arviz_statistics_with_missing_entries(incomplete):
+    y, tree = incomplete
+    num_observed = int((~torch.isnan(y)).sum())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto")  # the guide is not fitted
+        loo = az.loo(tree, pointwise=True)
+        stats = tree["sample_stats"]
+        approximate = az.loo_approximate_posterior(tree, log_p=stats["lp"], log_q=stats["lq"])
+    assert np.isfinite([loo.elpd, approximate.elpd]).all()
+    assert loo.n_data_points == num_observed
+    pit = az.loo_pit(tree, var_names="y_observed")["y_observed"]
+    assert pit.shape == (num_observed,)
+    assert ((pit >= 0) & (pit <= 1)).all()
+
+
+def test_loo_of_exact_posterior():
+    y = torch.tensor([0.3, -0.4, 1.2, 0.1, 0.8, -1.0, 0.2, 0.6])
+    tree = to_arviz(conjugate, exact, y, num_samples=4000, chunk_size=4000, seed=0)
+    stats = tree["sample_stats"]
+    loo = az.loo_approximate_posterior(tree, log_p=stats["lp"], log_q=stats["lq"])
+    # Leave one out: y_i ~ N(Σ_{j≠i} y_j / N, 1 + 1 / N), N = 8.
+    by_hand = dist.Normal((y.sum() - y) / 8, (1 + 1 / 8) ** 0.5).log_prob(y).sum()
+    assert abs(loo.elpd - by_hand) < 0.05
+
+
+@pytest.fixture
+def azp(monkeypatch):
+    matplotlib = pytest.importorskip("matplotlib")
+    pytest.importorskip("arviz_plots", exc_type=ModuleNotFoundError) if False else None
+    with warnings.catch_warnings():
+        # arviz-plots 0.8 looks for matplotlib.style.core, which matplotlib ≥ 3.11 no longer imports by itself.
+        warnings.simplefilter("ignore")
+        importlib.import_module("matplotlib.style.core")
+        plots = pytest.importorskip("arviz_plots")
+    matplotlib.use("agg")
+    yield plots
+    matplotlib.pyplot.close("all")

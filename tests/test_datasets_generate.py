@@ -1,0 +1,77 @@
+"""Generated data sets: sizes, seeds, and the distributions that their docstrings state."""
+
+import numpy as np
+import pytest
+from scipy.special import expit
+from sklearn.utils import check_random_state
+
+from pyro_lvgp.datasets import bouncing_balls, s_curve
+
+
+def test_s_curve_sizes_seed_and_noise():
+    state = check_random_state(None).get_state()[1].copy()  # of the global generator
+    data, again, other = s_curve(200, 400, seed=3), s_curve(200, 400, seed=3), s_curve(200, 400, seed=4)
+    np.testing.assert_array_equal(check_random_state(None).get_state()[1], state)
+    assert (data.Y.shape, data.X.shape, data.F.shape, data.t.shape) == ((200, 400), (200, 2), (200, 400), (200,))
+    np.testing.assert_array_equal(data.Y, again.Y)
+    assert not np.array_equal(data.Y, other.Y)
+    assert np.all(np.diff(data.t) > 0)
+    np.testing.assert_allclose(data.X.std(0), 1)
+    np.testing.assert_allclose(data.X[:, 0] / data.X[-1, 0], np.sin(data.t) / np.sin(data.t[-1]), rtol=1e-9)
+    # 80,000 residuals: the standard error of their standard deviation is 0.5 / √160,000.
+    assert abs((data.Y - data.F).std() - 0.5) < 5 * 0.5 / 400
+
+
+def test_s_curve_has_the_stated_covariance():
+    data = s_curve(20, 400_000)
+    d = data.X[:, None] - data.X[None]
+    K = 0.5 * np.exp(-0.5 * (d**2).sum(-1)) + 0.5 * np.exp(-2 * (np.sin(np.pi * d / 4.5) ** 2).sum(-1))
+    centred = data.F - 5.0
+    # The standard error of an entry is at most √(2 / 400,000); the mean's is 1 / √400,000.
+    np.testing.assert_allclose(centred @ centred.T / 400_000, K, atol=5 * 0.00224)
+    np.testing.assert_allclose(centred.mean(1), 0, atol=5 / 400_000**0.5)
+
+
+@pytest.mark.parametrize("likelihood", ["bernoulli", "poisson", "negative-binomial", "binomial"])
+def test_s_curve_counts_have_the_mean_and_variance_of_their_link(likelihood):
+    data = s_curve(100, 1000, likelihood=likelihood, total_count=6)
+    p, rate = expit(data.F), np.exp(data.F)
+    mean, variance = {
+        "bernoulli": (p, p * (1 - p)),
+        "poisson": (rate, rate),
+        "negative-binomial": (6 * rate, 6 * rate * (1 + rate)),
+        "binomial": (6 * p, 6 * p * (1 - p)),
+    }[likelihood]
+    z = (data.Y - mean) / np.sqrt(variance)  # mean 0, variance 1: standard error of the mean 1 / √100,000
+    assert data.Y.dtype == np.int64
+    assert abs(z.mean()) < 5 / 1e5**0.5
+    assert abs(z.var() - 1) < 0.1  # kurtosis of small counts: well above five standard errors
+
+
+def test_bouncing_balls_move_at_one_speed_and_turn_at_the_ends():
+    data = bouncing_balls(30, 40, 7, period=10.0)
+    assert (data.Y.shape, data.t.shape, data.position.shape) == ((30, 40, 7), (40,), (30, 40))
+    np.testing.assert_array_equal(data.Y, bouncing_balls(30, 40, 7, period=10.0).Y)
+    assert data.position.min() >= 0
+    assert data.position.max() <= 6
+    np.testing.assert_allclose(data.position[:, 10:], data.position[:, :-10], atol=1e-12)  # period
+    speed = np.abs(np.diff(data.position))
+    assert speed.max() <= 2 * 6 / 10 + 1e-12  # there and back in one period; less where it turns
+    assert np.isclose(speed, 1.2).mean() > 0.6
+    np.testing.assert_array_equal(data.F.argmax(-1), np.rint(data.position))
+    assert abs((data.Y - data.F).std() - 0.1) < 5 * 0.1 / np.sqrt(2 * data.Y.size)
+
+
+@pytest.mark.parametrize(
+    ("generate", "arguments", "message"),
+    [
+        (s_curve, {"likelihood": "gamma"}, "expected a likelihood out of gaussian.*got 'gamma'"),
+        (s_curve, {"num_data": 0}, "expected a positive num_data, got 0"),
+        (s_curve, {"noise": -1.0}, "at least 0, got -1"),
+        (bouncing_balls, {"num_pixels": 0}, "expected a positive num_pixels, got 0"),
+        (bouncing_balls, {"noise": -1.0}, "at least 0, got -1"),
+    ],
+)
+def test_generators_check_their_arguments(generate, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        generate(**arguments)

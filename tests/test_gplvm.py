@@ -1,0 +1,312 @@
+"""The model against slow twins, closed forms and quadrature."""
+
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import Predictive, Trace_ELBO, TraceMeanField_ELBO
+from pyro.nn import PyroSample
+
+from pyro_lvgp.guides import MeanFieldGuide
+from pyro_lvgp.kernels import RBF, Linear
+from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, NegativeBinomial, Poisson
+from pyro_lvgp.models import BayesianGPLVM
+
+N, D, Q, M = 12, 3, 2, 5
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    torch.set_default_dtype(torch.float64)
+
+
+@pytest.fixture
+def Y():
+    return torch.randn(N, D)
+
+
+def _model(**kwargs):
+    return BayesianGPLVM(N, D, kwargs.pop("latent_dim", Q), num_inducing=M, **kwargs)
+
+
+def _holes(Y):
+    Y = Y.clone()
+    Y[torch.rand(Y.shape) < 0.5] = torch.nan
+    Y[:, 0] = torch.where(torch.isnan(Y).all(1), torch.zeros(len(Y)), Y[:, 0])
+    return Y
+
+
+def _log_joint(model, Y, X, u, idx=None):
+    data = {"X": X, "u": u}
+    return poutine.trace(poutine.condition(model, data)).get_trace(Y, idx).log_prob_sum()
+
+
+def _slow_log_joint(model, Y, X, u, entry):
+    """One datum and one output at a time, over observed entries only."""
+    Z, k = model.inducing_points, model.kernel
+    Luu = torch.linalg.cholesky(k(Z) + 1e-8 * model.kernel.variance * torch.eye(M))
+    total = dist.Normal(0.0, 1.0).log_prob(X).sum() + dist.Normal(0.0, 1.0).log_prob(u).sum()
+    for n in range(len(Y)):
+        x = X[n : n + 1]
+        A = torch.linalg.inv(Luu) @ k(Z, x)
+        s = k(x)[0, 0] - (A * A).sum()
+        for d in range(D):
+            if not torch.isnan(Y[n, d]):
+                total = total + entry(Y[n, d], A[:, 0] @ u[d], s, model.likelihood.variance)
+    return total
+
+
+ENTRY = {
+    "svgp": lambda y, m, s, v: dist.Normal(m, v.sqrt()).log_prob(y) - s / (2 * v),
+    "fitc": lambda y, m, s, v: dist.Normal(m, (s + v).sqrt()).log_prob(y),
+}
+
+
+@pytest.mark.parametrize("term", ENTRY)
+@pytest.mark.parametrize("holes", [False, True])
+def test_log_joint_and_gradients_against_a_loop_over_observed_entries(Y, term, holes):
+    Y = _holes(Y) if holes else Y
+    model = _model(likelihood_term=term)
+    X, u = torch.randn(N, Q, requires_grad=True), torch.randn(D, M, requires_grad=True)
+    fast, slow = _log_joint(model, Y, X, u), _slow_log_joint(model, Y, X, u, ENTRY[term])
+    torch.testing.assert_close(fast, slow)
+    variables = [X, u, *(p for name, p in model.named_parameters() if name != "mean_unconstrained" and name != "mean")]
+    for name, a, b in zip(
+        ["X", "u", *(name for name, _ in model.named_parameters())],
+        torch.autograd.grad(fast, variables),
+        torch.autograd.grad(slow, variables),
+        strict=False,
+    ):
+        assert a.isfinite().all(), name
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+
+
+def test_sampled_term_is_unbiased(Y):
+    X, u = torch.randn(N, Q), torch.randn(D, M)
+    model = _model()
+    exact = _log_joint(model, Y, X, u)
+    model.likelihood_term = "sampled"
+    draws = torch.stack([_log_joint(model, Y, X, u) for _ in range(2000)]).detach()
+    assert abs(draws.mean() - exact) < 4 * draws.std() / 2000**0.5
+
+
+def test_mini_batches_are_exact(Y):
+    """The average over a partition of N/B times the batch is the full-batch log joint."""
+    model, X, u = _model(), torch.randn(N, Q), torch.randn(D, M)
+    log_u = dist.Normal(0.0, 1.0).log_prob(u).sum()
+    parts = [_log_joint(model, Y[i], X[i], u, i) - log_u for i in torch.randperm(N).split(4)]
+    torch.testing.assert_close(sum(parts) / len(parts), _log_joint(model, Y, X, u) - log_u)
+
+
+def test_mean_field_bound_at_one_dimension_equals_integration(Y):
+    """E over u in closed form, E over x on a grid, KLs in closed form."""
+    Y = _holes(Y)
+    model = _model(latent_dim=1, likelihood=Gaussian(0.3))
+    guide = MeanFieldGuide(model, init_scale=0.6)
+    guide(Y)
+    guide.locs.u = torch.randn(D, M)
+    guide.locs.X = torch.randn(N, 1)
+    with torch.no_grad():
+        estimates = torch.tensor([-TraceMeanField_ELBO().loss(model, guide, Y) for _ in range(3000)])
+        m, S = guide.locs.u, guide.scales.u @ guide.scales.u.mT
+        loc, scale, noise = guide.locs.X, guide.scales.X, model.likelihood.variance
+        Z, k = model.inducing_points, model.kernel
+        Luu = torch.linalg.cholesky(k(Z) + 1e-8 * torch.eye(M))
+        grid = torch.linspace(-8, 8, 1001)
+        bound = -torch.distributions.kl_divergence(
+            dist.MultivariateNormal(m, scale_tril=guide.scales.u), dist.MultivariateNormal(torch.zeros(M), torch.eye(M))
+        ).sum()
+        bound -= torch.distributions.kl_divergence(dist.Normal(loc, scale), dist.Normal(0.0, 1.0)).sum()
+        for n in range(N):
+            x = (loc[n] + scale[n] * grid)[:, None]
+            A = torch.linalg.solve(Luu, k(Z, x))
+            for d in range(D):
+                if torch.isnan(Y[n, d]):
+                    continue
+                f_variance = 1.0 - (A * A).sum(0) + torch.einsum("mg,mk,kg->g", A, S[d], A)
+                term = dist.Normal(A.mT @ m[d], noise.sqrt()).log_prob(Y[n, d]) - f_variance / (2 * noise)
+                bound += torch.trapezoid(dist.Normal(0.0, 1.0).log_prob(grid).exp() * term, grid)
+    assert abs(estimates.mean() - bound) < 4 * estimates.std() / len(estimates) ** 0.5
+
+
+def test_predict_equals_exact_regression_when_every_input_is_an_inducing_point():
+    """With Z = X and the optimal q(u), the sparse model is exact Gaussian process regression."""
+    X, X_new, y = torch.randn(M, 1), torch.randn(7, 1), torch.randn(M, 1)
+    model = BayesianGPLVM(M, 1, 1, RBF(1, lengthscale=0.7), num_inducing=M, likelihood=Gaussian(0.2))
+    model.inducing_points = X
+    k, noise = model.kernel, 0.2
+    A = torch.linalg.cholesky(k(X)).mT
+    precision = torch.eye(M) + A @ A.mT / noise
+    guide = MeanFieldGuide(model)
+    guide(y)
+    guide.locs.u = torch.linalg.solve(precision, A @ y / noise).mT
+    guide.scales.u = torch.linalg.cholesky(torch.linalg.inv(precision))[None]
+    with torch.no_grad():
+        K = k(X) + noise * torch.eye(M)
+        mean = k(X_new, X) @ torch.linalg.solve(K, y)
+        variance = (1.0 - (k(X_new, X) * torch.linalg.solve(K, k(X, X_new)).mT).sum(-1, keepdim=True)) + noise
+    prediction = model.predict(guide, X_new, num_samples=2000)
+    assert ((prediction.mean - mean).abs() < 4.5 * (variance / 2000).sqrt()).all()
+    torch.testing.assert_close(prediction.variance, variance, rtol=0.1, atol=0.0)
+
+
+def test_infer_latents_equals_factor_analysis_for_a_linear_kernel():
+    """Given u, a linear kernel with M ≥ Q makes x | y Gaussian: precision I + WᵀW/σ², W the rows of weights seen."""
+    model = _model(kernel=Linear(Q), likelihood=Gaussian(0.5))
+    guide = MeanFieldGuide(model, init_scale=1e-4)
+    y = torch.randn(N, D)
+    guide(y)
+    guide.locs.u = torch.randn(D, M)
+    with torch.no_grad():
+        unit = model.predict(guide, torch.eye(Q)).f_mean.mT  # W [D, Q], as f is linear in x
+    Y_new = _holes(torch.randn(6, D))
+    q = model.infer_latents(guide, Y_new, num_steps=4000, learning_rate=0.02).base_dist
+    for n in range(6):
+        W = unit[~torch.isnan(Y_new[n])]
+        precision = torch.eye(Q) + W.mT @ W / 0.5
+        loc = torch.linalg.solve(precision, W.mT @ Y_new[n][~torch.isnan(Y_new[n])] / 0.5)
+        torch.testing.assert_close(q.loc[n], loc, rtol=0.0, atol=0.05)
+        torch.testing.assert_close(q.scale[n], precision.diagonal().rsqrt(), rtol=0.1, atol=0.0)
+
+
+def test_infer_latents_leaves_model_guide_and_random_state_alone(Y):
+    model = _model()
+    guide = MeanFieldGuide(model)
+    guide(Y)
+    Y_new = torch.randn(30, D)  # more rows than the model has data
+    before = {k: v.clone() for k, v in [*model.state_dict().items(), *guide.state_dict().items()]}
+    state = torch.get_rng_state()
+    model.infer_latents(guide, Y_new, num_steps=3)
+    assert torch.equal(state, torch.get_rng_state())
+    for name, value in [*model.state_dict().items(), *guide.state_dict().items()]:
+        assert torch.equal(value, before[name])
+    assert all(p.grad is None for p in [*model.parameters(), *guide.parameters()])
+
+
+def test_impute_keeps_what_is_observed(Y):
+    model = _model().initialize(Y)
+    guide = MeanFieldGuide(model)
+    guide(Y)
+    holes = _holes(Y)
+    for filled in (
+        model.impute(guide, holes, num_samples=4),
+        model.impute(guide, holes[:4], torch.arange(4), num_samples=4),
+        model.impute(guide, holes, latents=model.infer_latents(guide, holes, num_steps=2), num_samples=4),
+    ):
+        seen = ~torch.isnan(holes[: len(filled.mean)])
+        assert torch.equal(filled.mean[seen], holes[: len(filled.mean)][seen])
+        assert (filled.variance[seen] == 0).all()
+        assert (filled.variance[~seen] > 0).all()
+        assert filled.mean.isfinite().all()
+
+
+def test_initialize_reconstructs_like_pca_and_guides_start_there():
+    X = torch.randn(60, 2)
+    Y = X @ torch.randn(2, 6) + 0.05 * torch.randn(60, 6) + 3.0
+    Y[torch.rand(Y.shape) < 0.1] = torch.nan
+    for method in ("pca", "factor-analysis"):
+        model = BayesianGPLVM(60, 6, 2, RBF(2, lengthscale=3.0), num_inducing=20).initialize(Y, method=method)
+        guide = MeanFieldGuide(model)
+        error = (model.reconstruct(guide, Y, num_samples=4).mean - Y).square().nanmean()
+        assert error < 0.05 * Y[~torch.isnan(Y)].var()
+
+
+def test_priors_on_hyperparameters_with_and_without_vectorised_particles(Y):
+    model = _model()
+    model.kernel.lengthscale = PyroSample(dist.LogNormal(torch.zeros(Q), 0.3).to_event(1))
+    model.kernel.variance = PyroSample(dist.LogNormal(0.0, 0.3))
+    model.likelihood.variance = PyroSample(dist.LogNormal(-1.0, 0.3))
+    guide = MeanFieldGuide(model)
+    guide(Y)
+    loop = torch.tensor([Trace_ELBO().loss(model, guide, Y) for _ in range(1500)])
+    vectorised = Trace_ELBO(num_particles=1500, vectorize_particles=True, max_plate_nesting=1).loss(model, guide, Y)
+    assert abs(loop.mean() - vectorised) < 4 * (2**0.5) * loop.std() / 1500**0.5
+    assert set(guide.median()) == {"kernel.lengthscale", "kernel.variance", "likelihood.variance", "u", "X"}
+
+
+@pytest.mark.parametrize(
+    "likelihood", [Bernoulli(), Poisson(), NegativeBinomial(), Binomial(4), Gaussian()], ids=lambda x: type(x).__name__
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_likelihood_trains_with_holes(likelihood, dtype):
+    torch.set_default_dtype(dtype)
+    likelihood = likelihood.to(dtype)
+    Y = _holes(likelihood(torch.randn(N, D)).sample())
+    model = _model(likelihood=likelihood).initialize(Y)
+    guide = MeanFieldGuide(model)
+    loss = TraceMeanField_ELBO()(model, guide)
+    value = loss(Y)
+    value.backward()
+    assert value.dtype == dtype
+    for name, parameter in loss.named_parameters():
+        assert parameter.grad.isfinite().all(), name
+    assert Predictive(model, guide=guide, num_samples=3)(None)["y"].shape == (3, N, D)
+    assert model.reconstruct(guide, Y, num_samples=2).mean.dtype == dtype
+
+
+def test_generate():
+    trace = poutine.trace(_model()).get_trace()
+    assert trace.nodes["u"]["value"].shape == (D, M)
+    assert trace.nodes["X"]["value"].shape == (N, Q)
+    assert trace.nodes["y"]["value"].shape == (N, D)
+
+
+@pytest.mark.usefixtures("unchecked")
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("bad", "error", "match"),
+        [
+            (lambda Y: Y[:, :2], ValueError, r"shape \[rows, 3\], got \[12, 2\]"),
+            (lambda Y: Y[0], ValueError, r"got \[3\]"),
+            (lambda Y: Y[:5], ValueError, "mini-batch with its indices"),
+            (lambda Y: Y.numpy(), TypeError, "torch.as_tensor"),
+            (lambda Y: Y.long(), TypeError, "floating-point"),
+            (lambda Y: Y.float(), TypeError, "model's dtype torch.float64, got torch.float32"),
+            (lambda Y: Y.to("meta"), ValueError, "device"),
+            (lambda Y: torch.where(Y[3, 1] == Y, torch.inf, Y), ValueError, r"got inf at y\[3, 1\]"),
+        ],
+    )
+    def test_forward(self, Y, bad, error, match):
+        with pytest.raises(error, match=match):
+            _model()(bad(Y))
+
+    @pytest.mark.parametrize(
+        ("idx", "error", "match"),
+        [
+            (torch.tensor([0, 12]), IndexError, r"0…11, got 0…12"),
+            (torch.tensor([-1, 2]), IndexError, r"got -1…2"),
+            (torch.tensor([0]), ValueError, "one index for each of 2 rows"),
+            (torch.tensor([0.0, 1.0]), ValueError, "torch.long"),
+        ],
+    )
+    def test_index(self, Y, idx, error, match):
+        with pytest.raises(error, match=match):
+            _model()(Y[:2], idx)
+
+    def test_row_or_column_all_missing(self, Y):
+        for row in (True, False):
+            holes = Y.clone()
+            holes[(4, slice(None)) if row else (slice(None), 1)] = torch.nan
+            with pytest.raises(ValueError, match="row 4" if row else "column 1"):
+                _model().initialize(holes)
+
+    def test_negative_count(self, Y):
+        with pytest.raises(ValueError, match="counts 0, 1, … got|expected counts"):
+            _model(likelihood=Poisson())(-Y.abs().ceil() - 1)
+
+    def test_sizes(self):
+        with pytest.raises(ValueError, match="num_inducing=4 or fewer"):
+            BayesianGPLVM(4, 2, 1, num_inducing=5)
+        with pytest.raises(ValueError, match="latent_dim of 1 or more"):
+            BayesianGPLVM(4, 2, 0, num_inducing=2)
+        with pytest.raises(ValueError, match="likelihood_term"):
+            _model(likelihood_term="vfe")
+
+    def test_methods_check_too(self, Y):
+        model = _model()
+        guide = MeanFieldGuide(model)
+        guide(Y)
+        with pytest.raises(ValueError, match=r"\[rows, 3\]"):
+            model.infer_latents(guide, Y[:, :1])
+        with pytest.raises(ValueError, match="indices"):
+            model.reconstruct(guide, Y[:3])

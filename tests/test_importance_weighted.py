@@ -1,0 +1,239 @@
+"""The importance-weighted bound against quadrature, brute force and itself under subsampling."""
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer.autoguide import AutoNormal
+from pyro.optim import Adam
+
+from pyro_lvgp.guides import MeanFieldGuide
+from pyro_lvgp.infer import ImportanceWeightedELBO
+from pyro_lvgp.likelihoods import Gaussian
+from pyro_lvgp.models import BayesianGPLVM
+
+N, D, M = 8, 3, 4
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    torch.set_default_dtype(torch.float64)
+
+
+def _estimate(elbo, model, guide, *args, draws=400):
+    values = torch.tensor([-elbo.loss(model, guide, *args) for _ in range(draws)])
+    return values.mean(), values.std() / draws**0.5
+
+
+@pytest.fixture()
+def fixed_u():
+    """A one-dimensional GPLVM given u, its guide, data with holes, and the exact evidence by quadrature."""
+    Y = torch.randn(N, D)
+    Y[0, 1:] = torch.nan
+    model = BayesianGPLVM(N, D, 1, num_inducing=M, likelihood=Gaussian(0.2))
+    u = torch.randn(D, M)
+    given = poutine.condition(model, {"u": u})
+    guide = MeanFieldGuide(given, init_scale=0.8, create_plates=model.create_plates)
+    guide(Y)
+    with torch.no_grad():
+        grid = torch.linspace(-8, 8, 2001)[:, None]
+        k, Z, noise = model.kernel, model.inducing_points, model.likelihood.variance
+        A = torch.linalg.solve(torch.linalg.cholesky(k(Z) + 1e-8 * torch.eye(M)), k(Z, grid))
+        mean, s = A.mT @ u.mT, 1.0 - (A * A).sum(0)
+        entries = dist.Normal(mean, noise.sqrt()).log_prob(Y[:, None, :]) - (s / (2 * noise))[:, None]
+        log_joint = torch.nan_to_num(entries).sum(-1) + dist.Normal(0.0, 1.0).log_prob(grid[:, 0])
+        log_evidence = (torch.logsumexp(log_joint, 1) + math.log(16 / 2000)).sum()
+        log_u = dist.Normal(0.0, 1.0).log_prob(u).sum()
+    return given, guide, Y, log_evidence + log_u
+
+
+def test_below_quadrature_evidence_and_rising_in_the_number_of_samples(fixed_u):
+    model, guide, Y, log_evidence = fixed_u
+    last, last_error = -math.inf, 0.0
+    for num_samples in (1, 4, 16, 64, 1024):
+        bound, error = _estimate(ImportanceWeightedELBO("data", num_samples), model, guide, Y)
+        assert bound < log_evidence + 4 * error
+        assert bound > last - 4 * (error + last_error)
+        last, last_error = bound, error
+    assert log_evidence - last < 0.1
+
+
+def test_weights_average_to_the_evidence_of_each_datum(fixed_u):
+    """E[w] = ∫ p(y_n, x) dx, so log-mean-exp over very many samples is exact."""
+    model, guide, Y, log_evidence = fixed_u
+    elbo = ImportanceWeightedELBO("data", 200_000)
+    with torch.no_grad():
+        log_w = elbo.log_weights(model, guide, Y)
+        log_u = poutine.trace(model).get_trace(Y)
+        log_u.compute_log_prob()
+        total = torch.logsumexp(log_w, 0).sum() - N * math.log(200_000) + log_u.nodes["u"]["log_prob_sum"]
+        weights = torch.softmax(log_w, 0)
+        error = (weights.square().sum(0) - 1 / 200_000).sum().sqrt()
+    assert log_w.shape == (200_000, N)
+    assert abs(total - log_evidence) < 4 * error
+
+
+def test_one_sample_is_the_ordinary_bound(fixed_u):
+    model, guide, Y, _ = fixed_u
+    one, error = _estimate(ImportanceWeightedELBO("data", 1), model, guide, Y, draws=1500)
+    ordinary, other = _estimate(Trace_ELBO(), model, guide, Y, draws=1500)
+    assert abs(one - ordinary) < 4 * (error**2 + other**2) ** 0.5
+
+
+@pytest.mark.parametrize("make", [lambda: ImportanceWeightedELBO("data", 5), TraceMeanField_ELBO], ids=["iw", "mean field"])
+def test_subsampled_bounds_are_unbiased(make):
+    """With global sites: over many draws, B of N rows give the bound of all rows."""
+    Y = torch.randn(N, D)
+    model = BayesianGPLVM(N, D, 2, num_inducing=M)
+    guide = MeanFieldGuide(model, init_scale=0.5)
+    guide(Y)
+    elbo = make()
+    full, error = _estimate(elbo, model, guide, Y, draws=1500)
+    values = []
+    for _ in range(3000):
+        idx = torch.randperm(N)[:3]
+        values.append(-elbo.loss(model, guide, Y[idx], idx))
+    values = torch.tensor(values)
+    assert abs(values.mean() - full) < 4 * (values.var() / len(values) + error**2) ** 0.5
+
+
+def _grouped(y, idx=None):
+    """Not one of ours: a global, an outer plate with its own latent, the local plate, and a plate inside it."""
+    loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+    with pyro.plate("groups", 2, dim=-2):
+        shift = pyro.sample("shift", dist.Normal(loc, 1.0))
+        with pyro.plate("data", 6, subsample=idx, dim=-1):
+            x = pyro.sample("x", dist.Normal(shift, 1.0))
+            with pyro.plate("views", 3, dim=-3):
+                pyro.sample("y", dist.Normal(x, 0.7), obs=y)
+
+
+def _brute_force(model, guide_params, y, num_samples):
+    """The same draw of everything, weights computed by hand."""
+    (loc, loc_q), (shift, shift_q), (x, x_q) = guide_params
+    log_w = dist.Normal(shift, 1.0).log_prob(x) + dist.Normal(x, 0.7).log_prob(y[:, None]).sum(0) - x_q.log_prob(x)
+    local = (torch.logsumexp(log_w, 0) - math.log(num_samples)).sum()
+    kl = torch.distributions.kl_divergence
+    return local - kl(loc_q, dist.Normal(0.0, 1.0)) - kl(shift_q, dist.Normal(loc, 1.0)).sum()
+
+
+def test_outer_and_inner_plates_against_brute_force():
+    y = torch.randn(3, 2, 6)
+    guide = MeanFieldGuide(_grouped, init_scale=0.5)
+    guide(y)
+    elbo = ImportanceWeightedELBO("data", 4, max_plate_nesting=3)
+    model_trace, guide_trace = elbo._get_trace(_grouped, guide, (y,), {})
+    assert guide_trace.nodes["loc"]["value"].shape == ()
+    assert guide_trace.nodes["shift"]["value"].shape == (2, 1)
+    assert guide_trace.nodes["x"]["value"].shape == (4, 1, 2, 6)
+    sites = [(guide_trace.nodes[name]["value"], guide_trace.nodes[name]["fn"]) for name in ("loc", "shift", "x")]
+    sites[2] = (sites[2][0][:, 0], dist.Normal(guide.locs.x, guide.scales.x))
+    expected = _brute_force(_grouped, sites, y[:, :, :], 4)
+    torch.testing.assert_close(elbo._particle(model_trace, guide_trace), expected)
+    torch.manual_seed(0)
+    assert elbo.log_weights(_grouped, guide, y).shape == (4, 2, 6)
+
+
+def _gradients(elbo, model, guide, Y, draws):
+    loss = elbo(model, guide)
+    totals = {name: [] for name, _ in loss.named_parameters()}
+    for _ in range(draws):
+        loss.zero_grad()
+        loss(Y).backward()
+        for name, parameter in loss.named_parameters():
+            totals[name].append(parameter.grad.clone())
+    return {name: torch.stack(values) for name, values in totals.items()}
+
+
+def test_dreg_gradient_has_the_same_mean_and_less_noise(fixed_u):
+    model, guide, Y, _ = fixed_u
+    standard = _gradients(ImportanceWeightedELBO("data", 16), _Module(model), guide, Y, 1200)
+    dreg = _gradients(ImportanceWeightedELBO("data", 16, gradient="dreg"), _Module(model), guide, Y, 1200)
+    for name in standard:
+        a, b = standard[name], dreg[name]
+        error = ((a.var(0) + b.var(0)) / 1200).sqrt()
+        assert ((a.mean(0) - b.mean(0)).abs() <= 4.5 * error + 1e-9).all(), name
+        if "scales" in name:
+            assert b.var(0).mean() < 0.5 * a.var(0).mean()
+
+
+class _Module(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args):
+        return self.model(*args)
+
+
+def test_dreg_serves_autonormal_and_refuses_dependent_draws():
+    def model(y):
+        with pyro.plate("data", len(y)):
+            a = pyro.sample("a", dist.Normal(0.0, 1.0))
+            b = pyro.sample("b", dist.LogNormal(a, 1.0))
+            pyro.sample("y", dist.Normal(b, 1.0), obs=y)
+
+    def dependent(y):
+        with pyro.plate("data", len(y)):
+            a = pyro.sample("a", dist.Normal(pyro.param("m", torch.tensor(0.0)), 1.0))
+            pyro.sample("b", dist.LogNormal(a, 1.0))
+
+    y, elbo = torch.ones(3), ImportanceWeightedELBO("data", 8, gradient="dreg")
+    assert elbo.loss_and_grads(model, AutoNormal(model), y) > 0
+    with pytest.raises(ValueError, match="'b' depends on 'a'"):
+        elbo.loss_and_grads(model, dependent, y)
+
+
+def test_trains_through_svi_and_as_a_module(fixed_u):
+    model, guide, Y, log_evidence = fixed_u
+    elbo = ImportanceWeightedELBO("data", 8, num_particles=2)
+    before, _ = _estimate(elbo, model, guide, Y, draws=50)
+    svi = SVI(model, guide, Adam({"lr": 0.05}), elbo)
+    for _ in range(150):
+        svi.step(Y)
+    after, _ = _estimate(elbo, model, guide, Y, draws=50)
+    assert after > before + 1.0
+    loss = elbo(_Module(model), guide)(Y)
+    loss.backward()
+    assert guide.locs.X_unconstrained.grad is not None if hasattr(guide.locs, "X_unconstrained") else loss.requires_grad
+
+
+class TestRefuses:
+    def model(self, y, fault=None):
+        with pyro.plate("data", 4):
+            x = pyro.sample("x", dist.Normal(0.0, 1.0))
+            with pyro.plate("views", 3, subsample_size=2 if fault == "inner" else None, dim=-2):
+                pyro.sample("y", dist.Normal(x, 1.0), obs=y)
+        if fault == "outside":
+            pyro.sample("z", dist.Normal(x.sum(-1), 1.0), obs=torch.tensor(0.0))
+
+    def guide(self, y, fault=None):
+        with pyro.plate("data", 4):
+            if fault == "discrete":
+                pyro.sample("x", dist.Poisson(torch.tensor(1.0)))
+            else:
+                pyro.sample("x", dist.Normal(0.0, 1.0))
+
+    @pytest.mark.parametrize(
+        ("fault", "match"),
+        [
+            ("inner", "plate 'views' inside 'data' is subsampled"),
+            ("outside", "site 'z' lies outside plate 'data'"),
+            ("discrete", "reparameterised, got 'x' with Poisson"),
+        ],
+    )
+    def test_model_or_guide(self, fault, match):
+        with pytest.raises(ValueError, match=match):
+            ImportanceWeightedELBO("data", 5, max_plate_nesting=2).loss(self.model, self.guide, torch.tensor(0.0), fault)
+
+    def test_plate_and_arguments(self):
+        with pytest.raises(ValueError, match="plate named 'cells', got none"):
+            ImportanceWeightedELBO("cells", 5).loss(self.model, self.guide, torch.tensor(0.0))
+        with pytest.raises(ValueError, match="positive num_samples"):
+            ImportanceWeightedELBO("data", 0)
+        with pytest.raises(ValueError, match="dreg"):
+            ImportanceWeightedELBO("data", 2, gradient="sticking")

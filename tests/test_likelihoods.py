@@ -1,0 +1,137 @@
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.nn import PyroSample
+from torch.distributions import Independent, kl_divergence
+
+from pyro_lvgp.distributions import NoisyFunction
+from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, Likelihood, NegativeBinomial, Poisson
+from pyro_lvgp.quadrature import gauss_hermite
+
+LIKELIHOODS = {
+    "gaussian": lambda: Gaussian(0.3),
+    "gaussian per output": lambda: Gaussian(0.3, data_dim=4),
+    "bernoulli": Bernoulli,
+    "binomial": lambda: Binomial(7),
+    "poisson": Poisson,
+    "negative binomial": lambda: NegativeBinomial(5.0),
+    "negative binomial per output": lambda: NegativeBinomial(5.0, data_dim=4),
+}
+
+
+@pytest.fixture(params=LIKELIHOODS, ids=str)
+def likelihood(request) -> Likelihood:
+    return LIKELIHOODS[request.param]().double()
+
+
+@pytest.fixture
+def problem(likelihood):
+    mean, variance = torch.randn(3, 4).double(), torch.rand(3, 4).double()
+    return likelihood(mean).sample(), mean, variance
+
+
+def _grid(function, mean, variance):
+    """∫ g(f) N(f; mean, variance) df on a fine grid."""
+    z = torch.linspace(-9, 9, 4001, dtype=torch.float64).view(-1, 1, 1)
+    density = torch.exp(dist.Normal(0.0, 1.0).log_prob(z))
+    return torch.trapezoid(density * function(mean + variance.sqrt() * z), dx=18 / 4000, dim=0)
+
+
+def test_gauss_hermite_is_exact_for_polynomials():
+    mean, variance = torch.tensor(0.7).double(), torch.tensor(2.0).double()
+    fourth = mean**4 + 6 * mean**2 * variance + 3 * variance**2
+    torch.testing.assert_close(gauss_hermite(lambda f: f**4, mean, variance, num_points=3), fourth)
+    log = gauss_hermite(lambda f: f, mean, variance, log=True)
+    torch.testing.assert_close(log, mean + variance / 2)
+
+
+def test_gauss_hermite_gradient_at_zero_variance():
+    variance = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    gauss_hermite(torch.sin, torch.zeros(2, dtype=torch.float64), variance).sum().backward()
+    assert variance.grad.isfinite().all()
+
+
+def test_expectations_against_a_grid(likelihood, problem):
+    y, mean, variance = problem
+    with torch.no_grad():
+        theta = likelihood.theta()
+        expected = _grid(lambda f: likelihood(f).log_prob(y), mean, variance)
+        torch.testing.assert_close(likelihood.expected_log_prob(y, mean, variance, theta), expected, rtol=1e-6, atol=1e-5)
+        marginal = _grid(lambda f: likelihood(f).log_prob(y).exp(), mean, variance).log()
+        torch.testing.assert_close(likelihood.log_marginal(y, mean, variance, theta), marginal, rtol=0.0, atol=2e-3)
+        y_mean, y_variance = likelihood.moments(mean, variance, theta)
+        expected_mean = _grid(lambda f: likelihood(f).mean, mean, variance)
+        square = _grid(lambda f: likelihood(f).variance + likelihood(f).mean ** 2, mean, variance)
+        torch.testing.assert_close(y_mean, expected_mean, rtol=1e-4, atol=0.0)
+        torch.testing.assert_close(y_variance, square - expected_mean**2, rtol=1e-4, atol=0.0)
+
+
+def test_function_inverts_the_link_roughly(likelihood):
+    f = torch.linspace(-1, 1, 4).double()
+    start = likelihood.function(likelihood(f).sample((20_000,)).mean(0))
+    assert (start.diff() > 0).all()
+    assert (start - f).abs().max() < 0.9
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "bad"),
+    [(Bernoulli(), 2.0), (Binomial(3), 4.0), (Poisson(), -1.0), (NegativeBinomial(), 0.5)],
+)
+def test_check_names_what_is_outside_the_support(likelihood, bad):
+    likelihood.check(torch.tensor([[0.0, torch.nan]]))
+    with pytest.raises(ValueError, match="expected .* got"):
+        likelihood.check(torch.tensor([[0.0, bad]]))
+
+
+@pytest.mark.parametrize("make", [Gaussian, NegativeBinomial])
+def test_parameters_must_be_positive(make):
+    with pytest.raises(ValueError, match="positive"):
+        make(0.0)
+
+
+def test_binomial_count_must_be_positive():
+    with pytest.raises(ValueError, match="total_count"):
+        Binomial(0)
+
+
+def test_prior_on_a_shared_variance_lines_up_with_particles():
+    likelihood = Gaussian()
+    likelihood.variance = PyroSample(dist.LogNormal(torch.zeros(3, 1), 1.0))  # as under a plate of 3 particles
+    assert likelihood(torch.zeros(3, 5, 4)).scale.shape == (3, 5, 4)
+
+
+def test_terms_of_a_noisy_function(likelihood, problem):
+    y, mean, variance = problem
+    with torch.no_grad():
+        svgp, fitc, sampled = (NoisyFunction(likelihood, mean, variance, t) for t in ("svgp", "fitc", "sampled"))
+        assert (svgp.log_prob(y) <= fitc.log_prob(y) + 1e-9).all()
+        draws = sampled.expand((20_000, 3, 4)).log_prob(y)
+        standard_error = draws.std(0) / len(draws) ** 0.5
+        assert ((draws.mean(0) - svgp.log_prob(y)).abs() < 4.5 * standard_error).all()
+
+
+def test_samples_of_a_noisy_function_come_from_the_marginal(likelihood, problem):
+    _, mean, variance = problem
+    noisy = NoisyFunction(likelihood, mean, variance)
+    with torch.no_grad():
+        draws = noisy.sample((40_000,))
+        standard_error = noisy.variance.sqrt() / len(draws) ** 0.5
+        assert ((draws.mean(0) - noisy.mean).abs() < 4.5 * standard_error).all()
+        torch.testing.assert_close(draws.var(0), noisy.variance, rtol=0.25, atol=0.0)
+
+
+def test_noisy_function_expands_and_masks(likelihood):
+    noisy = NoisyFunction(likelihood, torch.zeros(3, 4).double(), torch.ones(3, 1).double())
+    assert noisy.expand((2, 3, 4)).log_prob(torch.ones(3, 4).double()).shape == (2, 3, 4)
+    masked = noisy.mask(torch.tensor(False).expand(3, 4)).to_event(1)
+    assert (masked.log_prob(torch.zeros(3, 4).double()) == 0).all()
+
+
+def test_kl_of_full_to_diagonal_gaussian():
+    A = torch.randn(2, 3, 3).double()
+    q = dist.MultivariateNormal(torch.randn(2, 3).double(), A @ A.mT + torch.eye(3).double())
+    loc, scale = torch.randn(2, 3).double(), torch.rand(2, 3).double() + 0.5
+    p = dist.Normal(loc, scale).to_event(1)
+    dense = dist.MultivariateNormal(loc, torch.diag_embed(scale**2))
+    assert isinstance(p, Independent)
+    torch.testing.assert_close(kl_divergence(q, p), kl_divergence(q, dense))

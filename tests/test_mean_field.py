@@ -1,0 +1,186 @@
+import pickle
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer.autoguide.initialization import init_to_value
+from pyro.optim import Adam
+from torch.distributions import kl_divergence
+
+from pyro_lvgp.guides import MeanFieldGuide
+from pyro_lvgp.models import BayesianGPLVM
+from pyro_lvgp.networks import ZeroImputation
+
+
+def hierarchical(y, idx=None):
+    """Not one of ours: constrained, scalar, vector and matrix sites; nested plates; subsampling; a site with a dotted name."""
+    scale = pyro.sample("noise.scale", dist.LogNormal(0.0, 1.0))
+    weights = pyro.sample("weights", dist.Dirichlet(torch.ones(3)))
+    loading = pyro.sample("loading", dist.Normal(torch.zeros(2, 3), 1.0).to_event(2))
+    with pyro.plate("columns", 3, dim=-2):
+        shift = pyro.sample("shift", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", 10, subsample=idx, dim=-1):
+        x = pyro.sample("x", dist.MultivariateNormal(torch.zeros(2), torch.eye(2)))
+        loc = (x @ loading * weights).mT + shift
+        with pyro.plate("columns", 3, dim=-2):
+            pyro.sample("y", dist.Normal(loc, scale), obs=y)
+
+
+def _plates(y, idx=None):
+    return pyro.plate("data", 10, subsample=idx, dim=-1)
+
+
+@pytest.fixture()
+def y():
+    return torch.randn(3, 10)
+
+
+def test_emits_plain_distributions_with_the_model_s_shapes(y):
+    guide = MeanFieldGuide(hierarchical, covariance={"weights": "full"}, create_plates=_plates)
+    trace = poutine.trace(guide).get_trace(y)
+    model = poutine.trace(poutine.replay(hierarchical, trace)).get_trace(y)
+    for name in ("noise.scale", "weights", "loading", "shift", "x"):
+        assert trace.nodes[name]["fn"].batch_shape == model.nodes[name]["fn"].batch_shape
+        assert trace.nodes[name]["fn"].event_shape == model.nodes[name]["fn"].event_shape
+    assert isinstance(trace.nodes["x"]["fn"], dist.MultivariateNormal)  # full, as its prior
+    assert isinstance(trace.nodes["loading"]["fn"].base_dist, dist.Normal)
+
+
+def test_subsampled_call_takes_the_rows_of_the_batch(y):
+    guide = MeanFieldGuide(hierarchical, create_plates=_plates)
+    guide(y)
+    guide.locs.x = torch.arange(20.0).reshape(10, 2)
+    idx = torch.tensor([7, 2])
+    trace = poutine.trace(guide).get_trace(y[:, idx], idx)
+    assert torch.equal(trace.nodes["x"]["fn"].loc, guide.locs.x[idx])
+    assert trace.nodes["x"]["scale"] == 5.0
+
+
+def test_first_call_may_be_a_mini_batch(y):
+    """Initial values for all rows reach all rows, though the first call sees three of them."""
+    start = torch.arange(20.0).reshape(10, 2)
+    guide = MeanFieldGuide(hierarchical, init_loc_fn=init_to_value(values={"x": start}), create_plates=_plates)
+    idx = torch.tensor([7, 2, 4])
+    guide(y[:, idx], idx)
+    assert torch.equal(guide.locs.x.detach(), start)
+
+
+def test_mean_field_bound_uses_the_analytic_kl(y):
+    model = BayesianGPLVM(10, 3, 2, num_inducing=4)
+    for covariance in ({}, {"X": "full"}):
+        guide = MeanFieldGuide(model, covariance=covariance)
+        trace = poutine.trace(guide).get_trace(y.mT)
+        prior = poutine.trace(poutine.replay(model, trace)).get_trace(y.mT)
+        for name in ("u", "X"):
+            assert kl_divergence(trace.nodes[name]["fn"], prior.nodes[name]["fn"]).shape == prior.nodes[name]["fn"].batch_shape
+
+
+def test_recovers_a_correlated_gaussian_posterior():
+    """y_n ~ N(Wx, σ²): the full covariance finds the exact posterior, the diagonal one its mean and conditional scales."""
+    W, noise = torch.tensor([[1.0, 0.5], [0.2, 1.0], [0.7, 0.7]]), 0.5
+    y = torch.tensor([1.0, -0.5, 0.3])
+
+    def model(y):
+        x = pyro.sample("x", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        pyro.sample("y", dist.Normal(W @ x, noise).to_event(1), obs=y)
+
+    precision = torch.eye(2) + W.mT @ W / noise**2
+    loc = torch.linalg.solve(precision, W.mT @ y / noise**2)
+    for kind, covariance in (("full", precision.inverse()), ("diagonal", torch.diag(1 / precision.diagonal()))):
+        pyro.clear_param_store()
+        guide = MeanFieldGuide(model, covariance={"x": kind})
+        loss = TraceMeanField_ELBO(num_particles=32, vectorize_particles=True, max_plate_nesting=0)
+        svi = SVI(model, guide, Adam({"lr": 0.02}), loss)
+        for _ in range(600):
+            svi.step(y)
+        fitted = guide._base("x", ())
+        torch.testing.assert_close(fitted.mean, loc, rtol=0.0, atol=0.05)
+        torch.testing.assert_close(fitted.variance, covariance.diagonal(), rtol=0.15, atol=0.0)
+        if kind == "full":
+            torch.testing.assert_close(fitted.covariance_matrix, covariance, rtol=0.0, atol=0.03)
+
+
+@pytest.mark.parametrize("covariance", ["diagonal", "full"])
+def test_amortised_by_an_encoder(covariance):
+    Y = torch.randn(10, 3)
+    Y[torch.rand(Y.shape) < 0.3] = torch.nan
+    Y[:, 0] = torch.nan_to_num(Y[:, 0])
+    model = BayesianGPLVM(10, 3, 2, num_inducing=4).initialize(Y)
+    encoder = ZeroImputation(3, 2, covariance=covariance)
+    guide = MeanFieldGuide(model, covariance={"X": covariance}, encoders={"X": encoder})
+    svi = SVI(model, guide, Adam({"lr": 0.01}), TraceMeanField_ELBO())
+    before = [p.detach().clone() for p in encoder.parameters()]
+    idx = torch.tensor([1, 5, 8])
+    svi.step(Y[idx], idx)
+    assert not any(torch.equal(a, b) for a, b in zip(before, encoder.parameters(), strict=True))
+    assert guide.median(Y)["X"].shape == (10, 2)
+    loc, _ = encoder(Y)
+    assert torch.equal(model.infer_latents(guide, Y, num_steps=0).mean, loc)
+
+
+def test_median_and_quantiles(y):
+    guide = MeanFieldGuide(hierarchical, create_plates=_plates, init_scale=0.3)
+    guide(y)
+    low, middle, high = guide.quantiles([0.05, 0.5, 0.95])["noise.scale"]
+    draws = torch.stack([guide(y)["noise.scale"] for _ in range(4000)]).detach()
+    assert (draws < low).float().mean() == pytest.approx(0.05, abs=4 * (0.05 * 0.95 / 4000) ** 0.5)
+    assert (draws < high).float().mean() == pytest.approx(0.95, abs=4 * (0.05 * 0.95 / 4000) ** 0.5)
+    assert torch.equal(middle, guide.median()["noise.scale"])
+    assert guide.median()["weights"].sum() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_module_local_parameters(y, local):
+    with pyro.settings.context(module_local_params=local):
+        model = BayesianGPLVM(10, 3, 2, num_inducing=4)
+        guides = [MeanFieldGuide(model, encoders={"X": ZeroImputation(3, 2)}), MeanFieldGuide(model)]
+        for guide in guides:
+            svi = SVI(model, guide, Adam({"lr": 0.1}), Trace_ELBO())
+            svi.step(y.mT)
+            before = {name: p.detach().clone() for name, p in guide.named_parameters()}
+            svi.step(y.mT)
+            assert before
+            for name, parameter in guide.named_parameters():
+                assert not torch.equal(before[name], parameter), name
+
+
+def test_state_dict_and_pickle(y):
+    def make():
+        guide = MeanFieldGuide(hierarchical, create_plates=_plates)
+        guide(y)
+        return guide
+
+    with pyro.settings.context(module_local_params=True):
+        first, second = make(), make()
+        first.locs.x = torch.randn(10, 2)
+        second.load_state_dict(first.state_dict())
+        assert torch.equal(first.median()["x"], second.median()["x"])
+        assert torch.equal(pickle.loads(pickle.dumps(first)).median()["x"], first.median()["x"])
+
+
+def test_serves_predictive(y):
+    guide = MeanFieldGuide(hierarchical, create_plates=_plates)
+    guide(y)
+    assert Predictive(hierarchical, guide=guide, num_samples=4)(y)["x"].shape[0] == 4
+
+
+def test_errors(y):
+    with pytest.raises(ValueError, match="one of .*'weights'.*got 'nope'"):
+        MeanFieldGuide(hierarchical, covariance={"nope": "full"})(y)
+    with pytest.raises(ValueError, match="vector-valued"):
+        MeanFieldGuide(hierarchical, covariance={"loading": "full"})(y)
+    with pytest.raises(ValueError, match="before its first call"):
+        MeanFieldGuide(hierarchical).median()
+    with pytest.raises(ValueError, match="positive init_scale"):
+        MeanFieldGuide(hierarchical, init_scale=0.0)
+    with pytest.raises(ValueError, match="create_plates"):
+        MeanFieldGuide(hierarchical)(y[:, :4], torch.arange(4))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_unknown_covariance():
+    with pytest.raises(ValueError, match='"diagonal" or "full"'):
+        MeanFieldGuide(hierarchical, covariance={"x": "low-rank"})
