@@ -59,7 +59,7 @@ class ZeroImputation(nn.Module):
         scale_size = latent_dim if covariance == "diagonal" else latent_dim * (latent_dim + 1) // 2
         self.net = MLP(2 * data_dim, latent_dim + scale_size, hidden_dims)
 
-    def forward(self, y: Float[Tensor, "*batch D"]) -> tuple[Float[Tensor, "*batch Q"], Float[Tensor, "*batch ..."]]:
+    def forward(self, y: Float[Tensor, "*batch D"]) -> tuple[Float[Tensor, "*batch Q"], Tensor]:
         observed = ~torch.isnan(y)
         loc, scale = self.net(torch.cat([torch.nan_to_num(y), observed.to(y)], -1)).split(
             [self.latent_dim, self.net[-1].out_features - self.latent_dim], -1
