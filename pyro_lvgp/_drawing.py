@@ -20,6 +20,7 @@ Array = Tensor | np.ndarray | Sequence
 
 
 def as_array(value: Array, name: str, ndim: int | None = None) -> np.ndarray:
+    """A tensor of any device, or an array, as float64."""
     array = value.detach().cpu().double().numpy() if isinstance(value, Tensor) else np.asarray(value, dtype=float)
     if ndim is not None and (array.ndim != ndim or array.size == 0):
         shape = "[N]" if ndim == 1 else "[N, Q]"
@@ -28,12 +29,14 @@ def as_array(value: Array, name: str, ndim: int | None = None) -> np.ndarray:
 
 
 def check_shape(array: np.ndarray, shape: tuple[int, ...], name: str) -> np.ndarray:
+    """The array itself, if it has the shape."""
     if array.shape != shape:
         raise ValueError(f"{name}: expected shape {list(shape)}, got {list(array.shape)}; give one for each.")
     return array
 
 
 def as_images(images: Array, image_shape: tuple[int, ...] | None, name: str, num: int | None = None) -> np.ndarray:
+    """Images, flat or not, as [N, *image_shape]."""
     array = as_array(images, name)
     if image_shape is None or len(image_shape) not in (2, 3) or (len(image_shape) == 3 and image_shape[2] not in (3, 4)):
         raise ValueError(
@@ -49,6 +52,7 @@ def as_images(images: Array, image_shape: tuple[int, ...] | None, name: str, num
 
 
 def clean_axes(ax: Axes | None, figsize: tuple[float, float]) -> Axes:
+    """Axes with light spines on the left and below; new ones of ``figsize`` inches if there are none."""
     if ax is None:
         ax = plt.subplots(figsize=figsize, layout="constrained")[1]
     ax.spines[["top", "right"]].set_visible(False)
@@ -60,12 +64,15 @@ def clean_axes(ax: Axes | None, figsize: tuple[float, float]) -> Axes:
     return ax
 
 
-def color_points(ax: Axes, labels: Array | None, num: int) -> Any:
+def as_labels(labels: Array) -> np.ndarray:
+    """Classes or numbers, as they are."""
+    return labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+
+
+def color_points(ax: Axes, values: np.ndarray | None, num: int) -> Any:
     """Colours of the points, with the legend or colour bar that explains them."""
-    if labels is None:
+    if values is None:
         return np.array([PALETTE[0]] * num)
-    values = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
-    check_shape(values, (num,), "labels")
     names, index = np.unique(values, return_inverse=True)
     is_number = np.issubdtype(values.dtype, np.number)
     if is_number and len(names) > len(PALETTE):
@@ -90,7 +97,7 @@ def color_points(ax: Axes, labels: Array | None, num: int) -> Any:
 
 
 def place_images(
-    ax: Axes, xy: np.ndarray, pictures: np.ndarray, colors: Any, num_images: int, image_size: float, cmap: str
+    ax: Axes, xy: np.ndarray, pictures: np.ndarray, colors: Any, num_images: int, image_size: float | int, cmap: str
 ) -> None:
     """Thumbnails at points that are far apart on the page, each framed in the colour of its point."""
     ax.autoscale_view()

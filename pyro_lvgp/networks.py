@@ -5,7 +5,26 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float
+from pyro.nn import PyroParam
+from pyro.nn.module import to_pyro_module_
 from torch import Tensor, nn
+
+
+def as_pyro_module(network: nn.Module) -> nn.Module:
+    """Make a network, in place, a ``PyroModule`` whose parameters are all ``PyroParam``.
+
+    Plain ``nn.Parameter`` inside a guide fail under Pyro's setting ``module_local_params``.
+
+    >>> net = as_pyro_module(MLP(3, 2))
+    >>> [name for name, _ in net.named_parameters()][0]
+    '0.weight_unconstrained'
+    """
+    to_pyro_module_(network)
+    for module in network.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None and not name.endswith("_unconstrained"):
+                setattr(module, name, PyroParam(parameter.detach()))
+    return network
 
 
 class MLP(nn.Sequential):

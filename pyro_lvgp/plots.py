@@ -1,6 +1,6 @@
 """Pictures of latent spaces, relevances, bounds and reconstructions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib import colormaps
@@ -17,6 +17,7 @@ from pyro_lvgp._drawing import (
     Array,
     as_array,
     as_images,
+    as_labels,
     check_shape,
     clean_axes,
     color_points,
@@ -31,10 +32,10 @@ def plot_latents(
     scale: Array | None = None,
     images: Array | None = None,
     image_shape: tuple[int, ...] | None = None,
-    dims: tuple[int, int] | None = None,
+    dims: Sequence[int] | None = None,
     relevance: Array | None = None,
     num_images: int = 30,
-    image_size: float = 0.32,
+    image_size: float | int = 0.32,
     cmap: str = "gray",
     ax: Axes | None = None,
 ) -> Axes:
@@ -67,6 +68,10 @@ def plot_latents(
     xy = X[:, pair]
     if scale is not None:
         sd = check_shape(as_array(scale, "scale", 2), X.shape, "scale")[:, pair]
+    if labels is not None:
+        labels = check_shape(as_labels(labels), (len(X),), "labels")
+    if num_images < 0 or not image_size > 0:
+        raise ValueError(f"expected num_images ≥ 0 and image_size > 0, got {num_images} and {image_size}; raise them.")
     pictures = None if images is None else as_images(images, image_shape, "images", len(X))
     ax = clean_axes(ax, (6.0, 5.0))
     colors = color_points(ax, labels, len(X))
@@ -125,8 +130,8 @@ def plot_bounds(
     histories: Mapping[str, Array],
     *,
     seconds: Mapping[str, Array] | None = None,
-    per: float = 1.0,
-    smooth: float = 0.02,
+    per: float | int = 1.0,
+    smooth: float | int = 0.02,
     ylabel: str = "bound",
     ax: Axes | None = None,
 ) -> Axes:
@@ -236,7 +241,7 @@ def plot_reconstructions(
     return fig
 
 
-def _choose(num: int, dims: tuple[int, int] | None, relevance: Array | None) -> tuple[list[int], np.ndarray | None]:
+def _choose(num: int, dims: Sequence[int] | None, relevance: Array | None) -> tuple[list[int], np.ndarray | None]:
     strength = None if relevance is None else check_shape(as_array(relevance, "relevance", 1), (num,), "relevance")
     pair = list(dims) if dims is not None else [0, 1] if strength is None else list(np.argsort(-strength)[:2])
     if len(pair) != 2 or len(set(pair)) != 2 or not all(0 <= dim < num for dim in pair):
@@ -244,7 +249,7 @@ def _choose(num: int, dims: tuple[int, int] | None, relevance: Array | None) -> 
     return [int(dim) for dim in pair], strength
 
 
-def _smooth(values: np.ndarray, steps: float) -> np.ndarray:
+def _smooth(values: np.ndarray, steps: float | int) -> np.ndarray:
     """Exponential moving average with time constant ``steps``, divided by the weight it has gathered so far."""
     decay = np.exp(-1.0 / steps) if steps > 0 else 0.0
     average, weight, result = 0.0, 0.0, np.empty_like(values)

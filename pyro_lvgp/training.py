@@ -10,11 +10,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from pyro.infer import ELBO, SVI, Trace_ELBO
+from pyro.nn import PyroModule
 from pyro.optim import PyroOptim
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pyro_lvgp.infer import JointOptim
+from pyro_lvgp.param_store import shared_parameters, warn_if_shared
 
 Schedule = Literal["constant", "cosine"] | Callable[[int], float]
 
@@ -90,6 +92,8 @@ def fit(
     for module in (model, guide):
         if isinstance(module, nn.Module) and (device is not None or dtype is not None):
             module.to(device=device, dtype=dtype)
+    if isinstance(model, PyroModule):
+        warn_if_shared(type(model).__name__, shared_parameters(model))
     if callable(check := getattr(model, "check", None)):
         check(*args)
     if batch_size is not None and not (args and 1 <= batch_size <= len(args[0])):

@@ -205,6 +205,7 @@ def test_initialize_reconstructs_like_pca_and_guides_start_there():
     Y = X @ torch.randn(2, 6) + 0.05 * torch.randn(60, 6) + 3.0
     Y[torch.rand(Y.shape) < 0.1] = torch.nan
     for method in ("pca", "factor-analysis"):
+        pyro.clear_param_store()
         model = BayesianGPLVM(60, 6, 2, RBF(2, lengthscale=3.0), num_inducing=20).initialize(Y, method=method)
         guide = MeanFieldGuide(model)
         error = (model.reconstruct(guide, Y, num_samples=4).mean - Y).square().nanmean()

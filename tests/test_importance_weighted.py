@@ -34,18 +34,19 @@ def fixed_u():
     """A one-dimensional GPLVM given u, its guide, data with holes, and the exact evidence by quadrature."""
     Y = torch.randn(N, D)
     Y[0, 1:] = torch.nan
-    model = BayesianGPLVM(N, D, 1, num_inducing=M, likelihood=Gaussian(0.2))
+    model = BayesianGPLVM(N, D, 1, num_inducing=M, likelihood=Gaussian(0.5))
     u = torch.randn(D, M)
     given = poutine.condition(model, {"u": u})
-    guide = MeanFieldGuide(given, init_scale=0.8, create_plates=model.create_plates)
+    guide = MeanFieldGuide(given, init_scale=1.0, create_plates=model.create_plates)
     guide(Y)
     with torch.no_grad():
         grid = torch.linspace(-8, 8, 2001)[:, None]
         k, Z, noise = model.kernel, model.inducing_points, model.likelihood.variance
         A = torch.linalg.solve(torch.linalg.cholesky(k(Z) + 1e-8 * torch.eye(M)), k(Z, grid))
         mean, s = A.mT @ u.mT, 1.0 - (A * A).sum(0)
-        entries = dist.Normal(mean, noise.sqrt()).log_prob(Y[:, None, :]) - (s / (2 * noise))[:, None]
-        log_joint = torch.nan_to_num(entries).sum(-1) + dist.Normal(0.0, 1.0).log_prob(grid[:, 0])
+        y, seen = torch.nan_to_num(Y)[:, None, :], ~torch.isnan(Y)[:, None, :]
+        entries = dist.Normal(mean, noise.sqrt()).log_prob(y) - (s / (2 * noise))[:, None]
+        log_joint = (entries * seen).sum(-1) + dist.Normal(0.0, 1.0).log_prob(grid[:, 0])
         log_evidence = (torch.logsumexp(log_joint, 1) + math.log(16 / 2000)).sum()
         log_u = dist.Normal(0.0, 1.0).log_prob(u).sum()
     return given, guide, Y, log_evidence + log_u
@@ -54,7 +55,7 @@ def fixed_u():
 def test_below_quadrature_evidence_and_rising_in_the_number_of_samples(fixed_u):
     model, guide, Y, log_evidence = fixed_u
     last, last_error = -math.inf, 0.0
-    for num_samples in (1, 4, 16, 64, 1024):
+    for num_samples in (1, 4, 16, 64, 2048):
         bound, error = _estimate(ImportanceWeightedELBO("data", num_samples), model, guide, Y)
         assert bound < log_evidence + 4 * error
         assert bound > last - 4 * (error + last_error)
@@ -158,7 +159,7 @@ def test_dreg_gradient_has_the_same_mean_and_less_noise(fixed_u):
         error = ((a.var(0) + b.var(0)) / 1200).sqrt()
         assert ((a.mean(0) - b.mean(0)).abs() <= 4.5 * error + 1e-9).all(), name
         if "scales" in name:
-            assert b.var(0).mean() < 0.5 * a.var(0).mean()
+            assert (b.var(0) < 0.5 * a.var(0)).double().mean() > 0.7
 
 
 class _Module(torch.nn.Module):
@@ -197,9 +198,10 @@ def test_trains_through_svi_and_as_a_module(fixed_u):
         svi.step(Y)
     after, _ = _estimate(elbo, model, guide, Y, draws=50)
     assert after > before + 1.0
-    loss = elbo(_Module(model), guide)(Y)
-    loss.backward()
-    assert guide.locs.X_unconstrained.grad is not None if hasattr(guide.locs, "X_unconstrained") else loss.requires_grad
+    module = elbo(_Module(model), guide)
+    module.zero_grad()
+    module(Y).backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in guide.parameters())
 
 
 class TestRefuses:
@@ -209,7 +211,7 @@ class TestRefuses:
             with pyro.plate("views", 3, subsample_size=2 if fault == "inner" else None, dim=-2):
                 pyro.sample("y", dist.Normal(x, 1.0), obs=y)
         if fault == "outside":
-            pyro.sample("z", dist.Normal(x.sum(-1), 1.0), obs=torch.tensor(0.0))
+            pyro.sample("z", dist.Normal(x.sum(-1, keepdim=True), 1.0), obs=torch.tensor(0.0))
 
     def guide(self, y, fault=None):
         with pyro.plate("data", 4):

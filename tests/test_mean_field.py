@@ -20,12 +20,13 @@ def hierarchical(y, idx=None):
     scale = pyro.sample("noise.scale", dist.LogNormal(0.0, 1.0))
     weights = pyro.sample("weights", dist.Dirichlet(torch.ones(3)))
     loading = pyro.sample("loading", dist.Normal(torch.zeros(2, 3), 1.0).to_event(2))
-    with pyro.plate("columns", 3, dim=-2):
+    columns = pyro.plate("columns", 3, dim=-2)
+    with columns:
         shift = pyro.sample("shift", dist.Normal(0.0, 1.0))
     with pyro.plate("data", 10, subsample=idx, dim=-1):
         x = pyro.sample("x", dist.MultivariateNormal(torch.zeros(2), torch.eye(2)))
         loc = (x @ loading * weights).mT + shift
-        with pyro.plate("columns", 3, dim=-2):
+        with columns:
             pyro.sample("y", dist.Normal(loc, scale), obs=y)
 
 
@@ -71,6 +72,7 @@ def test_first_call_may_be_a_mini_batch(y):
 def test_mean_field_bound_uses_the_analytic_kl(y):
     model = BayesianGPLVM(10, 3, 2, num_inducing=4)
     for covariance in ({}, {"X": "full"}):
+        pyro.clear_param_store()
         guide = MeanFieldGuide(model, covariance=covariance)
         trace = poutine.trace(guide).get_trace(y.mT)
         prior = poutine.trace(poutine.replay(model, trace)).get_trace(y.mT)
@@ -85,7 +87,7 @@ def test_recovers_a_correlated_gaussian_posterior():
 
     def model(y):
         x = pyro.sample("x", dist.Normal(torch.zeros(2), 1.0).to_event(1))
-        pyro.sample("y", dist.Normal(W @ x, noise).to_event(1), obs=y)
+        pyro.sample("y", dist.Normal(x @ W.mT, noise).to_event(1), obs=y)
 
     precision = torch.eye(2) + W.mT @ W / noise**2
     loc = torch.linalg.solve(precision, W.mT @ y / noise**2)
@@ -136,8 +138,9 @@ def test_median_and_quantiles(y):
 def test_module_local_parameters(y, local):
     with pyro.settings.context(module_local_params=local):
         model = BayesianGPLVM(10, 3, 2, num_inducing=4)
-        guides = [MeanFieldGuide(model, encoders={"X": ZeroImputation(3, 2)}), MeanFieldGuide(model)]
-        for guide in guides:
+        for encoders in ({"X": ZeroImputation(3, 2)}, {}):
+            guide = MeanFieldGuide(model, encoders=encoders)
+            pyro.clear_param_store()
             svi = SVI(model, guide, Adam({"lr": 0.1}), Trace_ELBO())
             svi.step(y.mT)
             before = {name: p.detach().clone() for name, p in guide.named_parameters()}
@@ -184,3 +187,9 @@ def test_errors(y):
 def test_unknown_covariance():
     with pytest.raises(ValueError, match='"diagonal" or "full"'):
         MeanFieldGuide(hierarchical, covariance={"x": "low-rank"})
+
+
+def test_warns_when_a_second_guide_would_share_parameters(y):
+    MeanFieldGuide(hierarchical, create_plates=_plates)(y)
+    with pytest.warns(UserWarning, match="MeanFieldGuide.locs.x.*module_local_params"):
+        MeanFieldGuide(hierarchical, create_plates=_plates)(y)

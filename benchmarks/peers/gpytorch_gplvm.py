@@ -21,12 +21,15 @@ class GPyTorchGPLVM:
     """The model, guide and bound of ``BayesianGPLVM`` with ``MeanFieldGuide``, in GPyTorch's own classes.
 
     Whitened ``VariationalStrategy`` with inducing points shared by all outputs, ``CholeskyVariationalDistribution`` for each
-    output, one noise, one mean for each output, and ``VariationalLatentVariable``.  The training loop is that of GPyTorch's
+    output, one noise, zero mean, and ``VariationalLatentVariable``.  The training loop is that of GPyTorch's
     tutorial: all latents are drawn at every step, and a mini-batch of them used.
 
     :param Y: all data.
-    :param model: start from its inducing points, mean, RBF kernel and noise.
+    :param model: start from its inducing points, RBF kernel and noise; its mean must be zero.
     :param guide: start from its q(X) and q(u).
+    :param batch_size: rows in a mini-batch.
+    :param learning_rate: of Adam.
+    :raises ValueError: if the mean of the model is not zero.
     """
 
     def __init__(
@@ -42,9 +45,12 @@ class GPyTorchGPLVM:
 
     @torch.no_grad()
     def _start_from(self, model: BayesianGPLVM, guide: MeanFieldGuide) -> None:
+        if model.mean.abs().max() > 1e-6:
+            raise ValueError(
+                f"expected model.mean of zero, as is the peer's, got {model.mean.tolist()}; centre the columns of Y"
+            )
         strategy, q_u, q_x = self._model.variational_strategy, self._model.q_u, self._model.X
         strategy.inducing_points.copy_(model.inducing_points)
-        self._model.mean_module.constant.copy_(model.mean)
         self._model.covar_module.outputscale = model.kernel.variance
         self._model.covar_module.base_kernel.lengthscale = model.kernel.lengthscale
         self._likelihood.noise = model.likelihood.variance
@@ -60,7 +66,7 @@ class GPyTorchGPLVM:
         """Set the parameters of our model and guide, which have run once, to those learned here."""
         q_u, q_x = self._model.q_u, self._model.X
         model.inducing_points = self._model.variational_strategy.inducing_points.clone()
-        model.mean = self._model.mean_module.constant.clone()
+        model.mean = torch.zeros_like(model.mean)
         model.kernel.variance = self._model.covar_module.outputscale
         model.kernel.lengthscale = self._model.covar_module.base_kernel.lengthscale.squeeze(-2)
         model.likelihood.variance = self._likelihood.noise.squeeze(-1)
@@ -115,7 +121,7 @@ class _Model(_GPyTorchBase):
         points = torch.zeros(num_inducing, latent_dim)
         super().__init__(q_x, VariationalStrategy(self, points, q_u, jitter_val=_JITTER))
         self.q_u = q_u
-        self.mean_module = gpytorch.means.ConstantMean(batch_shape=outputs)
+        self.mean_module = gpytorch.means.ZeroMean()
         self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=latent_dim))
 
     def forward(self, X):

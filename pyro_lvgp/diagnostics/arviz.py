@@ -66,15 +66,15 @@ def to_arviz(
     :raises ValueError: if names do not fit the sites, or a dimension has two sizes.
     :raises RuntimeError: if model or guide cannot make several draws at once.
 
-    >>> import torch
     >>> from pyro import distributions as dist
-    >>> from pyro.infer.autoguide import AutoNormal
     >>> def model(y):
     ...     mu = pyro.sample("mu", dist.Normal(torch.zeros(2), 1.0).to_event(1))
     ...     with pyro.plate("data", len(y)):
     ...         pyro.sample("y", dist.Normal(mu, 1.0).to_event(1), obs=y)
+    >>> def guide(y):
+    ...     pyro.sample("mu", dist.Normal(y.mean(0), 0.5).to_event(1))
     >>> names = {"mu": ["output"], "y": ["output"]}
-    >>> tree = to_arviz(model, AutoNormal(model), torch.zeros(3, 2), num_samples=10, dims=names)
+    >>> tree = to_arviz(model, guide, torch.zeros(3, 2), num_samples=10, dims=names)
     >>> dict(tree.log_likelihood["y"].sizes)
     {'chain': 1, 'draw': 10, 'data': 3, 'output': 2}
 

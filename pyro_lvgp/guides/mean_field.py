@@ -16,9 +16,11 @@ from pyro.infer.autoguide import AutoGuide
 from pyro.infer.autoguide.initialization import InitMessenger, init_to_median
 from pyro.infer.autoguide.utils import deep_setattr, helpful_support_errors
 from pyro.nn import PyroModule, PyroParam
-from pyro.nn.module import to_pyro_module_
 from pyro.ops.tensor_utils import periodic_repeat
 from torch import Tensor, nn
+
+from pyro_lvgp.networks import as_pyro_module
+from pyro_lvgp.param_store import warn_if_shared
 
 Covariance = Literal["diagonal", "full"]
 
@@ -81,13 +83,15 @@ class MeanFieldGuide(AutoGuide):
         self._init_scale = init_scale
         self.encoders = PyroModule()
         for name, encoder in (encoders or {}).items():
-            setattr(self.encoders, name, to_pyro_module_(encoder) or encoder)
+            setattr(self.encoders, name, as_pyro_module(encoder))
         self._encoded = frozenset(encoders or {})
 
     def _setup_prototype(self, *args, **kwargs):
         super()._setup_prototype(*args, **kwargs)
         sites = dict(self.prototype_trace.iter_stochastic_nodes())
         self._check_sites(sites)
+        stored = [name for name in pyro.get_param_store() if name.startswith(f"{self._pyro_name}.")]
+        warn_if_shared(type(self).__name__, stored)
         self.locs, self.scales = PyroModule(), PyroModule()
         self._transforms: dict[str, Any] = {}
         self._event_dims: dict[str, int] = {}

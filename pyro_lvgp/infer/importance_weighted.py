@@ -78,7 +78,7 @@ class ImportanceWeightedELBO(ELBO):
         *,
         gradient: str = "standard",
         num_particles: int = 1,
-        max_plate_nesting: float = math.inf,
+        max_plate_nesting: int | float = math.inf,
     ):
         if num_samples < 1 or num_particles < 1:
             raise ValueError(f"expected positive num_samples and num_particles, got {num_samples} and {num_particles}")

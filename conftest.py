@@ -15,6 +15,7 @@ def _clean_pyro():
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     yield
+    pyro.clear_param_store()
     torch.set_default_dtype(torch.float32)
 
 

@@ -1,0 +1,203 @@
+"""What is drawn, and what is refused."""
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+from matplotlib.collections import EllipseCollection, PathCollection
+from matplotlib.offsetbox import AnnotationBbox
+from sklearn.datasets import load_digits
+from sklearn.decomposition import PCA
+
+from pyro_lvgp import plots
+
+plt = pytest.importorskip("matplotlib.pyplot")
+
+
+@pytest.fixture(autouse=True)
+def _agg():
+    before = dict(matplotlib.rcParams)
+    plt.switch_backend("agg")
+    yield
+    plt.close("all")
+    assert {k: v for k, v in matplotlib.rcParams.items() if k != "backend"} == {
+        k: v for k, v in before.items() if k != "backend"
+    }
+
+
+@pytest.fixture(scope="module")
+def digits():
+    Y, labels = load_digits(return_X_y=True)
+    pca = PCA(4, random_state=0).fit(Y)
+    Z = pca.transform(Y)
+    return Y, labels, Z / Z.std(0), pca.inverse_transform(Z)
+
+
+def points(ax):
+    """The scatter of data, not the empty ones that make the legend."""
+    (scatter,) = [c for c in ax.collections if isinstance(c, PathCollection) and len(c.get_offsets())]
+    return scatter
+
+
+def thumbnails(ax):
+    return [artist for artist in ax.artists if isinstance(artist, AnnotationBbox)]
+
+
+def test_latents_points_colours_and_legend(digits):
+    _, labels, Z, _ = digits
+    ax = plots.plot_latents(Z, labels)
+    np.testing.assert_array_equal(points(ax).get_offsets(), Z[:, :2])
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == list("0123456789")
+    colors = points(ax).get_facecolors()[:, :3]
+    for label in range(10):
+        want = matplotlib.colors.to_rgb(plots.PALETTE[label])
+        np.testing.assert_allclose(colors[labels == label], np.broadcast_to(want, ((labels == label).sum(), 3)))
+
+
+@pytest.mark.parametrize("make", [np.asarray, lambda x: torch.tensor(x, dtype=torch.float32, requires_grad=True)])
+def test_latents_take_the_most_relevant_dimensions(digits, make):
+    Z = digits[2][:50]
+    ax = plots.plot_latents(make(Z), relevance=make([0.1, 0.5, 0.2, 3.0]))
+    np.testing.assert_allclose(points(ax).get_offsets(), Z[:, [3, 1]], rtol=1e-6)
+    assert ax.get_xlabel() == "latent 3  (relevance 3)"
+    assert ax.get_ylabel() == "latent 1  (relevance 0.5)"
+    assert ax.get_legend() is None
+    ax = plots.plot_latents(make(Z), dims=(2, 0))
+    np.testing.assert_allclose(points(ax).get_offsets(), Z[:, [2, 0]], rtol=1e-6)
+
+
+def test_latents_colour_bar_for_numbers_and_names_for_text(digits):
+    Z = digits[2][:60]
+    ax = plots.plot_latents(Z, np.linspace(0.0, 1.0, 60))
+    assert len(ax.figure.axes) == 2
+    assert ax.get_legend() is None
+    ax = plots.plot_latents(Z, ["cat", "dog"] * 30)
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["cat", "dog"]
+
+
+def test_latents_ellipses_have_one_standard_deviation(digits):
+    Z = digits[2][:20]
+    sd = np.linspace(0.1, 0.3, 80).reshape(20, 4)
+    ax = plots.plot_latents(Z, scale=sd, dims=(0, 2))
+    (ellipses,) = [c for c in ax.collections if isinstance(c, EllipseCollection)]
+    np.testing.assert_allclose(ellipses.get_widths(), 2 * sd[:, 0])
+    np.testing.assert_allclose(ellipses.get_heights(), 2 * sd[:, 2])
+
+
+@pytest.mark.parametrize("num_images", [0, 1, 12, 500])
+def test_thumbnails_lie_on_their_points_and_do_not_overlap(digits, num_images):
+    Y, labels, Z, _ = digits
+    ax = plots.plot_latents(Z, labels, images=Y, image_shape=(8, 8), num_images=num_images)
+    boxes = thumbnails(ax)
+    assert len(boxes) == num_images if num_images <= 12 else 12 < len(boxes) < 500
+    ax.figure.canvas.draw()
+    extents = [box.get_window_extent() for box in boxes]
+    for i, (box, extent) in enumerate(zip(boxes, extents, strict=True)):
+        index = np.flatnonzero((Z[:, :2] == box.xy).all(1))
+        assert len(index) == 1
+        shown = np.asarray(box.offsetbox.get_data())
+        np.testing.assert_allclose(shown, Y[index[0]].reshape(8, 8) / 16)
+        assert not any(extent.overlaps(other) for other in extents[:i])
+
+
+def test_latents_draw_in_given_axes_and_subfigures(digits):
+    Y, labels, Z, _ = digits
+    figure = plt.figure(layout="constrained")
+    left, right = figure.subfigures(1, 2)
+    for part in (left, right):
+        ax = part.subplots()
+        assert plots.plot_latents(Z, labels, images=Y, image_shape=(8, 8), num_images=5, ax=ax) is ax
+        assert len(thumbnails(ax)) == 5
+
+
+def test_ard_bars_are_sorted():
+    relevance = torch.tensor([0.2, 3.0, 1.0, 0.0], requires_grad=True)
+    ax = plots.plot_ard(relevance)
+    np.testing.assert_allclose([bar.get_height() for bar in ax.patches], [3.0, 1.0, 0.2, 0.0], rtol=1e-6)
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["1", "2", "0", "3"]
+
+
+def test_bounds_smooth_scale_and_clip():
+    rng = np.random.default_rng(0)
+    steps = np.arange(2000)
+    bound = -100 - 50 * np.exp(-steps / 200) - 1e6 * np.exp(-steps / 5) + rng.normal(size=2000)
+    ax = plots.plot_bounds({"a": bound, "b": torch.tensor(bound) - 20}, per=10)
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["a", "b"]
+    raw, smooth = ax.lines[:2]
+    np.testing.assert_allclose(raw.get_ydata(), bound / 10)
+    assert raw.get_alpha() < 0.3
+    # An average over 40 steps of unit noise has a standard deviation of 1 / √80 = 0.11, and here a tenth of it.
+    assert np.abs(smooth.get_ydata()[-500:] + 10).max() < 5 * 0.011
+    low, high = ax.get_ylim()
+    assert -25 < low < -12
+    assert -10 < high < -9
+    assert ax.get_xlabel() == "step"
+
+
+def test_bounds_against_seconds_and_with_gaps():
+    ax = plots.plot_bounds({"a": [-3.0, np.nan, -1.0]}, seconds={"a": [0.5, 1.0, 1.5]}, smooth=0)
+    (line,) = ax.lines
+    np.testing.assert_allclose(line.get_xdata(), [0.5, 1.0, 1.5])
+    np.testing.assert_allclose(line.get_ydata(), [-3.0, -3.0, -1.0])
+    assert ax.get_xlabel() == "seconds"
+    assert np.isfinite(plots.plot_bounds({"constant": [-2.0]}).get_ylim()).all()
+    assert np.isfinite(plots.plot_bounds({"failed": [np.nan, np.nan]}).get_ylim()).all()
+
+
+def test_smoothing_is_unbiased_from_the_first_step():
+    ax = plots.plot_bounds({"a": np.full(100, -7.0)}, smooth=0.3)
+    np.testing.assert_allclose(ax.lines[1].get_ydata(), -7.0)
+
+
+def test_reconstruction_rows(digits):
+    Y, _, _, Y_hat = digits
+    masked = Y.copy()
+    masked[:, ::3] = np.nan
+    figure = plots.plot_reconstructions(torch.tensor(Y), Y_hat, (8, 8), Y_masked=masked, sd=np.abs(Y - Y_hat), num=6)
+    figure.canvas.draw()
+    axes = np.array(figure.axes).reshape(4, 6)
+    assert [ax.get_ylabel() for ax in axes[:, 0]] == ["original", "seen", "reconstruction", "sd"]
+    for row, images in zip(axes, (Y, masked, Y_hat, np.abs(Y - Y_hat)), strict=True):
+        for ax, image in zip(row, images, strict=False):
+            (shown,) = ax.images
+            np.testing.assert_allclose(np.ma.filled(shown.get_array(), np.nan), image.reshape(8, 8))
+    limits = {ax.images[0].get_clim() for ax in axes[:3].flat}
+    assert limits == {(0.0, Y[:6].max())}
+    assert len(plots.plot_reconstructions(Y[:3], Y_hat[:3], (8, 8)).axes) == 6
+
+
+def test_reconstructions_in_colour():
+    Y = np.random.default_rng(0).random((3, 4, 6, 3))
+    figure = plots.plot_reconstructions(Y, Y * 2, (4, 6, 3))
+    assert figure.axes[0].images[0].get_array().shape == (4, 6, 3)
+    assert figure.axes[5].images[0].get_array().max() <= 1
+
+
+def refuse(match, function, *args, **kwargs):
+    with pytest.raises(ValueError, match=match):
+        function(*args, **kwargs)
+    assert not plt.get_fignums()  # refused before a figure was made
+
+
+def test_errors():
+    Z, Y = np.zeros((5, 3)), np.zeros((5, 16))
+    refuse(r"mean: expected an array \[N, Q\]", plots.plot_latents, np.zeros(5))
+    refuse("Q ≥ 2", plots.plot_latents, np.zeros((5, 1)))
+    refuse(r"labels: expected shape \[5\], got \[4\]", plots.plot_latents, Z, [0, 1, 2, 3])
+    refuse(r"scale: expected shape \[5, 3\]", plots.plot_latents, Z, scale=np.zeros((5, 2)))
+    refuse("dims: expected two different", plots.plot_latents, Z, dims=(1, 1))
+    refuse("dims: expected two different", plots.plot_latents, Z, dims=(0, 3))
+    refuse(r"relevance: expected shape \[3\]", plots.plot_latents, Z, relevance=[1.0])
+    refuse("image_shape: expected", plots.plot_latents, Z, images=Y)
+    refuse(r"images: expected \[5, 64\]", plots.plot_latents, Z, images=Y, image_shape=(8, 8))
+    refuse("num_images", plots.plot_latents, Z, images=Y, image_shape=(4, 4), num_images=-1)
+    refuse("finite numbers", plots.plot_ard, [-1.0, 2.0])
+    refuse("finite numbers", plots.plot_ard, [np.nan, 2.0])
+    refuse("one history or more", plots.plot_bounds, {})
+    refuse("per > 0", plots.plot_bounds, {"a": [1.0]}, per=0)
+    refuse("none for 'a'", plots.plot_bounds, {"a": [1.0]}, seconds={})
+    refuse(r"seconds\['a'\]: expected shape \[1\]", plots.plot_bounds, {"a": [1.0]}, seconds={"a": [1.0, 2.0]})
+    refuse(r"histories\['a'\]", plots.plot_bounds, {"a": []})
+    refuse(r"reconstruction: expected \[5, 16\]", plots.plot_reconstructions, Y, Y[:4], (4, 4))
+    refuse("image_shape", plots.plot_reconstructions, Y, Y, (16,))
+    refuse("num: expected 1 or more", plots.plot_reconstructions, Y, Y, (4, 4), num=0)
