@@ -24,17 +24,19 @@ class GPyTorchGPLVM:
     output, one noise, zero mean, and ``VariationalLatentVariable``.  The training loop is that of GPyTorch's
     tutorial: all latents are drawn at every step, and a mini-batch of them used.
 
-    :param Y: all data.
-    :param model: start from its inducing points, RBF kernel and noise; its mean must be zero.
+    :param Y: all data, with columns of mean 0.
+    :param model: start from its inducing points, RBF kernel and noise.
     :param guide: start from its q(X) and q(u).
     :param batch_size: rows in a mini-batch.
     :param learning_rate: of Adam.
-    :raises ValueError: if the mean of the model is not zero.
+    :raises ValueError: if a column of Y has a mean other than 0, which is the mean of f here.
     """
 
     def __init__(
         self, Y: Float[Tensor, "N D"], model: BayesianGPLVM, guide: MeanFieldGuide, *, batch_size: int, learning_rate: float
     ):
+        if Y.mean(0).abs().max() > 1e-6:
+            raise ValueError(f"expected columns of Y with mean 0, got means {Y.mean(0).tolist()}; subtract them")
         self._Y, self._batch_size = Y, batch_size
         self._model = _Model(model.num_data, model.data_dim, model.latent_dim, model.num_inducing).to(Y)
         self._likelihood = gpytorch.likelihoods.GaussianLikelihood().to(Y)
@@ -45,10 +47,6 @@ class GPyTorchGPLVM:
 
     @torch.no_grad()
     def _start_from(self, model: BayesianGPLVM, guide: MeanFieldGuide) -> None:
-        if model.mean.abs().max() > 1e-6:
-            raise ValueError(
-                f"expected model.mean of zero, as is the peer's, got {model.mean.tolist()}; centre the columns of Y"
-            )
         strategy, q_u, q_x = self._model.variational_strategy, self._model.q_u, self._model.X
         strategy.inducing_points.copy_(model.inducing_points)
         self._model.covar_module.outputscale = model.kernel.variance
@@ -66,7 +64,7 @@ class GPyTorchGPLVM:
         """Set the parameters of our model and guide, which have run once, to those learned here."""
         q_u, q_x = self._model.q_u, self._model.X
         model.inducing_points = self._model.variational_strategy.inducing_points.clone()
-        model.mean = torch.zeros_like(model.mean)
+        model.mean_unconstrained.zero_()
         model.kernel.variance = self._model.covar_module.outputscale
         model.kernel.lengthscale = self._model.covar_module.base_kernel.lengthscale.squeeze(-2)
         model.likelihood.variance = self._likelihood.noise.squeeze(-1)
