@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
+import torch
+
 import benchmarks
 from benchmarks.report import aggregate, environment, to_markdown, write_json
 
@@ -24,7 +26,7 @@ def main(argv: Sequence[str] | None = None, known: Mapping[str, ModuleType] | No
     """Run the benchmark that the command line names, and print its table.
 
     A benchmark is a module with a docstring, ``run(*, quick, seeds)`` that yields a Measurement for each seed and metric,
-    ``PUBLISHED`` rows to set beside them, and ``NOTES`` on how to read the table.
+    ``PUBLISHED`` rows to set beside them, ``NOTES`` on how to read the table, and ``NUM_THREADS`` for torch.
 
     :param argv: arguments; those of the process by default.
     :param known: benchmarks by name; those of this package by default.
@@ -52,8 +54,9 @@ def main(argv: Sequence[str] | None = None, known: Mapping[str, ModuleType] | No
     if args.json is not None and not args.json.parent.is_dir():
         parser.error(f"expected --json in a folder that exists, got {str(args.json)!r}; make the folder first")
 
-    print(f"    python -m benchmarks {shlex.join(argv)}\n\n{environment()}\n", flush=True)
     benchmark = known[args.name]
+    torch.set_num_threads(benchmark.NUM_THREADS)
+    print(f"    python -m benchmarks {shlex.join(argv)}\n\n{environment()}\n", flush=True)
     rows = [*aggregate(benchmark.run(quick=args.quick, seeds=seeds)), *benchmark.PUBLISHED]
     print(f"{to_markdown(rows)}\n\n{benchmark.NOTES}")
     if args.json is not None:

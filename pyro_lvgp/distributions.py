@@ -24,7 +24,7 @@ class NoisyFunction(dist.TorchDistribution):
     - ``"sampled"``: ``log p(y | f)`` at one fresh draw of f, an unbiased estimate of the first.
 
     :param likelihood: p(y | f, θ).
-    :param mean: mean of f, broadcast against ``variance`` to [*batch].
+    :param mean: mean of f, broadcast against ``variance`` to ``[*batch]``.
     :param variance: variance of f.
     :param term: which of the three.
     :param theta: parameter of the likelihood, read by the model; the present one if omitted.

@@ -21,7 +21,7 @@ def linear_latents(
     ``min(N, D)`` components, latents are drawn from N(0, 1).
 
     :param Y: data.
-    :param latent_dim: Q.
+    :param latent_dim: number of latent dimensions Q.
     :param method: ``"pca"``, or ``"factor-analysis"``, which allows each output its own noise.
     :param num_iterations: turns of filling; none are needed when nothing is missing.
     :param seed: seed of scikit-learn's solvers and of the extra columns.

@@ -21,6 +21,7 @@ def fake():
     module = ModuleType("fake", "One line.\n\nMore lines.")
     module.PUBLISHED = [Row("toy", "published, Table 1", "error", 0.5, None, 1, None, {"units": "unknown"})]
     module.NOTES = "Read with care."
+    module.NUM_THREADS = 1
 
     def run(*, quick, seeds):
         for seed in range(seeds):
@@ -28,7 +29,9 @@ def fake():
             yield Measurement("toy", "ours", "time", 7.0, 2.0 + seed, {"steps": 1 if quick else 9})
 
     module.run = run
-    return {"fake": module}
+    num_threads = torch.get_num_threads()
+    yield {"fake": module}
+    torch.set_num_threads(num_threads)
 
 
 def test_list_names_every_benchmark_with_its_first_line(capsys):
@@ -65,10 +68,11 @@ def test_json_rows(fake, tmp_path, argv, mean, sd, seeds, steps):
 
 
 def test_output_has_command_environment_table_and_notes(fake, capsys):
+    torch.set_num_threads(2)
     main(["fake", "--seeds", "3"], fake)
     out = capsys.readouterr().out
     assert "python -m benchmarks fake --seeds 3" in out
-    assert f"torch {torch.__version__}, {torch.get_num_threads()} thread(s)" in out
+    assert f"torch {torch.__version__}, 1 thread(s)" in out
     assert "| toy | error | time | fit [s] | seeds |" in out
     assert "| ours | 1 ± 1 | 7 ± 0 | 3.0 | 3 |" in out
     assert "| published, Table 1 | 0.5 | – | – | 1 |" in out

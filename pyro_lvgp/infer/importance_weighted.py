@@ -109,7 +109,7 @@ class ImportanceWeightedELBO(ELBO):
         return torch.stack(losses).mean()
 
     def log_weights(self, model: Any, guide: Any, *args, **kwargs) -> Tensor:
-        """Log w_sn = log p(y_n, x_ns | g) − log q(x_ns | g) for one draw of the globals: [S, *plates], e.g. [S, B]."""
+        """Log w_sn = log p(y_n, x_ns | g) − log q(x_ns | g) for one draw of the globals: ``[S, *plates]``."""
         if self.max_plate_nesting == math.inf:
             self._guess_max_plate_nesting(model, guide, args, kwargs)
         log_w, _, kept_dims = self._weights(*self._get_trace(model, guide, args, kwargs))

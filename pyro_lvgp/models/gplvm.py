@@ -34,11 +34,11 @@ class BayesianGPLVM(LatentVariableModel):
     Sites: ``u`` [D, M] in plate ``outputs``; ``X`` [N, Q] in plate ``data``; ``y`` [N, D], observed, in plate ``data``; and
     whatever has a prior by ``PyroSample`` (``model.kernel.lengthscale = PyroSample(...)``).
 
-    :param num_data: N.
-    :param data_dim: D.
-    :param latent_dim: Q.
+    :param num_data: number of rows N.
+    :param data_dim: number of outputs D.
+    :param latent_dim: number of latent dimensions Q.
     :param kernel: covariance of f; ``RBF(latent_dim)`` with a lengthscale for each dimension by default.
-    :param num_inducing: M.
+    :param num_inducing: number of inducing points M.
     :param likelihood: p(y | f); ``Gaussian()`` by default.
     :param likelihood_term: ``"svgp"``, ``"fitc"`` or ``"sampled"``, see :class:`~pyro_lvgp.distributions.NoisyFunction`.
     :raises ValueError: if there are fewer data than inducing points, or a size is not positive.

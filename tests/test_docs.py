@@ -1,0 +1,49 @@
+"""The Python blocks of every page run in order, in one namespace a page, and print what the page says they print."""
+
+import contextlib
+import io
+import os
+import re
+from pathlib import Path
+
+import matplotlib
+import pyro
+import pytest
+from matplotlib import pyplot as plt
+
+ROOT = Path(__file__).parent.parent
+NEEDS_DATA = {"datasets.md": "oilflow"}
+BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$(?:\n\n```text\n(?P<output>.*?)^```$)?", re.DOTALL | re.MULTILINE)
+MANY_STEPS = re.compile(r"(num_steps=|in range\()\d{3,}\b")
+
+
+def pages():
+    """Pages with Python blocks, by their path in the repository."""
+    paths = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [path.relative_to(ROOT).as_posix() for path in paths if path.exists() and BLOCK.search(path.read_text("utf-8"))]
+
+
+@pytest.fixture(autouse=True)
+def _own_process(tmp_path, monkeypatch):
+    """What a page may change stays in its test: files, Pyro's settings, figures."""
+    monkeypatch.chdir(tmp_path)
+    matplotlib.use("agg")
+    with pyro.settings.context(module_local_params=False), pyro.validation_enabled(True):
+        yield
+    plt.close("all")
+
+
+@pytest.mark.parametrize("page", pages())
+def test_page_runs(page):
+    if Path(page).name in NEEDS_DATA and not os.environ.get("PYRO_LVGP_DATA"):
+        pytest.skip("PYRO_LVGP_DATA names no folder")
+    text = (ROOT / page).read_text("utf-8")
+    namespace = {"__name__": "page"}
+    for block in BLOCK.finditer(text):
+        first_line = text.count("\n", 0, block.start("code"))
+        # Blank lines in front make a traceback show the line of the page.
+        code = compile("\n" * first_line + MANY_STEPS.sub(r"\g<1>5", block["code"]), page, "exec")
+        with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(io.StringIO()):
+            exec(code, namespace)
+        if block["output"] is not None:
+            assert printed.getvalue() == block["output"], f"{page}, block at line {first_line}"
