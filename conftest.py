@@ -21,6 +21,7 @@ def _clean_pyro():
 
 @pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
 def dtype(request):
+    """Both precisions."""
     return request.param
 
 

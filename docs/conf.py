@@ -13,6 +13,8 @@ myst_heading_anchors = 2
 
 html_theme = "furo"
 html_title = f"pyro_lvgp {version}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True

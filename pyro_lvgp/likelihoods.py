@@ -121,7 +121,7 @@ class Gaussian(_WithParameter):
     tensor(0.2500)
     """
 
-    def __init__(self, variance: float | Tensor = 0.1, *, data_dim: int | None = None):
+    def __init__(self, variance: float | Tensor = 0.3, *, data_dim: int | None = None):
         super().__init__("variance", variance, data_dim)
 
     def distribution(self, f, theta):

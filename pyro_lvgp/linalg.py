@@ -72,36 +72,55 @@ def solve_lower(L: Float[Tensor, "*#batch M M"], B: Float[Tensor, "*#batch M N"]
 def sparse_conditional(
     Luu: Float[Tensor, "*#batch M M"],
     Kuf: Float[Tensor, "*#batch M N"],
-    Kff: Float[Tensor, "*#batch N"] | Float[Tensor, "*#batch N N"],
-    u: Float[Tensor, "*#batch M D"],
-    *,
-    full_cov: bool = False,
-) -> tuple[Float[Tensor, "*batch N D"], Float[Tensor, "*batch N"] | Float[Tensor, "*batch N N"]]:
-    """Mean and variance of ``f | u`` for whitened inducing outputs (inducing values ``Luu u``, ``Kuu = Luu Luuᵀ``).
+    Kff: Float[Tensor, "*#batch N"],
+    u: Float[Tensor, "*#batch D M"],
+    u_scale_tril: Float[Tensor, "*#batch D M M"] | None = None,
+) -> tuple[Float[Tensor, "*batch N D"], Float[Tensor, "*batch N d"]]:
+    """Mean and variance of a function given its whitened inducing outputs (inducing values ``Luu u``, ``Kuu = Luu Luuᵀ``).
 
-    With ``A = Luu⁻¹ Kuf``, the mean of output d is ``Aᵀ u_d`` and the covariance, the same for every output, is
-    ``Kff − AᵀA``.
+    With ``A = Luu⁻¹ Kuf``, output d has mean ``Aᵀ u_d`` and variance ``diag(Kff − AᵀA)``, the same for every output; if u is
+    ``N(u_d, L_d L_dᵀ)`` rather than known, ``diag(AᵀL_d L_dᵀA)`` is added.
 
     :param Luu: Cholesky factor of the kernel matrix of the inducing points.
     :param Kuf: kernel between inducing points and inputs.
-    :param Kff: diagonal of the kernel matrix of the inputs, or the whole matrix if ``full_cov``.
-    :param u: whitened inducing outputs.
-    :param full_cov: return the covariance between inputs instead of the variances.
+    :param Kff: variances of the inputs, the diagonal of their kernel matrix.
+    :param u: whitened inducing outputs, or their means.
+    :param u_scale_tril: Cholesky factors L_d of their covariances.
+    :returns: mean [N, D] and variance [N, 1], or [N, D] if u is uncertain.
 
     Source: Titsias (2009); whitened as in Hensman et al. (2015), "MCMC for variationally sparse Gaussian processes".
 
     >>> Luu, Kuf = torch.eye(2), torch.tensor([[1.0, 0.0, 0.5], [0.0, 1.0, 0.5]])
-    >>> sparse_conditional(Luu, Kuf, torch.ones(3), torch.tensor([[2.0], [4.0]]))
+    >>> sparse_conditional(Luu, Kuf, torch.ones(3), torch.tensor([[2.0, 4.0]]))
     (tensor([[2.],
             [4.],
-            [3.]]), tensor([0.0000, 0.0000, 0.5000]))
+            [3.]]), tensor([[0.0000],
+            [0.0000],
+            [0.5000]]))
     """
     Luu_inv_Kuf = solve_lower(Luu, Kuf)
-    mean = Luu_inv_Kuf.mT @ u
-    if full_cov:
-        return mean, Kff - Luu_inv_Kuf.mT @ Luu_inv_Kuf
     # Kff ≥ diag(AᵀA) exactly; rounding may say otherwise.
-    return mean, (Kff - Luu_inv_Kuf.square().sum(-2)).clamp_min(0.0)
+    variance = (Kff - Luu_inv_Kuf.square().sum(-2)).clamp_min(0.0)[..., None]
+    if u_scale_tril is not None:
+        variance = variance + (u_scale_tril.mT @ Luu_inv_Kuf.unsqueeze(-3)).square().sum(-2).mT
+    return Luu_inv_Kuf.mT @ u.mT, variance
+
+
+def sparse_covariance(
+    Luu: Float[Tensor, "*#batch M M"], Kuf: Float[Tensor, "*#batch M N"], Kff: Float[Tensor, "*#batch N N"]
+) -> Float[Tensor, "*batch N N"]:
+    """Covariance ``Kff − AᵀA`` of the function at N inputs given its inducing outputs, the same for every output.
+
+    :param Luu: Cholesky factor of the kernel matrix of the inducing points.
+    :param Kuf: kernel between inducing points and inputs.
+    :param Kff: kernel matrix of the inputs.
+
+    >>> sparse_covariance(torch.eye(1), torch.tensor([[0.5, 0.5]]), torch.eye(2))
+    tensor([[ 0.7500, -0.2500],
+            [-0.2500,  0.7500]])
+    """
+    Luu_inv_Kuf = solve_lower(Luu, Kuf)
+    return Kff - Luu_inv_Kuf.mT @ Luu_inv_Kuf
 
 
 def _shape(K: Tensor) -> str:

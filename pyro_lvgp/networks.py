@@ -1,6 +1,7 @@
 """Neural networks: inference networks for data with missing entries."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -43,7 +44,7 @@ class MLP(nn.Sequential):
         self, in_dim: int, out_dim: int, hidden_dims: Sequence[int] = (64, 64), activation: type[nn.Module] = nn.SiLU
     ):
         sizes = [in_dim, *hidden_dims]
-        hidden = [module for a, b in zip(sizes, sizes[1:], strict=False) for module in (nn.Linear(a, b), activation())]
+        hidden = [module for a, b in pairwise(sizes) for module in (nn.Linear(a, b), activation())]
         super().__init__(*hidden, nn.Linear(sizes[-1], out_dim))
 
 

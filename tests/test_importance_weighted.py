@@ -29,7 +29,7 @@ def _estimate(elbo, model, guide, *args, draws=400):
     return values.mean(), values.std() / draws**0.5
 
 
-@pytest.fixture()
+@pytest.fixture
 def fixed_u():
     """A one-dimensional GPLVM given u, its guide, data with holes, and the exact evidence by quadrature."""
     Y = torch.randn(N, D)

@@ -34,7 +34,7 @@ def _plates(y, idx=None):
     return pyro.plate("data", 10, subsample=idx, dim=-1)
 
 
-@pytest.fixture()
+@pytest.fixture
 def y():
     return torch.randn(3, 10)
 

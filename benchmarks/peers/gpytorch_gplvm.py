@@ -64,7 +64,7 @@ class GPyTorchGPLVM:
         """Set the parameters of our model and guide, which have run once, to those learned here."""
         q_u, q_x = self._model.q_u, self._model.X
         model.inducing_points = self._model.variational_strategy.inducing_points.clone()
-        model.mean_unconstrained.zero_()
+        model.mean.zero_()
         model.kernel.variance = self._model.covar_module.outputscale
         model.kernel.lengthscale = self._model.covar_module.base_kernel.lengthscale.squeeze(-2)
         model.likelihood.variance = self._likelihood.noise.squeeze(-1)

@@ -37,8 +37,9 @@ class MeanFieldGuide(AutoGuide):
     pushed through ``biject_to(support)``.  It serves any Pyro model with continuous latents.
 
     :param model: a Pyro model.
-    :param covariance: ``"diagonal"`` or ``"full"`` for each site by name, over the site's event.  By default, full where
-        the prior is a ``MultivariateNormal`` (as for ``u`` of our models) and diagonal elsewhere.
+    :param covariance: ``"diagonal"`` or ``"full"`` for each site by name, over the site's event.  By default, what
+        the model's site asks for by ``infer={"covariance": ...}`` (``u`` of our models: full), else full where the prior is a
+        ``MultivariateNormal`` and diagonal elsewhere.
     :param encoders: amortise sites: a module for each site name that maps the model's first argument, a batch of data, to
         the loc [B, Q] and the scale [B, Q] (or, with a full covariance, the scale_tril [B, Q, Q]) of that batch.  Modules
         are turned into ``PyroModule`` in place.
@@ -104,7 +105,7 @@ class MeanFieldGuide(AutoGuide):
             event_dim = site["fn"].event_dim + loc.dim() - value.dim()
             self._transforms[name] = None if _is_real(site["fn"].support) else transform
             self._event_dims[name] = event_dim
-            self._covariances[name] = self._covariance_of(name, site["fn"], event_dim)
+            self._covariances[name] = self._covariance_of(name, site, event_dim)
             if name not in self._encoded:
                 self._add_parameters(name, loc, event_dim)
 
@@ -121,9 +122,9 @@ class MeanFieldGuide(AutoGuide):
                     "subsample=<the index among args>)"
                 )
 
-    def _covariance_of(self, name: str, prior: Any, event_dim: int) -> Covariance:
-        default = "full" if isinstance(prior, torch.distributions.MultivariateNormal) else "diagonal"
-        kind = self._requested.get(name, default)
+    def _covariance_of(self, name: str, site: Mapping[str, Any], event_dim: int) -> Covariance:
+        default = "full" if isinstance(site["fn"], torch.distributions.MultivariateNormal) else "diagonal"
+        kind = self._requested.get(name, site["infer"].get("covariance", default))
         if kind == "full" and event_dim != 1:
             raise ValueError(
                 f"a full covariance needs a vector-valued site, got {name!r} with {event_dim} event dims; use "
@@ -132,12 +133,13 @@ class MeanFieldGuide(AutoGuide):
         return kind
 
     def _add_parameters(self, name: str, loc: Tensor, event_dim: int) -> None:
+        # Scales range over orders of magnitude: their logarithms are the parameters.
         deep_setattr(self.locs, name, PyroParam(loc, constraints.real, event_dim))
         if self._covariances[name] == "full":
             scale = self._init_scale * eye_like(loc, loc.shape[-1]).expand(*loc.shape, loc.shape[-1]).contiguous()
-            parameter = PyroParam(scale, constraints.softplus_lower_cholesky, event_dim + 1)
+            parameter = PyroParam(scale, constraints.lower_cholesky, event_dim + 1)
         else:
-            parameter = PyroParam(torch.full_like(loc, self._init_scale), constraints.softplus_positive, event_dim)
+            parameter = PyroParam(torch.full_like(loc, self._init_scale), constraints.positive, event_dim)
         deep_setattr(self.scales, name, parameter)
 
     def _loc_scale(self, name: str, args: tuple) -> tuple[Tensor, Tensor]:
@@ -149,7 +151,8 @@ class MeanFieldGuide(AutoGuide):
         """Q of a site in unconstrained space."""
         loc, scale = self._loc_scale(name, args)
         if self._covariances[name] == "full":
-            return dist.MultivariateNormal(loc, scale_tril=scale)
+            # The factor is valid by construction; checking it costs as much as using it.
+            return dist.MultivariateNormal(loc, scale_tril=scale, validate_args=False)
         return dist.Normal(loc, scale).to_event(self._event_dims[name])
 
     def forward(self, *args, **kwargs) -> dict[str, Tensor]:

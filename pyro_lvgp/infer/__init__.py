@@ -1,6 +1,16 @@
 """Bounds and ways to climb them."""
 
 from pyro_lvgp.infer.importance_weighted import ImportanceWeightedELBO
+from pyro_lvgp.infer.integration import IntegrateGaussians
 from pyro_lvgp.infer.joint_optim import JointOptim
+from pyro_lvgp.infer.mean_field_elbo import MeanFieldELBO
+from pyro_lvgp.infer.sampling import SampledTraces, sample_traces
 
-__all__ = ["ImportanceWeightedELBO", "JointOptim"]
+__all__ = [
+    "ImportanceWeightedELBO",
+    "IntegrateGaussians",
+    "JointOptim",
+    "MeanFieldELBO",
+    "SampledTraces",
+    "sample_traces",
+]

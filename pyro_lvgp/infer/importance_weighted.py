@@ -1,6 +1,7 @@
 """An importance-weighted bound whose weights are per datum."""
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from pyro.poutine.indep_messenger import CondIndepStackFrame
 from pyro.poutine.messenger import Messenger
 from pyro.util import check_model_guide_match, warn_if_nan
 from torch import Tensor
-from torch.distributions import kl_divergence
+
+from pyro_lvgp.infer._terms import check_reparameterised, log_ratio
+from pyro_lvgp.infer.integration import IntegrateGaussians
 
 _SAMPLES = "_importance_samples"
 
@@ -51,6 +54,9 @@ class ImportanceWeightedELBO(ELBO):
     :param num_samples: S; 1 is the ordinary bound.
     :param gradient: ``"standard"``, or ``"dreg"`` for the doubly reparameterised gradient of the local guide's parameters,
         whose signal does not vanish as S grows.
+    :param integrate: take the expectation over Gaussian globals in closed form where the model can (see
+        :class:`~pyro_lvgp.infer.IntegrateGaussians`), inside the logarithm.  That bound is a little looser, and its gradient
+        has less noise; False draws the globals, as in the formula.
     :param num_particles: draws of the globals to average over.
     :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
     :raises ValueError: if the plate is missing, a plate inside it is subsampled, a guide site cannot be reparameterised,
@@ -77,6 +83,7 @@ class ImportanceWeightedELBO(ELBO):
         num_samples: int = 10,
         *,
         gradient: str = "standard",
+        integrate: bool = True,
         num_particles: int = 1,
         max_plate_nesting: int | float = math.inf,
     ):
@@ -85,7 +92,7 @@ class ImportanceWeightedELBO(ELBO):
         if gradient not in ("standard", "dreg"):
             raise ValueError(f'expected gradient "standard" or "dreg", got {gradient!r}')
         super().__init__(num_particles=num_particles, max_plate_nesting=max_plate_nesting)
-        self.local_plate, self.num_samples, self.gradient = local_plate, num_samples, gradient
+        self.local_plate, self.num_samples, self.gradient, self.integrate = local_plate, num_samples, gradient, integrate
 
     def loss(self, model: Any, guide: Any, *args, **kwargs) -> float:
         """Minus an estimate of the bound, without gradients."""
@@ -120,6 +127,7 @@ class ImportanceWeightedELBO(ELBO):
         guide = _LocalSamples(self.local_plate, self.num_samples, dim)(guide)
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
         model = _LocalSamples(self.local_plate, self.num_samples, dim)(model)
+        model = IntegrateGaussians(guide_trace)(model) if self.integrate else model
         model_trace = poutine.trace(poutine.replay(model, guide_trace)).get_trace(*args, **kwargs)
         if is_validation_enabled():
             check_model_guide_match(model_trace, guide_trace, self.max_plate_nesting + 1)
@@ -135,8 +143,7 @@ class ImportanceWeightedELBO(ELBO):
         # With w̃ = w / Σw held fixed, Σ w̃ log w has the gradient of the model; the draws' wants another factor w̃.
         weights = torch.softmax(log_w.detach(), 0)
         for draw in _independent_draws(self._sites(guide_trace, local=True)):
-            events = (1,) * (draw.dim() - weights.dim())
-            draw.register_hook(lambda gradient, w=weights.reshape(weights.shape + events): gradient * w)
+            draw.register_hook(partial(torch.mul, weights.reshape(weights.shape + (1,) * (draw.dim() - weights.dim()))))
         surrogate = (scale * (weights * log_w).sum(0)).sum() + globals_
         return surrogate + (bound - surrogate).detach()
 
@@ -154,12 +161,7 @@ class ImportanceWeightedELBO(ELBO):
             raise ValueError(
                 f"expected sites in a plate named {self.local_plate!r}, got none; pass local_plate=<the plate over data>"
             )
-        for name, site in guide_sites.items():
-            if not (site["fn"].has_rsample or isinstance(site["fn"], Unit)):
-                raise ValueError(
-                    f"expected guide sites that can be reparameterised, got {name!r} with {type(site['fn']).__name__}; "
-                    "use a distribution with has_rsample"
-                )
+        check_reparameterised(guide_sites)
         stacks = [
             {f.name: f for f in site["cond_indep_stack"] if f.vectorized and f.name != _SAMPLES}
             for site in (*model_sites.values(), *guide_sites.values())
@@ -195,26 +197,7 @@ class ImportanceWeightedELBO(ELBO):
                     f"site {name!r} lies outside plate {self.local_plate!r} but depends on a site inside it; move it into the "
                     "plate, or draw it first"
                 )
-        common = [name for name in model_sites if name in guide_sites]
-        same_order = common == [name for name in guide_sites if name in model_sites]
-        total: Tensor | float = 0.0
-        for name, site in model_sites.items():
-            if name in guide_sites and same_order:
-                q = guide_sites[name]
-                try:
-                    kl = kl_divergence(q["fn"], site["fn"])
-                except NotImplementedError:
-                    pass
-                else:
-                    total = total - scale_and_mask(kl, q["scale"], q["mask"]).sum()
-                    del guide_sites[name]
-                    continue
-            total = total + _log_prob_sum(site)
-        return total - sum(_log_prob_sum(site) for site in guide_sites.values())
-
-
-def _log_prob_sum(site: dict) -> Tensor:
-    return scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"], site["mask"]).sum()
+        return log_ratio(model_sites, guide_sites)
 
 
 def _base(fn: Any) -> Any:

@@ -17,6 +17,7 @@ from pyro_lvgp.kernels import RBF, Kernel, as_kernel
 from pyro_lvgp.likelihoods import Gaussian, Likelihood
 from pyro_lvgp.linalg import safe_cholesky, solve_lower, sparse_conditional
 from pyro_lvgp.models.latent_variable_model import LatentVariableModel
+from pyro_lvgp.param_store import shared_parameters, warn_if_shared
 from pyro_lvgp.validation import check_data, check_index, check_values
 
 
@@ -31,13 +32,16 @@ class BayesianGPLVM(LatentVariableModel):
     with :math:`A_n = L_{uu}^{-1} k(Z, x_n)` and :math:`K_{uu} = L_{uu} L_{uu}^T`.  The likelihood factorises over n, so
     mini-batches are exact.
 
+    The offsets c_d are constants: zero, or the column means on the scale of f after :meth:`initialize`.
+
     Sites: ``u`` [D, M] in plate ``outputs``; ``X`` [N, Q] in plate ``data``; ``y`` [N, D], observed, in plate ``data``; and
     whatever has a prior by ``PyroSample`` (``model.kernel.lengthscale = PyroSample(...)``).
 
     :param num_data: number of rows N.
     :param data_dim: number of outputs D.
     :param latent_dim: number of latent dimensions Q.
-    :param kernel: covariance of f; ``RBF(latent_dim)`` with a lengthscale for each dimension by default.
+    :param kernel: covariance of f; by default an ``RBF`` with a lengthscale √Q for each dimension, so that
+        two random latents are correlated by 1/e.
     :param num_inducing: number of inducing points M.
     :param likelihood: p(y | f); ``Gaussian()`` by default.
     :param likelihood_term: ``"svgp"``, ``"fitc"`` or ``"sampled"``, see :class:`~pyro_lvgp.distributions.NoisyFunction`.
@@ -81,11 +85,11 @@ class BayesianGPLVM(LatentVariableModel):
             raise ValueError(f"expected likelihood_term in {get_args(LikelihoodTerm)}, got {likelihood_term!r}")
         super().__init__(num_data, data_dim, latent_dim)
         self.num_inducing = num_inducing
-        self.kernel = as_kernel(RBF(latent_dim) if kernel is None else kernel)
+        self.kernel = as_kernel(RBF(latent_dim, lengthscale=latent_dim**0.5) if kernel is None else kernel)
         self.likelihood = Gaussian() if likelihood is None else likelihood
         self.likelihood_term = likelihood_term
         self.inducing_points = PyroParam(torch.randn(num_inducing, latent_dim), constraints.real)
-        self.mean = PyroParam(torch.zeros(data_dim), constraints.real)
+        self.register_buffer("mean", torch.zeros(data_dim))
         self.event_dims = {"X": ("latent",), "u": ("inducing",), "y": ("output",), "kernel.lengthscale": ("latent",)}
 
     def forward(
@@ -96,45 +100,47 @@ class BayesianGPLVM(LatentVariableModel):
         :param y: observations, NaN where missing; None to generate.
         :param idx: indices of the rows in y; None for all rows.
         """
-        mask = self._check(y, idx)
+        mask = self._observed(y, idx)
         inducing_points = self.inducing_points
-        eye = torch.eye(self.num_inducing, dtype=inducing_points.dtype, device=inducing_points.device)
         Luu = safe_cholesky(self.kernel(inducing_points), name="Kuu", describe=self.kernel._parameters_text)
-        mean, theta = self.mean, self.likelihood.theta()
+        theta = self.likelihood.theta()
+        # A bound may integrate u out: then u is its mean under the guide, and the factor of its covariance lies here.
+        integrated: dict[str, Tensor] = {}
+        infer = {"covariance": "full"} | ({"integrated": integrated} if self.likelihood_term != "fitc" else {})
         with pyro.plate("outputs", self.data_dim, dim=-1):
-            u = pyro.sample("u", dist.MultivariateNormal(eye.new_zeros(self.num_inducing), scale_tril=eye))
+            u = pyro.sample("u", dist.Normal(inducing_points.new_zeros(self.num_inducing), 1.0).to_event(1), infer=infer)
         with self.data_plate(y, idx):
-            X = pyro.sample("X", dist.Normal(eye.new_zeros(self.latent_dim), 1.0).to_event(1))
+            X = pyro.sample("X", dist.Normal(inducing_points.new_zeros(self.latent_dim), 1.0).to_event(1))
             # The data are a batch for Pyro and the columns of a matrix for the kernel: [*S, N, Q] -> [*S, 1, N, Q].
             points = X.unsqueeze(-3)
-            f_mean, f_variance = sparse_conditional(
-                Luu, self.kernel(inducing_points, points), self.kernel.diag(points), u.mT.unsqueeze(-3)
-            )
+            Kuf, Kff = self.kernel(inducing_points, points), self.kernel.diag(points)
+            f_mean, f_variance = sparse_conditional(Luu, Kuf, Kff, u.unsqueeze(-3), integrated.get("scale_tril"))
             f = NoisyFunction(
-                self.likelihood,
-                mean + f_mean.squeeze(-3),
-                f_variance.squeeze(-2)[..., None],
-                self.likelihood_term,
-                theta,
+                self.likelihood, self.mean + f_mean.squeeze(-3), f_variance.squeeze(-3), self.likelihood_term, theta
             )
             if mask is None:
                 return pyro.sample("y", f.to_event(1))
             return pyro.sample("y", f.mask(mask).to_event(1), obs=torch.nan_to_num(y))
 
-    def _check(self, y: Tensor | None, idx: Tensor | None) -> Tensor | None:
-        """Refuse bad input; return which entries are observed."""
+    def _observed(self, y: Tensor | None, idx: Tensor | None) -> Tensor | None:
+        """Which entries are observed, after a look at the batch."""
         if y is None:
             return None
         check_data(y, self.data_dim, like=self.inducing_points)
         if is_validation_enabled():
             check_index(idx, len(y), self.num_data)
-            check_values(y, rows=False, columns=False)
-            self.likelihood.check(y)
+            self._check_entries(y)
         return ~torch.isnan(y)
+
+    def _check_entries(self, y: Tensor) -> None:
+        check_values(y, rows=False, columns=False)
+        self.likelihood.check(y)
 
     def check(self, Y: Float[Tensor, "N D"]) -> None:
         """Raise if the training data cannot be used: shape, dtype, device, support, a row or column all missing."""
-        self._check(Y, None)
+        check_data(Y, self.data_dim, like=self.inducing_points)
+        check_index(None, len(Y), self.num_data)
+        self._check_entries(Y)
         check_values(Y)
 
     def initialize(
@@ -153,14 +159,14 @@ class BayesianGPLVM(LatentVariableModel):
         :returns: the model itself.
         """
         self.check(Y)
+        warn_if_shared(type(self).__name__, shared_parameters(self))
         with torch.no_grad():
             f = self.likelihood.function(Y)
             mean = f.nanmean(0)
             X, filled = linear_latents(f, self.latent_dim, method=method, seed=seed)
             self.inducing_points = cluster_centres(X, self.num_inducing, seed=seed)
             self.mean = mean
-            with pyro.poutine.block():
-                A = solve_lower(safe_cholesky(self.kernel(self.inducing_points)), self.kernel(self.inducing_points, X))
+            A = solve_lower(safe_cholesky(self.kernel(self.inducing_points)), self.kernel(self.inducing_points, X))
             gram = A @ A.mT + ridge * torch.eye(self.num_inducing, dtype=A.dtype, device=A.device)
             u = torch.linalg.solve(gram, A @ (filled - mean))
         self.initial_values = {"X": X, "u": u.mT.contiguous()}

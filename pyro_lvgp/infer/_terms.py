@@ -1,0 +1,56 @@
+"""Terms of a bound, site by site."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from pyro.distributions import Unit
+from pyro.distributions.util import scale_and_mask
+from torch import Tensor
+from torch.distributions import kl_divergence
+
+Sites = Mapping[str, Mapping[str, Any]]
+
+
+def check_reparameterised(guide_sites: Sites) -> None:
+    """Raise if a draw of the guide cannot be differentiated through."""
+    for name, site in guide_sites.items():
+        if not (site["fn"].has_rsample or isinstance(site["fn"], Unit)):
+            raise ValueError(
+                f"expected guide sites that can be reparameterised, got {name!r} with {type(site['fn']).__name__}; use a "
+                "distribution with has_rsample"
+            )
+
+
+def _log_prob_sum(site: Mapping[str, Any]) -> Tensor:
+    """Log density of a site at its value, scaled and masked as Pyro does."""
+    return scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"], site["mask"]).sum()
+
+
+def log_ratio(model_sites: Sites, guide_sites: Sites) -> Tensor:
+    """Σ log p − Σ log q over sites, with minus the KL of a site in both where it is known.
+
+    A KL conditions on earlier sites, so it is used only if the sites that both have stand in the same order.
+    """
+    common = [name for name in model_sites if name in guide_sites]
+    same_order = common == [name for name in guide_sites if name in model_sites]
+    total, done = torch.zeros(()), set()
+    for name, site in model_sites.items():
+        kl = _kl(guide_sites[name], site) if same_order and name in guide_sites else None
+        if kl is None:
+            total = total + _log_prob_sum(site)
+        else:
+            total = total - kl
+            done.add(name)
+    for name, site in guide_sites.items():
+        if name not in done:
+            total = total - _log_prob_sum(site)
+    return total
+
+
+def _kl(guide_site: Mapping[str, Any], model_site: Mapping[str, Any]) -> Tensor | None:
+    try:
+        kl = kl_divergence(guide_site["fn"], model_site["fn"])
+    except NotImplementedError:
+        return None
+    return scale_and_mask(kl, guide_site["scale"], guide_site["mask"]).sum()
