@@ -12,7 +12,6 @@ import pyro
 import torch
 from jaxtyping import Float
 from pyro import poutine
-
 from pyro.params.param_store import StateDict
 from torch import Tensor
 from tqdm import tqdm

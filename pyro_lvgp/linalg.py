@@ -74,7 +74,7 @@ def sparse_conditional(
     Kuf: Float[Tensor, "*#batch M N"],
     Kff: Float[Tensor, "*#batch N"],
     u: Float[Tensor, "*#batch D M"],
-    u_scale_tril: Float[Tensor, "*#batch D M M"] | None = None,
+    u_scale_tril: Float[Tensor, "D M M"] | None = None,
 ) -> tuple[Float[Tensor, "*batch N D"], Float[Tensor, "*batch N d"]]:
     """Mean and variance of a function given its whitened inducing outputs (inducing values ``Luu u``, ``Kuu = Luu Luuᵀ``).
 
@@ -85,7 +85,7 @@ def sparse_conditional(
     :param Kuf: kernel between inducing points and inputs.
     :param Kff: variances of the inputs, the diagonal of their kernel matrix.
     :param u: whitened inducing outputs, or their means.
-    :param u_scale_tril: Cholesky factors L_d of their covariances.
+    :param u_scale_tril: Cholesky factors L_d of their covariances, the same for the whole batch.
     :returns: mean [N, D] and variance [N, 1], or [N, D] if u is uncertain.
 
     Source: Titsias (2009); whitened as in Hensman et al. (2015), "MCMC for variationally sparse Gaussian processes".
@@ -102,7 +102,12 @@ def sparse_conditional(
     # Kff ≥ diag(AᵀA) exactly; rounding may say otherwise.
     variance = (Kff - Luu_inv_Kuf.square().sum(-2)).clamp_min(0.0)[..., None]
     if u_scale_tril is not None:
-        variance = variance + (u_scale_tril.mT @ Luu_inv_Kuf.unsqueeze(-3)).square().sum(-2).mT
+        # Lᵀ_d A for all d as one product [D M, M] × [M, batch N].
+        columns = Luu_inv_Kuf.movedim(-2, 0)
+        LT_A = u_scale_tril.mT.flatten(0, 1) @ columns.flatten(1)
+        LT_A = LT_A.unflatten(0, u_scale_tril.shape[:2])
+        spread = torch.linalg.vecdot(LT_A, LT_A, dim=1)
+        variance = variance + spread.unflatten(1, columns.shape[1:]).movedim(0, -1)
     return Luu_inv_Kuf.mT @ u.mT, variance
 
 

@@ -11,10 +11,10 @@ def shared_parameters(module: PyroModule) -> list[str]:
     stored = pyro.get_param_store().get_state()["params"]
     return [
         name
-        for part in module.modules()
+        for path, part in module.named_modules(prefix=module._pyro_name)
         if isinstance(part, PyroModule)
         for attribute in part._pyro_params
-        if (name := part._pyro_get_fullname(attribute)) in stored
+        if (name := f"{path}.{attribute}".lstrip(".")) in stored
         and stored[name] is not getattr(part, f"{attribute}_unconstrained")
     ]
 

@@ -3,11 +3,12 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+import pyro
 import torch
 from pyro.infer import ELBO, SVI, Trace_ELBO
 from pyro.nn import PyroModule
@@ -104,11 +105,14 @@ def fit(
         optim = JointOptim(torch.optim.Adam, {"lr": learning_rate, "fused": True}, schedule=_factor(schedule, num_steps))
     svi = SVI(model, guide, optim, loss or Trace_ELBO())
     result = FitResult(num_entries=int((~torch.isnan(args[0])).sum()) if args else 1)
-    with _seeded(seed), tqdm(total=num_steps, disable=not progress, unit="step") as bar:
+    with _seeded(seed), ExitStack() as unchecked, tqdm(total=num_steps, disable=not progress, unit="step") as bar:
         start, smoothed = time.perf_counter(), math.nan
         try:
             for step, batch in zip(range(num_steps), _batches(args, batch_size), strict=False):
                 value = float(svi.step(*batch))
+                if step == 0:
+                    # The first step met Pyro's validation, if that is on; checking each would take a tenth of the time.
+                    unchecked.enter_context(pyro.validation_enabled(False))
                 if math.isnan(value):
                     raise ValueError(
                         f"the bound became NaN at step {step}: try a smaller learning_rate, dtype=torch.float64, or "

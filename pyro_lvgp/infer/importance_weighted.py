@@ -5,40 +5,15 @@ from functools import partial
 from typing import Any
 
 import torch
-from pyro import poutine
 from pyro.distributions import Delta, Independent, MaskedDistribution, Unit
 from pyro.distributions.util import detach, scale_and_mask
-from pyro.infer import ELBO
-from pyro.infer.enum import prune_subsample_sites
-from pyro.infer.util import is_validation_enabled, torch_item
-from pyro.poutine import Trace
-from pyro.poutine.broadcast_messenger import BroadcastMessenger
-from pyro.poutine.indep_messenger import CondIndepStackFrame
-from pyro.poutine.messenger import Messenger
-from pyro.util import check_model_guide_match, warn_if_nan
 from torch import Tensor
 
-from pyro_lvgp.infer._terms import check_reparameterised, log_ratio
-from pyro_lvgp.infer.integration import IntegrateGaussians
-
-_SAMPLES = "_importance_samples"
+from pyro_lvgp.infer._terms import Sites, log_ratio
+from pyro_lvgp.infer.local_elbo import SAMPLES, LocalELBO
 
 
-class _LocalSamples(Messenger):
-    """Draw each site of one plate ``num_samples`` times, along a dimension left of every plate."""
-
-    def __init__(self, plate: str, num_samples: int, dim: int):
-        super().__init__()
-        self._plate = plate
-        self._frame = CondIndepStackFrame(_SAMPLES, dim, num_samples, 0)
-
-    def _pyro_sample(self, msg):
-        if any(frame.name == self._plate for frame in msg["cond_indep_stack"]):
-            msg["cond_indep_stack"] = (self._frame, *msg["cond_indep_stack"])
-            BroadcastMessenger._pyro_sample(msg)
-
-
-class ImportanceWeightedELBO(ELBO):
+class ImportanceWeightedELBO(LocalELBO):
     r"""Importance-weighted bound with weights per datum of one plate, right under subsampling and with global sites.
 
     .. math::
@@ -87,83 +62,47 @@ class ImportanceWeightedELBO(ELBO):
         num_particles: int = 1,
         max_plate_nesting: int | float = math.inf,
     ):
-        if num_samples < 1 or num_particles < 1:
-            raise ValueError(f"expected positive num_samples and num_particles, got {num_samples} and {num_particles}")
         if gradient not in ("standard", "dreg"):
             raise ValueError(f'expected gradient "standard" or "dreg", got {gradient!r}')
-        super().__init__(num_particles=num_particles, max_plate_nesting=max_plate_nesting)
-        self.local_plate, self.num_samples, self.gradient, self.integrate = local_plate, num_samples, gradient, integrate
-
-    def loss(self, model: Any, guide: Any, *args, **kwargs) -> float:
-        """Minus an estimate of the bound, without gradients."""
-        with torch.no_grad():
-            return torch_item(self.differentiable_loss(model, guide, *args, **kwargs))
-
-    def loss_and_grads(self, model: Any, guide: Any, *args, **kwargs) -> float:
-        """Minus an estimate of the bound; its gradients are added to the parameters'."""
-        loss = self.differentiable_loss(model, guide, *args, **kwargs)
-        if loss.requires_grad:
-            loss.backward(retain_graph=self.retain_graph)
-        value = torch_item(loss)
-        warn_if_nan(value, "loss")
-        return value
-
-    def differentiable_loss(self, model: Any, guide: Any, *args, **kwargs) -> Tensor:
-        """Minus an estimate of the bound, to differentiate."""
-        if self.max_plate_nesting == math.inf:
-            self._guess_max_plate_nesting(model, guide, args, kwargs)
-        losses = [-self._particle(*self._get_trace(model, guide, args, kwargs)) for _ in range(self.num_particles)]
-        return torch.stack(losses).mean()
+        super().__init__(
+            local_plate,
+            num_samples,
+            integrate=integrate,
+            num_particles=num_particles,
+            max_plate_nesting=max_plate_nesting,
+        )
+        self.gradient = gradient
 
     def log_weights(self, model: Any, guide: Any, *args, **kwargs) -> Tensor:
-        """Log w_sn = log p(y_n, x_ns | g) − log q(x_ns | g) for one draw of the globals: ``[S, *plates]``."""
-        if self.max_plate_nesting == math.inf:
-            self._guess_max_plate_nesting(model, guide, args, kwargs)
-        log_w, _, kept_dims = self._weights(*self._get_trace(model, guide, args, kwargs))
+        """Log w_sn = log p(y_n, x_ns | g) − log q(x_ns | g) for one draw of the globals: [S, ...plates], e.g. [S, B]."""
+        model_sites, guide_sites = self._sample_sites(model, guide, args, kwargs)
+        log_w, _, kept_dims = self._weights(self._split(model_sites)[0], self._split(guide_sites)[0])
         return log_w.reshape(log_w.shape[:1] + tuple(log_w.shape[dim] for dim in kept_dims))
 
-    def _get_trace(self, model, guide, args, kwargs) -> tuple[Trace, Trace]:
-        dim = -1 - int(self.max_plate_nesting)
-        guide = _LocalSamples(self.local_plate, self.num_samples, dim)(guide)
-        guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
-        model = _LocalSamples(self.local_plate, self.num_samples, dim)(model)
-        model = IntegrateGaussians(guide_trace)(model) if self.integrate else model
-        model_trace = poutine.trace(poutine.replay(model, guide_trace)).get_trace(*args, **kwargs)
-        if is_validation_enabled():
-            check_model_guide_match(model_trace, guide_trace, self.max_plate_nesting + 1)
-        return prune_subsample_sites(model_trace), prune_subsample_sites(guide_trace)
-
-    def _particle(self, model_trace: Trace, guide_trace: Trace) -> Tensor:
+    def _particle(self, model_sites: Sites, guide_sites: Sites) -> Tensor:
         dreg = self.gradient == "dreg" and torch.is_grad_enabled()
-        log_w, scale, _ = self._weights(model_trace, guide_trace, path_only=dreg)
-        globals_ = self._global_terms(model_trace, guide_trace)
+        local_model, global_model = self._split(model_sites)
+        local_guide, global_guide = self._split(guide_sites)
+        log_w, scale, _ = self._weights(local_model, local_guide, path_only=dreg)
+        globals_ = log_ratio(global_model, global_guide)
         bound = (scale * (torch.logsumexp(log_w, 0) - math.log(self.num_samples))).sum() + globals_
         if not dreg:
             return bound
         # With w̃ = w / Σw held fixed, Σ w̃ log w has the gradient of the model; the draws' wants another factor w̃.
         weights = torch.softmax(log_w.detach(), 0)
-        for draw in _independent_draws(self._sites(guide_trace, local=True)):
+        for draw in _independent_draws(local_guide):
             draw.register_hook(partial(torch.mul, weights.reshape(weights.shape + (1,) * (draw.dim() - weights.dim()))))
         surrogate = (scale * (weights * log_w).sum(0)).sum() + globals_
         return surrogate + (bound - surrogate).detach()
 
-    def _sites(self, trace: Trace, *, local: bool) -> dict[str, dict]:
-        return {
-            name: site
-            for name, site in trace.nodes.items()
-            if site["type"] == "sample" and local == any(f.name == self.local_plate for f in site["cond_indep_stack"])
-        }
-
-    def _weights(self, model_trace: Trace, guide_trace: Trace, *, path_only: bool = False) -> tuple[Tensor, float, list[int]]:
+    def _weights(self, model_sites: Sites, guide_sites: Sites, *, path_only: bool = False) -> tuple[Tensor, float, list[int]]:
         """Log w [S, *plates] with size one at plates summed over, the plates' scale, and the dims of the others."""
-        model_sites, guide_sites = self._sites(model_trace, local=True), self._sites(guide_trace, local=True)
         if not model_sites:
             raise ValueError(
                 f"expected sites in a plate named {self.local_plate!r}, got none; pass local_plate=<the plate over data>"
             )
-        check_reparameterised(guide_sites)
         stacks = [
-            {f.name: f for f in site["cond_indep_stack"] if f.vectorized and f.name != _SAMPLES}
+            {f.name: f for f in site["cond_indep_stack"] if f.vectorized and f.name != SAMPLES}
             for site in (*model_sites.values(), *guide_sites.values())
         ]
         kept = {name: frame for name, frame in stacks[0].items() if all(name in stack for stack in stacks)}
@@ -187,18 +126,6 @@ class ImportanceWeightedELBO(ELBO):
                 total = total + sign * (log_prob.sum(inner, keepdim=True) if inner else log_prob)
         return total, scale, kept_dims
 
-    def _global_terms(self, model_trace: Trace, guide_trace: Trace) -> Tensor | float:
-        """Log p(g) − log q(g), or minus the KL where it is known and the order of the sites makes it right."""
-        model_sites, guide_sites = self._sites(model_trace, local=False), self._sites(guide_trace, local=False)
-        for name, site in (*model_sites.items(), *guide_sites.items()):
-            shape = site["fn"].batch_shape
-            if len(shape) > self.max_plate_nesting and shape[-1 - int(self.max_plate_nesting)] == self.num_samples > 1:
-                raise ValueError(
-                    f"site {name!r} lies outside plate {self.local_plate!r} but depends on a site inside it; move it into the "
-                    "plate, or draw it first"
-                )
-        return log_ratio(model_sites, guide_sites)
-
 
 def _base(fn: Any) -> Any:
     while isinstance(fn, Independent | MaskedDistribution):
@@ -206,7 +133,7 @@ def _base(fn: Any) -> Any:
     return fn
 
 
-def _independent_draws(sites: dict[str, dict]) -> list[Tensor]:
+def _independent_draws(sites: Sites) -> list[Tensor]:
     """The random draws among guide sites, which must not depend on each other."""
     draws = {
         name: site["value"]

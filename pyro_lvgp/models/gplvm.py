@@ -126,7 +126,7 @@ class BayesianGPLVM(LatentVariableModel):
         """Which entries are observed, after a look at the batch."""
         if y is None:
             return None
-        check_data(y, self.data_dim, like=self.inducing_points)
+        check_data(y, self.data_dim, like=self.mean)
         if is_validation_enabled():
             check_index(idx, len(y), self.num_data)
             self._check_entries(y)
@@ -138,7 +138,7 @@ class BayesianGPLVM(LatentVariableModel):
 
     def check(self, Y: Float[Tensor, "N D"]) -> None:
         """Raise if the training data cannot be used: shape, dtype, device, support, a row or column all missing."""
-        check_data(Y, self.data_dim, like=self.inducing_points)
+        check_data(Y, self.data_dim, like=self.mean)
         check_index(None, len(Y), self.num_data)
         self._check_entries(Y)
         check_values(Y)

@@ -1,0 +1,122 @@
+"""What bounds with several draws of the local sites have in common."""
+
+import math
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from pyro import poutine
+from pyro.infer import ELBO
+from pyro.infer.util import is_validation_enabled, torch_item
+from pyro.poutine import Trace
+from pyro.poutine.broadcast_messenger import BroadcastMessenger
+from pyro.poutine.indep_messenger import CondIndepStackFrame
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import prune_subsample_sites
+from pyro.util import check_model_guide_match, warn_if_nan
+from torch import Tensor
+
+from pyro_lvgp.infer._terms import Sites, check_reparameterised
+from pyro_lvgp.infer.integration import IntegrateGaussians
+
+SAMPLES = "_local_samples"
+
+
+class _LocalSamples(Messenger):
+    """Draw each site of one plate ``num_samples`` times, along a dimension left of every plate."""
+
+    def __init__(self, plate: str, num_samples: int, dim: int):
+        super().__init__()
+        self._plate = plate
+        self._frame = CondIndepStackFrame(SAMPLES, dim, num_samples, 0)
+
+    def _pyro_sample(self, msg):
+        if any(frame.name == self._plate for frame in msg["cond_indep_stack"]):
+            msg["cond_indep_stack"] = (self._frame, *msg["cond_indep_stack"])
+            BroadcastMessenger._pyro_sample(msg)
+
+
+class LocalELBO(ELBO):
+    """Base of bounds that draw the globals once and the sites of one plate S times.
+
+    You implement ``_particle(model_sites, guide_sites)``, the bound of one draw of the globals.  You get ``loss``,
+    ``loss_and_grads`` and ``differentiable_loss``, for ``SVI`` and for ``loss(model, guide)``.
+
+    :param local_plate: name of the plate over data.
+    :param num_samples: S.
+    :param integrate: take the expectation over Gaussian globals in closed form where the model can.
+    :param num_particles: draws of the globals to average over.
+    :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
+    """
+
+    def __init__(
+        self,
+        local_plate: str,
+        num_samples: int,
+        *,
+        integrate: bool,
+        num_particles: int,
+        max_plate_nesting: int | float,
+    ):
+        if num_samples < 1 or num_particles < 1:
+            raise ValueError(f"expected positive num_samples and num_particles, got {num_samples} and {num_particles}")
+        super().__init__(num_particles=num_particles, max_plate_nesting=max_plate_nesting)
+        self.local_plate, self.num_samples, self.integrate = local_plate, num_samples, integrate
+
+    @abstractmethod
+    def _particle(self, model_sites: Sites, guide_sites: Sites) -> Tensor:
+        """The bound of one draw of the globals."""
+
+    def loss(self, model: Any, guide: Any, *args, **kwargs) -> float:
+        """Minus an estimate of the bound, without gradients."""
+        with torch.no_grad():
+            return torch_item(self.differentiable_loss(model, guide, *args, **kwargs))
+
+    def loss_and_grads(self, model: Any, guide: Any, *args, **kwargs) -> float:
+        """Minus an estimate of the bound; its gradients are added to the parameters'."""
+        loss = self.differentiable_loss(model, guide, *args, **kwargs)
+        if loss.requires_grad:
+            loss.backward(retain_graph=self.retain_graph)
+        value = torch_item(loss)
+        warn_if_nan(value, "loss")
+        return value
+
+    def differentiable_loss(self, model: Any, guide: Any, *args, **kwargs) -> Tensor:
+        """Minus an estimate of the bound, to differentiate."""
+        draws = (self._sample_sites(model, guide, args, kwargs) for _ in range(self.num_particles))
+        return -sum(self._particle(*sites) for sites in draws) / self.num_particles
+
+    def _sample_sites(self, model: Any, guide: Any, args: tuple, kwargs: dict) -> tuple[Sites, Sites]:
+        model_trace, guide_trace = self._get_trace(model, guide, args, kwargs)
+        model_sites, guide_sites = (
+            {name: site for name, site in trace.nodes.items() if site["type"] == "sample"}
+            for trace in (model_trace, guide_trace)
+        )
+        check_reparameterised(guide_sites)
+        return model_sites, guide_sites
+
+    def _get_trace(self, model: Any, guide: Any, args: tuple, kwargs: dict) -> tuple[Trace, Trace]:
+        if self.max_plate_nesting == math.inf:
+            self._guess_max_plate_nesting(model, guide, args, kwargs)
+        samples = _LocalSamples(self.local_plate, self.num_samples, -1 - int(self.max_plate_nesting))
+        guide_trace = poutine.trace(samples(guide)).get_trace(*args, **kwargs)
+        model = IntegrateGaussians(guide_trace)(model) if self.integrate else model
+        model_trace = poutine.trace(poutine.replay(samples(model), guide_trace)).get_trace(*args, **kwargs)
+        if is_validation_enabled():
+            check_model_guide_match(model_trace, guide_trace, self.max_plate_nesting + 1)
+        return prune_subsample_sites(model_trace), prune_subsample_sites(guide_trace)
+
+    def _split(self, sites: Sites) -> tuple[Sites, Sites]:
+        """Sites inside and outside the local plate; refuse what is outside but depends on draws from inside."""
+        local, outside = {}, {}
+        for name, site in sites.items():
+            inside = any(frame.name == self.local_plate for frame in site["cond_indep_stack"])
+            (local if inside else outside)[name] = site
+        for name, site in outside.items():
+            shape = site["fn"].batch_shape
+            if len(shape) > self.max_plate_nesting and shape[-1 - int(self.max_plate_nesting)] == self.num_samples > 1:
+                raise ValueError(
+                    f"site {name!r} lies outside plate {self.local_plate!r} but depends on a site inside it; move it into the "
+                    "plate, or draw it first"
+                )
+        return local, outside
