@@ -1,0 +1,1 @@
+"""Tutorials: scripts to read and to run."""
