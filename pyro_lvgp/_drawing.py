@@ -78,7 +78,8 @@ def color_points(ax: Axes, values: np.ndarray | None, num: int) -> Any:
     if is_number and len(names) > len(PALETTE):
         mappable = ScalarMappable(Normalize(names.min(), names.max()), NUMBER_MAP)
         bar = ax.figure.colorbar(mappable, ax=ax, pad=0.02, aspect=30)
-        bar.outline.set_visible(False)
+        outline: Any = bar.outline
+        outline.set_visible(False)
         bar.ax.tick_params(color=FAINT, labelcolor=INK, labelsize="small")
         return mappable.to_rgba(values)
     palette = np.array([PALETTE[i % len(PALETTE)] for i in range(len(names))])

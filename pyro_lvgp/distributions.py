@@ -38,6 +38,7 @@ class NoisyFunction(dist.TorchDistribution):
     """
 
     arg_constraints = {}  # noqa: RUF012
+    has_rsample = False
 
     def __init__(
         self,
@@ -52,10 +53,6 @@ class NoisyFunction(dist.TorchDistribution):
         self.theta = likelihood.theta() if theta is None else theta
         self.f_mean, self.f_variance = torch.broadcast_tensors(mean, variance)
         super().__init__(self.f_mean.shape, validate_args=validate_args)
-
-    @property
-    def has_rsample(self):
-        return False
 
     @property
     def support(self):

@@ -25,8 +25,6 @@ class Likelihood(PyroModule):
     :param num_points: quadrature nodes per entry.
     """
 
-    _support_text = "real numbers"
-
     def __init__(self, *, num_points: int = 20):
         super().__init__()
         if num_points < 1:
@@ -77,13 +75,17 @@ class Likelihood(PyroModule):
         y_square = self._expect(lambda p: p.variance + p.mean.square(), mean, variance, theta)
         return y_mean, y_square - y_mean.square()
 
+    def support_text(self) -> str:
+        """The support of y in words, for errors."""
+        return "real numbers"
+
     def check(self, y: Tensor) -> None:
         """Raise a ``ValueError`` if an observed entry lies outside the support.  NaN is missing and passes."""
         missing = torch.isnan(y)
         bad = ~(self(torch.zeros_like(y)).support.check(torch.nan_to_num(y)) | missing)
         if bad.any():
             raise ValueError(
-                f"{type(self).__name__} likelihood: expected {self._support_text}, got {y[bad][0].item():g} "
+                f"{type(self).__name__} likelihood: expected {self.support_text()}, got {y[bad][0].item():g} "
                 f"({int(bad.sum())} such entries); recode the data, mark the entries as missing (NaN), or choose "
                 "another likelihood"
             )
@@ -153,7 +155,8 @@ class Bernoulli(Likelihood):
     tensor([0.5000, 0.5000])
     """
 
-    _support_text = "0 or 1"
+    def support_text(self):
+        return "0 or 1"
 
     def distribution(self, f, theta):
         return dist.Bernoulli(logits=f)
@@ -178,8 +181,7 @@ class Binomial(Likelihood):
             raise ValueError(f"expected total_count of 1 or more, got {count.min().item():g}")
         self.register_buffer("total_count", count)
 
-    @property
-    def _support_text(self):
+    def support_text(self):
         return f"integers from 0 to {self.total_count.max().item():g}"
 
     def distribution(self, f, theta):
@@ -196,7 +198,8 @@ class Poisson(Likelihood):
     tensor([1., 1.])
     """
 
-    _support_text = "counts 0, 1, …"
+    def support_text(self):
+        return "counts 0, 1, …"
 
     def distribution(self, f, theta):
         return dist.Poisson(f.exp())
@@ -224,7 +227,8 @@ class NegativeBinomial(_WithParameter):
     tensor([10.])
     """
 
-    _support_text = "counts 0, 1, …"
+    def support_text(self):
+        return "counts 0, 1, …"
 
     def __init__(self, dispersion: float | Tensor = 10.0, *, data_dim: int | None = None, num_points: int = 20):
         super().__init__("dispersion", dispersion, data_dim, num_points=num_points)

@@ -76,14 +76,13 @@ class ZeroImputation(nn.Module):
     ):
         super().__init__()
         self.latent_dim, self.covariance = latent_dim, covariance
-        scale_size = latent_dim if covariance == "diagonal" else latent_dim * (latent_dim + 1) // 2
-        self.net = MLP(2 * data_dim, latent_dim + scale_size, hidden_dims)
+        self._scale_size = latent_dim if covariance == "diagonal" else latent_dim * (latent_dim + 1) // 2
+        self.net = MLP(2 * data_dim, latent_dim + self._scale_size, hidden_dims)
 
     def forward(self, y: Float[Tensor, "*batch D"]) -> tuple[Float[Tensor, "*batch Q"], Tensor]:
         observed = ~torch.isnan(y)
-        loc, scale = self.net(torch.cat([torch.nan_to_num(y), observed.to(y)], -1)).split(
-            [self.latent_dim, self.net[-1].out_features - self.latent_dim], -1
-        )
+        output = self.net(torch.cat([torch.nan_to_num(y), observed.to(y)], -1))
+        loc, scale = output.split([self.latent_dim, self._scale_size], -1)
         if self.covariance == "diagonal":
             return loc, nn.functional.softplus(scale)
         tril = scale.new_zeros(*scale.shape[:-1], self.latent_dim, self.latent_dim)

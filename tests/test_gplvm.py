@@ -292,7 +292,7 @@ class TestBadInput:
                 _model().initialize(holes)
 
     def test_negative_count(self, Y):
-        with pytest.raises(ValueError, match="counts 0, 1, … got|expected counts"):
+        with pytest.raises(ValueError, match="expected counts"):
             _model(likelihood=Poisson())(-Y.abs().ceil() - 1)
 
     def test_sizes(self):

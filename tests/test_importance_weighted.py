@@ -190,7 +190,7 @@ def test_dreg_serves_autonormal_and_refuses_dependent_draws():
 
 
 def test_trains_through_svi_and_as_a_module(fixed_u):
-    model, guide, Y, log_evidence = fixed_u
+    model, guide, Y, _ = fixed_u
     elbo = ImportanceWeightedELBO("data", 8, num_particles=2)
     before, _ = _estimate(elbo, model, guide, Y, draws=50)
     svi = SVI(model, guide, Adam({"lr": 0.05}), elbo)

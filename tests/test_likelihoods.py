@@ -79,7 +79,7 @@ def test_function_inverts_the_link_roughly(likelihood):
 )
 def test_check_names_what_is_outside_the_support(likelihood, bad):
     likelihood.check(torch.tensor([[0.0, torch.nan]]))
-    with pytest.raises(ValueError, match="expected .* got"):
+    with pytest.raises(ValueError, match=r"expected .* got"):
         likelihood.check(torch.tensor([[0.0, bad]]))
 
 

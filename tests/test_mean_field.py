@@ -171,7 +171,7 @@ def test_serves_predictive(y):
 
 
 def test_errors(y):
-    with pytest.raises(ValueError, match="one of .*'weights'.*got 'nope'"):
+    with pytest.raises(ValueError, match=r"one of .*'weights'.*got 'nope'"):
         MeanFieldGuide(hierarchical, covariance={"nope": "full"})(y)
     with pytest.raises(ValueError, match="vector-valued"):
         MeanFieldGuide(hierarchical, covariance={"loading": "full"})(y)

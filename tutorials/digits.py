@@ -15,6 +15,7 @@
 # %%
 import argparse
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
@@ -42,11 +43,12 @@ IMAGE_SHAPE = (8, 8)
 
 
 # %%
-def load() -> tuple[torch.Tensor, np.ndarray]:
-    """Scaled images [1797, 64] and their digits."""
+def load() -> tuple[torch.Tensor, np.ndarray, Callable[[torch.Tensor], torch.Tensor]]:
+    """Scaled images [1797, 64], their digits, and the way back to grey levels."""
     digits = load_digits()
-    Y = torch.as_tensor(digits.data, dtype=torch.get_default_dtype())
-    return (Y - Y.mean(0)) / Y.std(), digits.target
+    grey = torch.as_tensor(digits.data, dtype=torch.get_default_dtype())
+    centre, scale = grey.mean(0), grey.std()
+    return (grey - centre) / scale, digits.target, lambda Y: Y * scale + centre
 
 
 def accuracy(X: np.ndarray, labels: np.ndarray) -> float:
@@ -118,13 +120,17 @@ def summarise(fits, Y: torch.Tensor, labels: np.ndarray) -> str:
 
 
 # %%
-def draw(fits, Y: torch.Tensor, labels: np.ndarray, out: Path) -> None:
+def draw(fits, Y: torch.Tensor, labels: np.ndarray, to_grey: Callable[[torch.Tensor], torch.Tensor], out: Path) -> None:
     """Write the pictures."""
     model, guide, _ = list(fits.values())[-1]
-    latents, scale = guide.median()["X"], guide.scales.X.detach()
     relevance = 1 / model.kernel.lengthscale.detach()
     ax = plots.plot_latents(
-        latents, labels, scale=scale, images=Y, image_shape=IMAGE_SHAPE, relevance=relevance, cmap="gray_r"
+        guide.median()["X"],
+        labels,
+        images=to_grey(Y),
+        image_shape=IMAGE_SHAPE,
+        relevance=relevance,
+        cmap="gray_r",
     )
     ax.figure.savefig(out / "latents.png", dpi=150)
     plots.plot_ard(relevance).figure.savefig(out / "relevance.png", dpi=150)
@@ -140,7 +146,14 @@ def draw(fits, Y: torch.Tensor, labels: np.ndarray, out: Path) -> None:
     hidden = torch.rand(10, Y.shape[1], generator=torch.Generator().manual_seed(0)) < 0.5
     partial = Y[rows].masked_fill(hidden, torch.nan)
     filled = model.impute(guide, partial, latents=model.infer_latents(guide, partial))
-    figure = plots.plot_reconstructions(Y[rows], filled.mean, IMAGE_SHAPE, Y_masked=partial, sd=filled.stddev, cmap="gray_r")
+    figure = plots.plot_reconstructions(
+        to_grey(Y[rows]),
+        to_grey(filled.mean),
+        IMAGE_SHAPE,
+        Y_masked=to_grey(partial),
+        sd=filled.stddev,
+        cmap="gray_r",
+    )
     figure.savefig(out / "reconstructions.png", dpi=150)
 
 
@@ -160,10 +173,10 @@ def main() -> None:
     pyro.settings.set(module_local_params=True)  # two models side by side
     start = time.perf_counter()
 
-    Y, labels = load()
+    Y, labels, to_grey = load()
     fits = fit_both(Y, options.steps)
     print("\n" + summarise(fits, Y, labels) + "\n")
-    draw(fits, Y, labels, options.out)
+    draw(fits, Y, labels, to_grey, options.out)
     model, guide, _ = list(fits.values())[-1]
     to_arviz(model, guide, Y, num_samples=50, seed=0).to_netcdf(options.out / "posterior.nc")
     print(f"wrote {', '.join(sorted(path.name for path in options.out.iterdir()))} to {options.out}")

@@ -62,6 +62,8 @@ class MeanFieldGuide(AutoGuide):
     torch.Size([2])
     """
 
+    prototype_trace: Any
+
     def __init__(
         self,
         model: Callable[..., Any],
@@ -77,7 +79,8 @@ class MeanFieldGuide(AutoGuide):
         for site, kind in (covariance or {}).items():
             if kind not in ("diagonal", "full"):
                 raise ValueError(f'expected covariance["{site}"] to be "diagonal" or "full", got {kind!r}')
-        initial = _FullInitialValues(init_loc_fn or getattr(model, "init_loc_fn", init_to_median))
+        default: Callable[[dict], Tensor] = getattr(model, "init_loc_fn", init_to_median)
+        initial = _FullInitialValues(default if init_loc_fn is None else init_loc_fn)
         super().__init__(InitMessenger(initial)(model), create_plates=create_plates or getattr(model, "create_plates", None))
         self._initial = initial
         self._requested = dict(covariance or {})

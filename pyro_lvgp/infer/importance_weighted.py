@@ -114,7 +114,7 @@ class ImportanceWeightedELBO(LocalELBO):
                 )
         scale = math.prod((frame.full_size or frame.size) / frame.size for frame in kept.values())
         kept_dims = sorted(frame.dim for frame in kept.values())
-        total: Tensor | float = 0.0
+        total = torch.zeros(())
         for sign, sites in ((1, model_sites), (-1, guide_sites)):
             for site in sites.values():
                 # Held fixed in log q are the parameters, not the draw; a Delta's density is a function of other draws.

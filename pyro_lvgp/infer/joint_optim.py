@@ -35,8 +35,9 @@ class JointOptim(PyroOptim):
         clip_norm: float | None = None,
         schedule: Callable[[int], float] | None = None,
     ):
-        super().__init__(optim_constructor, dict(optim_args or {}))
+        super().__init__(optim_constructor, optim_args or {})
         self._clip_norm, self._schedule = clip_norm, schedule
+        self._constructor, self._args = optim_constructor, dict(optim_args or {})
         self._known: set[Tensor] = set()
         self._optimizer: torch.optim.Optimizer | None = None
         self._base_lrs: list[float] = []
@@ -62,7 +63,7 @@ class JointOptim(PyroOptim):
         # A set of tensors has no stable order; names do.
         ordered = sorted(new, key=_name)
         if self._optimizer is None:
-            self._optimizer = self.pt_optim_constructor(ordered, **self.pt_optim_args)
+            self._optimizer = self._constructor(ordered, **self._args)
         else:
             self._optimizer.add_param_group({"params": ordered})
         self._base_lrs = [*self._base_lrs, self._optimizer.param_groups[-1]["lr"]]

@@ -108,7 +108,8 @@ class LocalELBO(ELBO):
 
     def _split(self, sites: Sites) -> tuple[Sites, Sites]:
         """Sites inside and outside the local plate; refuse what is outside but depends on draws from inside."""
-        local, outside = {}, {}
+        local: dict[str, Any] = {}
+        outside: dict[str, Any] = {}
         for name, site in sites.items():
             inside = any(frame.name == self.local_plate for frame in site["cond_indep_stack"])
             (local if inside else outside)[name] = site

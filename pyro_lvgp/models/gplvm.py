@@ -1,6 +1,6 @@
 """The Bayesian Gaussian process latent variable model with inducing points."""
 
-from typing import get_args
+from typing import Any, get_args
 
 import pyro
 import pyro.distributions as dist
@@ -88,7 +88,7 @@ class BayesianGPLVM(LatentVariableModel):
         self.kernel = as_kernel(RBF(latent_dim, lengthscale=latent_dim**0.5) if kernel is None else kernel)
         self.likelihood = Gaussian() if likelihood is None else likelihood
         self.likelihood_term = likelihood_term
-        self.inducing_points = PyroParam(torch.randn(num_inducing, latent_dim), constraints.real)
+        self.inducing_points: Any = PyroParam(torch.randn(num_inducing, latent_dim), constraints.real)
         self.register_buffer("mean", torch.zeros(data_dim))
         self.event_dims = {"X": ("latent",), "u": ("inducing",), "y": ("output",), "kernel.lengthscale": ("latent",)}
 
@@ -100,13 +100,13 @@ class BayesianGPLVM(LatentVariableModel):
         :param y: observations, NaN where missing; None to generate.
         :param idx: indices of the rows in y; None for all rows.
         """
-        mask = self._observed(y, idx)
+        mask = None if y is None else self._observed(y, idx)
         inducing_points = self.inducing_points
         Luu = safe_cholesky(self.kernel(inducing_points), name="Kuu", describe=self.kernel._parameters_text)
         theta = self.likelihood.theta()
         # A bound may integrate u out: then u is its mean under the guide, and the factor of its covariance lies here.
         integrated: dict[str, Tensor] = {}
-        infer = {"covariance": "full"} | ({"integrated": integrated} if self.likelihood_term != "fitc" else {})
+        infer: Any = {"covariance": "full"} | ({"integrated": integrated} if self.likelihood_term != "fitc" else {})
         with pyro.plate("outputs", self.data_dim, dim=-1):
             u = pyro.sample("u", dist.Normal(inducing_points.new_zeros(self.num_inducing), 1.0).to_event(1), infer=infer)
         with self.data_plate(y, idx):
@@ -118,14 +118,12 @@ class BayesianGPLVM(LatentVariableModel):
             f = NoisyFunction(
                 self.likelihood, self.mean + f_mean.squeeze(-3), f_variance.squeeze(-3), self.likelihood_term, theta
             )
-            if mask is None:
+            if y is None:
                 return pyro.sample("y", f.to_event(1))
             return pyro.sample("y", f.mask(mask).to_event(1), obs=torch.nan_to_num(y))
 
-    def _observed(self, y: Tensor | None, idx: Tensor | None) -> Tensor | None:
+    def _observed(self, y: Tensor, idx: Tensor | None) -> Tensor:
         """Which entries are observed, after a look at the batch."""
-        if y is None:
-            return None
         check_data(y, self.data_dim, like=self.mean)
         if is_validation_enabled():
             check_index(idx, len(y), self.num_data)

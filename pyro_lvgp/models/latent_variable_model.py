@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pyro
 import pyro.distributions as dist
@@ -12,6 +12,7 @@ from pyro import poutine
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.infer.autoguide.initialization import init_to_median
 from pyro.nn import PyroModule
+from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 
@@ -103,7 +104,7 @@ class LatentVariableModel(PyroModule):
             for _ in range(num_samples):
                 with torch.no_grad():
                     draw = poutine.trace(guide).get_trace(Y, idx)
-                    yield poutine.trace(poutine.replay(self, draw)).get_trace(None, idx).nodes["y"]["fn"]
+                    yield _rows(poutine.trace(poutine.replay(self, draw)).get_trace(None, idx))
 
         return _average(rows())
 
@@ -189,7 +190,7 @@ class LatentVariableModel(PyroModule):
             with torch.no_grad():
                 trace = poutine.trace(guide).get_trace(row, idx)
             yield {
-                name: site["value"]
+                name: cast(Tensor, site["value"])
                 for name, site in prune_subsample_sites(trace).iter_stochastic_nodes()
                 if all(frame.name != "data" for frame in site["cond_indep_stack"])
             }
@@ -199,7 +200,7 @@ class LatentVariableModel(PyroModule):
         idx = torch.arange(X.shape[-2], device=X.device)
         with torch.set_grad_enabled(X.requires_grad):
             model = poutine.condition(self, {**globals_, "X": X})
-            return poutine.trace(model).get_trace(None, idx).nodes["y"]["fn"]
+            return _rows(poutine.trace(model).get_trace(None, idx))
 
     def _log_joint_rows(self, globals_: dict[str, Tensor], X: Tensor, Y: Tensor) -> Float[Tensor, " B"]:
         """Log p(y_n | x_n, globals) + log p(x_n)."""
@@ -221,6 +222,11 @@ class LatentVariableModel(PyroModule):
         return loc, torch.full_like(loc, 0.1)
 
 
+def _rows(trace: Trace) -> Any:
+    """The distribution of the observations, an ``Independent`` around a ``NoisyFunction``."""
+    return trace.nodes["y"]["fn"]
+
+
 def _average(rows: Iterator[TorchDistributionMixin]) -> Prediction:
     """Moments of an equal mixture of rows."""
     y, f = _MixtureMoments(), _MixtureMoments()
@@ -236,7 +242,8 @@ class _MixtureMoments:
     """Running mean, and by the law of total variance the variance, of an equal mixture (Welford's recursion)."""
 
     def __init__(self):
-        self._count, self.mean, self._within, self._between = 0, 0.0, 0.0, 0.0
+        self._count = 0
+        self.mean = self._within = self._between = torch.zeros(())
 
     def add(self, mean: Tensor, variance: Tensor) -> None:
         self._count += 1
