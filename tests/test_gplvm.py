@@ -1,5 +1,6 @@
 """The model against slow twins, closed forms and quadrature."""
 
+import pyro
 import pyro.distributions as dist
 import pytest
 import torch

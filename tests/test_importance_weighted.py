@@ -127,14 +127,14 @@ def test_outer_and_inner_plates_against_brute_force():
     guide = MeanFieldGuide(_grouped, init_scale=0.5)
     guide(y)
     elbo = ImportanceWeightedELBO("data", 4, max_plate_nesting=3)
-    model_trace, guide_trace = elbo._get_trace(_grouped, guide, (y,), {})
-    assert guide_trace.nodes["loc"]["value"].shape == ()
-    assert guide_trace.nodes["shift"]["value"].shape == (2, 1)
-    assert guide_trace.nodes["x"]["value"].shape == (4, 1, 2, 6)
-    sites = [(guide_trace.nodes[name]["value"], guide_trace.nodes[name]["fn"]) for name in ("loc", "shift", "x")]
+    model_sites, guide_sites = elbo._sample_sites(_grouped, guide, (y,), {})
+    assert guide_sites["loc"]["value"].shape == ()
+    assert guide_sites["shift"]["value"].shape == (2, 1)
+    assert guide_sites["x"]["value"].shape == (4, 1, 2, 6)
+    sites = [(guide_sites[name]["value"], guide_sites[name]["fn"]) for name in ("loc", "shift", "x")]
     sites[2] = (sites[2][0][:, 0], dist.Normal(guide.locs.x, guide.scales.x))
     expected = _brute_force(_grouped, sites, y[:, :, :], 4)
-    torch.testing.assert_close(elbo._particle(model_trace, guide_trace), expected)
+    torch.testing.assert_close(elbo._particle(model_sites, guide_sites), expected)
     torch.manual_seed(0)
     assert elbo.log_weights(_grouped, guide, y).shape == (4, 2, 6)
 

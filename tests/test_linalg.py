@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from pyro_lvgp.linalg import NotPositiveDefiniteError, safe_cholesky, solve_lower, sparse_conditional
+from pyro_lvgp.linalg import NotPositiveDefiniteError, safe_cholesky, solve_lower, sparse_conditional, sparse_covariance
 
 
 def _covariance(*batch, size=6, dtype=torch.float64):
@@ -47,22 +47,36 @@ def test_solve_lower_folds_the_batch():
 def test_sparse_conditional_against_dense_gaussian_conditioning(dtype):
     K = _covariance(2, size=9, dtype=dtype)  # 4 inducing points, 5 inputs, batch of 2
     Kuu, Kuf, Kff = K[:, :4, :4], K[:, :4, 4:], K[:, 4:, 4:]
-    u = torch.randn(2, 4, 3, dtype=dtype)
+    u = torch.randn(2, 3, 4, dtype=dtype)
     Luu = torch.linalg.cholesky(Kuu)
-    expected_mean = Kuf.mT @ torch.linalg.solve(Kuu, Luu @ u)
+    expected_mean = Kuf.mT @ torch.linalg.solve(Kuu, Luu @ u.mT)
     expected_cov = Kff - Kuf.mT @ torch.linalg.solve(Kuu, Kuf)
     tolerance = {"rtol": 1e-3, "atol": 1e-3} if dtype == torch.float32 else {"rtol": 1e-9, "atol": 1e-9}
-    mean, cov = sparse_conditional(Luu, Kuf, Kff, u, full_cov=True)
-    torch.testing.assert_close(mean, expected_mean, **tolerance)
-    torch.testing.assert_close(cov, expected_cov, **tolerance)
+    torch.testing.assert_close(sparse_covariance(Luu, Kuf, Kff), expected_cov, **tolerance)
     mean, variance = sparse_conditional(Luu, Kuf, Kff.diagonal(dim1=-2, dim2=-1), u)
     torch.testing.assert_close(mean, expected_mean, **tolerance)
-    torch.testing.assert_close(variance, expected_cov.diagonal(dim1=-2, dim2=-1), **tolerance)
+    torch.testing.assert_close(variance[..., 0], expected_cov.diagonal(dim1=-2, dim2=-1), **tolerance)
+
+
+def test_sparse_conditional_of_uncertain_inducing_outputs(dtype):
+    """Each output and input on its own: Aᵀ S_d A added to the variance."""
+    K = _covariance(2, size=7, dtype=dtype)
+    Luu, Kuf, Kff = torch.linalg.cholesky(K[:, :4, :4]), K[:, :4, 4:], K[:, 4:, 4:].diagonal(dim1=-2, dim2=-1)
+    u, L = torch.randn(3, 4, dtype=dtype), torch.linalg.cholesky(_covariance(3, size=4, dtype=dtype))
+    _, known = sparse_conditional(Luu, Kuf, Kff, u)
+    _, variance = sparse_conditional(Luu, Kuf, Kff, u, L)
+    A = torch.linalg.inv(Luu) @ Kuf
+    for b in range(2):
+        for d in range(3):
+            for n in range(3):
+                spread = A[b, :, n] @ L[d] @ L[d].mT @ A[b, :, n]
+                torch.testing.assert_close(variance[b, n, d], known[b, n, 0] + spread, rtol=1e-4, atol=1e-5)
 
 
 def test_sparse_conditional_is_certain_at_the_inducing_points():
     K = _covariance()
-    mean, variance = sparse_conditional(torch.linalg.cholesky(K), K, K.diagonal(), torch.ones(6, 1, dtype=torch.float64))
+    L = torch.linalg.cholesky(K)
+    mean, variance = sparse_conditional(L, K, K.diagonal(), torch.ones(1, 6, dtype=torch.float64))
     assert (variance >= 0).all()
     assert variance.max() < 1e-12
-    torch.testing.assert_close(mean, torch.linalg.cholesky(K).sum(-1, keepdim=True))
+    torch.testing.assert_close(mean, L.sum(-1, keepdim=True))

@@ -77,8 +77,10 @@ class _Stationary(_Parametric):
         )
 
     def _diagonal(self, X: Tensor) -> Tensor:
-        variance = self.variance
-        return variance[..., None].expand(*torch.broadcast_shapes(X.shape[:-2], variance.shape), X.shape[-2])
+        variance, lengthscale = self.variance, self._per_column("lengthscale")
+        # The lengthscale decides nothing here but the batch shape, so that it is that of the matrix.
+        batch = torch.broadcast_shapes(X.shape[:-2], variance.shape, lengthscale.shape[:-1])
+        return variance[..., None].expand(*batch, X.shape[-2])
 
 
 class RBF(_Stationary):

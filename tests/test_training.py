@@ -1,0 +1,349 @@
+"""The training loop and its optimiser: against hand counts, and against Pyro's own optimiser step by step."""
+
+import math
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import SVI, Trace_ELBO
+from pyro.infer.autoguide import AutoNormal
+from pyro.infer.util import is_validation_enabled
+from pyro.optim import SGD, Adam
+
+from pyro_lvgp.guides import MeanFieldGuide
+from pyro_lvgp.infer import JointOptim, MeanFieldELBO
+from pyro_lvgp.models import BayesianGPLVM
+from pyro_lvgp.training import fit
+
+N, D = 20, 3
+
+
+@pytest.fixture
+def Y():
+    Y = torch.randn(N, 2) @ torch.randn(2, D) + 0.1 * torch.randn(N, D)
+    Y[3, 1] = torch.nan
+    return Y
+
+
+def _pair(Y):
+    """The same model and guide each time."""
+    pyro.clear_param_store()
+    model = BayesianGPLVM(N, D, 2, num_inducing=5).initialize(Y)
+    return model, MeanFieldGuide(model)
+
+
+def _values(*modules):
+    return {f"{i}.{name}": p.detach().clone() for i, m in enumerate(modules) for name, p in m.named_parameters()}
+
+
+def _same(first, second):
+    return first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def _regression(y, idx=None):
+    """A user's own model: a function, with a plate it subsamples itself."""
+    loc = pyro.sample("loc", dist.Normal(0.0, 10.0))
+    with pyro.plate("rows", N, subsample=idx):
+        pyro.sample("y", dist.Normal(loc, 1.0), obs=y)
+
+
+class _Climb:
+    """Log density -p: constant gradient; records how it was called and whether Pyro validates."""
+
+    def __init__(self, nan_at=math.inf):
+        self.batches, self.validated, self.nan_at = [], [], nan_at
+
+    def model(self, *args):
+        p = pyro.param("p", torch.tensor(0.0))
+        pyro.factor("loss", -p + (torch.nan if len(self.batches) == self.nan_at else 0.0))
+        self.batches.append(args)
+        self.validated.append(is_validation_enabled())
+
+    def guide(self, *args):
+        pass
+
+    def fit(self, *args, **kwargs):
+        return fit(self.model, self.guide, *args, **{"num_steps": 4, "progress": False} | kwargs)
+
+
+def _path(num_steps, **kwargs):
+    """Values of p after each of SGD's steps of size one: differences are the factors on the learning rate."""
+    path = [0.0]
+    pyro.clear_param_store()
+    optim = JointOptim(torch.optim.SGD, {"lr": 1.0}, **kwargs)
+    _Climb().fit(optim=optim, num_steps=num_steps, callback=lambda *_: path.append(pyro.param("p").item()))
+    return -np.diff(path)
+
+
+class TestFit:
+    def test_loss_goes_down_and_the_history_is_complete(self, Y):
+        model, guide = _pair(Y)
+        steps = []
+        history = fit(
+            model,
+            guide,
+            Y,
+            loss=MeanFieldELBO(),
+            num_steps=80,
+            learning_rate=0.05,
+            progress=False,
+            callback=lambda *step: steps.append(step),
+        )
+        assert len(history.losses) == len(history.seconds) == len(history.bounds_per_entry) == 80
+        assert steps == list(enumerate(history.losses))
+        assert history.num_entries == N * D - 1
+        np.testing.assert_allclose(history.bounds_per_entry, [-loss / (N * D - 1) for loss in history.losses])
+        assert np.all(np.diff(history.seconds) > 0)
+        assert history.seconds[0] > 0
+        assert not history.interrupted
+        first, last = np.array(history.losses[:10]), np.array(history.losses[-10:])
+        assert first.mean() - last.mean() > 4 * ((first.var(ddof=1) + last.var(ddof=1)) / 10) ** 0.5
+
+    @pytest.mark.parametrize(("batch_size", "per_epoch"), [(5, 4), (6, 3), (N, 1)])
+    def test_mini_batches_without_replacement(self, batch_size, per_epoch):
+        y, labels, spy = torch.randn(N, 2), torch.arange(N), _Climb()
+        spy.fit(y, labels, batch_size=batch_size, num_steps=3 * per_epoch)
+        orders = []
+        for epoch in range(3):
+            rows = spy.batches[epoch * per_epoch : (epoch + 1) * per_epoch]
+            for batch, label, idx in rows:
+                assert len(idx) == batch_size
+                assert torch.equal(batch, y[idx])
+                assert torch.equal(label, labels[idx])
+            orders.append(torch.cat([idx for *_, idx in rows]).tolist())
+            assert len(set(orders[-1])) == per_epoch * batch_size
+        assert orders[0] != orders[1] != orders[2]
+
+    def test_all_rows_and_no_index_without_batch_size(self):
+        y, spy = torch.randn(N, 2), _Climb()
+        spy.fit(y)
+        assert [len(args) for args in spy.batches] == [1, 1, 1, 1]
+        assert all(torch.equal(args[0], y) for args in spy.batches)
+
+    def test_a_seed_repeats_the_fit_and_leaves_the_global_state_alone(self, Y):
+        results = []
+        for seed, noise in ((3, 1), (3, 2), (4, 1)):
+            torch.manual_seed(noise)
+            model, guide = _pair(Y)
+            before = torch.get_rng_state()
+            losses = fit(model, guide, Y, num_steps=4, batch_size=8, seed=seed, progress=False).losses
+            assert torch.equal(before, torch.get_rng_state())
+            results.append((losses, _values(model, guide)))
+        assert results[0][0] == results[1][0] != results[2][0]
+        assert _same(results[0][1], results[1][1])
+
+    def test_no_seed_uses_and_advances_the_global_state(self, Y):
+        losses = []
+        for noise in (1, 1, 2):
+            model, guide = _pair(Y)
+            torch.manual_seed(noise)
+            before = torch.get_rng_state()
+            losses.append(fit(model, guide, Y, num_steps=3, seed=None, progress=False).losses)
+            assert not torch.equal(before, torch.get_rng_state())
+        assert losses[0] == losses[1] != losses[2]
+
+    def test_interrupt_keeps_parameters_and_history(self, Y):
+        def stop(step, loss):
+            if step == 5:
+                raise KeyboardInterrupt
+
+        model, guide = _pair(Y)
+        stopped = fit(model, guide, Y, num_steps=50, progress=False, callback=stop)
+        after = _values(model, guide)
+        assert stopped.interrupted
+        model, guide = _pair(Y)
+        six = fit(model, guide, Y, num_steps=6, progress=False)
+        assert stopped.losses == six.losses
+        assert len(stopped.seconds) == 6
+        assert _same(after, _values(model, guide))
+
+    @pytest.mark.parametrize("called", [False, True])
+    def test_dtype_converts_model_guide_and_data(self, Y, called):
+        model, guide = _pair(Y)
+        if called:
+            guide(Y)
+        before = _values(model)
+        seen = []
+        model.register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
+        history = fit(model, guide, Y, num_steps=3, dtype=torch.float64, batch_size=6, progress=False)
+        assert all(p.dtype == torch.float64 for p in [*model.parameters(), *guide.parameters()])
+        assert seen[-1] == torch.float64
+        assert model.mean.dtype == torch.float64
+        assert Y.dtype == torch.float32
+        assert not any(torch.equal(value.double(), _values(model)[name]) for name, value in before.items())
+        assert math.isfinite(history.losses[-1])
+
+    def test_a_model_of_your_own_with_an_autoguide(self):
+        y = 3.0 + torch.randn(N)
+        guide = AutoNormal(_regression, create_plates=lambda y, idx=None: pyro.plate("rows", N, subsample=idx))
+        fit(_regression, guide, y, num_steps=400, batch_size=10, learning_rate=0.05, schedule="cosine", progress=False)
+        posterior_sd = (1 / (N + 0.01)) ** 0.5
+        assert guide.median()["loc"].item() == pytest.approx(y.mean().item(), abs=posterior_sd)
+
+    def test_schedules(self):
+        def factors(schedule):
+            pyro.clear_param_store()
+            path = [0.0]
+            # With a constant gradient every step of Adam is as long as its learning rate.
+            _Climb().fit(
+                num_steps=8,
+                learning_rate=0.1,
+                schedule=schedule,
+                callback=lambda *_: path.append(pyro.param("p").item()),
+            )
+            return -np.diff(path) / 0.1
+
+        np.testing.assert_allclose(factors("constant"), np.ones(8), rtol=1e-4)
+        np.testing.assert_allclose(factors("cosine"), 0.5 * (1 + np.cos(np.pi * np.arange(8) / 8)), rtol=1e-3)
+        np.testing.assert_allclose(factors(lambda step: 1 / (1 + step)), 1 / np.arange(1.0, 9), rtol=1e-3)
+
+    def test_an_optimiser_of_your_own(self):
+        _Climb().fit(optim=SGD({"lr": 0.5}), learning_rate=100.0)
+        assert pyro.param("p").item() == pytest.approx(-2.0)
+
+    @pytest.mark.filterwarnings("ignore:Encountered NaN")
+    def test_a_nan_bound_stops_the_fit(self):
+        with pytest.raises(ValueError, match=r"NaN at step 2.*float64"):
+            _Climb(nan_at=2).fit()
+
+    @pytest.mark.parametrize("batch_size", [0, N + 1])
+    def test_batch_size_out_of_range(self, Y, batch_size):
+        with pytest.raises(ValueError, match=f"from 1 to {N}, the rows of the data, got {batch_size}"):
+            _Climb().fit(Y, batch_size=batch_size)
+
+    def test_mini_batches_need_data(self):
+        with pytest.raises(ValueError, match="from 1 to 0"):
+            _Climb().fit(batch_size=2)
+
+    @pytest.mark.usefixtures("unchecked")
+    def test_unknown_schedule(self):
+        with pytest.raises(ValueError, match=r"\"constant\", \"cosine\" or a function.*'linear'"):
+            _Climb().fit(schedule="linear")
+
+    def test_data_unfit_for_the_model(self, Y):
+        model, guide = _pair(Y)
+        with pytest.raises(ValueError, match="row 3"):
+            fit(model, guide, Y.index_fill(0, torch.tensor(3), torch.nan), num_steps=1, progress=False)
+
+    def test_progress_bar(self, capsys):
+        _Climb().fit(progress=True)
+        captured = capsys.readouterr()
+        assert "bound/entry" in captured.err
+        assert "4/4" in captured.err
+        _Climb().fit(progress=False)
+        assert capsys.readouterr() == ("", "")
+
+    @pytest.mark.filterwarnings("ignore:Encountered NaN")
+    @pytest.mark.parametrize("setting", [True, False])
+    def test_validation_at_the_first_step_only_and_restored(self, setting):
+        with pyro.validation_enabled(setting):
+            spy = _Climb()
+            spy.fit()
+            assert spy.validated == [setting, False, False, False]
+            assert is_validation_enabled() == dist.is_validation_enabled() == setting
+            with pytest.raises(ValueError, match="NaN"):
+                _Climb(nan_at=1).fit()
+            assert is_validation_enabled() == dist.is_validation_enabled() == setting
+
+    def test_warns_of_shared_parameters(self, Y):
+        fit(*_pair(Y), Y, num_steps=1, progress=False)
+        other = BayesianGPLVM(N, D, 2, num_inducing=5)
+        with pytest.warns(UserWarning, match="BayesianGPLVM takes the values.*inducing_points.*module_local_params"):
+            fit(other, MeanFieldGuide(other), Y, num_steps=0, progress=False)
+
+    def test_two_models_side_by_side_under_module_local_params(self, Y):
+        with pyro.settings.context(module_local_params=True):
+            for _ in range(2):
+                model = BayesianGPLVM(N, D, 2, num_inducing=5).initialize(Y)
+                fit(model, MeanFieldGuide(model), Y, num_steps=2, progress=False)
+
+
+def _two_params(step):
+    """A noisy bound; parameter b enters late, and rests at every third step."""
+    a = pyro.param("a", torch.ones(3))
+    loc = a.sum()
+    if step >= 2 and step % 3:
+        loc = loc + pyro.param("b", torch.tensor(0.5), constraint=dist.constraints.positive)
+    pyro.sample("y", dist.Normal(loc, 1.0), obs=torch.randn(()))
+
+
+def _no_guide(*args):
+    pass
+
+
+def _trajectory(optim, steps=range(12)):
+    """All parameters after each step."""
+    svi, path = SVI(_two_params, _no_guide, optim, Trace_ELBO()), []
+    for step in steps:
+        torch.manual_seed(step)
+        svi.step(step)
+        path.append({name: p.detach().clone() for name, p in pyro.get_param_store().items()})
+    return path
+
+
+class TestJointOptim:
+    def test_follows_pyro_s_optimiser_exactly(self):
+        expected = _trajectory(Adam({"lr": 0.1, "betas": (0.8, 0.9)}))
+        pyro.clear_param_store()
+        found = _trajectory(JointOptim(torch.optim.Adam, {"lr": 0.1, "betas": (0.8, 0.9)}))
+        assert [sorted(step) for step in found] == [["a"]] * 2 + [["a", "b"]] * 10
+        for a, b in zip(expected, found, strict=True):
+            assert _same(a, b)
+
+    def test_fused_follows_it_to_rounding(self):
+        expected = _trajectory(Adam({"lr": 0.1}))
+        pyro.clear_param_store()
+        for a, b in zip(expected, _trajectory(JointOptim(optim_args={"lr": 0.1, "fused": True})), strict=True):
+            torch.testing.assert_close(a, b)
+
+    @pytest.mark.parametrize("through_file", [False, True])
+    def test_state_continues_exactly(self, through_file, tmp_path):
+        def make():
+            return JointOptim(torch.optim.Adam, {"lr": 0.1}, schedule=lambda step: 0.8**step)
+
+        expected = _trajectory(make())
+        pyro.clear_param_store()
+        first, second = make(), make()
+        _trajectory(first, range(6))
+        if through_file:
+            first.save(str(tmp_path / "optim.pt"))
+            second.load(str(tmp_path / "optim.pt"))
+        else:
+            second.set_state(first.get_state())
+        for a, b in zip(expected[6:], _trajectory(second, range(6, 12)), strict=True):
+            assert _same(a, b)
+
+    def test_state_matters(self):
+        """Without it Adam goes elsewhere, so the test above can fail."""
+        expected = _trajectory(JointOptim(optim_args={"lr": 0.1}))
+        pyro.clear_param_store()
+        _trajectory(JointOptim(optim_args={"lr": 0.1}), range(6))
+        assert not _same(expected[-1], _trajectory(JointOptim(optim_args={"lr": 0.1}), range(6, 12))[-1])
+
+    def test_schedule_counts_steps(self):
+        np.testing.assert_allclose(_path(4, schedule=lambda step: 0.5**step), [1.0, 0.5, 0.25, 0.125])
+        np.testing.assert_allclose(_path(3), [1.0, 1.0, 1.0])
+
+    def test_schedule_serves_parameters_that_come_late(self):
+        def model(step):
+            total = pyro.param("a", torch.tensor(0.0))
+            if step:
+                total = total + pyro.param("b", torch.tensor(0.0))
+            pyro.factor("loss", -total)
+
+        svi = SVI(model, _no_guide, JointOptim(torch.optim.SGD, {"lr": 1.0}, schedule=lambda s: 0.5**s), Trace_ELBO())
+        for step in range(3):
+            svi.step(step)
+        assert pyro.param("a").item() == pytest.approx(-1.75)
+        assert pyro.param("b").item() == pytest.approx(-0.75)
+
+    @pytest.mark.parametrize(("clip_norm", "length"), [(1.0, 1.0), (10.0, 5.0), (None, 5.0)])
+    def test_clips_the_norm_of_the_whole_gradient(self, clip_norm, length):
+        def model():
+            pyro.factor("loss", -3 * pyro.param("a", torch.tensor(0.0)) - 4 * pyro.param("b", torch.tensor(0.0)))
+
+        SVI(model, _no_guide, JointOptim(torch.optim.SGD, {"lr": 1.0}, clip_norm=clip_norm), Trace_ELBO()).step()
+        assert pyro.param("a").item() == pytest.approx(-0.6 * length, rel=1e-5)
+        assert pyro.param("b").item() == pytest.approx(-0.8 * length, rel=1e-5)
