@@ -89,6 +89,7 @@ class Ours:
             self.guide = MeanFieldGuide(self.model, init_scale=0.1)
             self.guide(Y)
             if not fitted_u:
+                self.guide.locs.u = torch.zeros_like(self.guide.locs.u)
                 self.guide.scales.u = torch.eye(NUM_INDUCING).to(Y).expand_as(self.guide.scales.u)
 
     def _own_parameters(self) -> AbstractContextManager:

@@ -75,7 +75,7 @@ def sparse_conditional(
     Kff: Float[Tensor, "*#batch N"],
     u: Float[Tensor, "*#batch D M"],
     u_scale_tril: Float[Tensor, "D M M"] | None = None,
-) -> tuple[Float[Tensor, "*batch N D"], Float[Tensor, "*batch N d"]]:
+) -> tuple[Float[Tensor, "*#batch N D"], Float[Tensor, "*#batch N d"]]:
     """Mean and variance of a function given its whitened inducing outputs (inducing values ``Luu u``, ``Kuu = Luu Luuᵀ``).
 
     With ``A = Luu⁻¹ Kuf``, output d has mean ``Aᵀ u_d`` and variance ``diag(Kff − AᵀA)``, the same for every output; if u is

@@ -210,8 +210,8 @@ class TestRefuses:
             x = pyro.sample("x", dist.Normal(0.0, 1.0))
             with pyro.plate("views", 3, subsample_size=2 if fault == "inner" else None, dim=-2):
                 pyro.sample("y", dist.Normal(x, 1.0), obs=y)
-        if fault == "outside":
-            pyro.sample("z", dist.Normal(x.sum(-1, keepdim=True), 1.0), obs=torch.tensor(0.0))
+        if fault in ("outside", "outside, summed"):
+            pyro.sample("z", dist.Normal(x.sum(-1, keepdim=fault == "outside"), 1.0), obs=torch.tensor(0.0))
 
     def guide(self, y, fault=None):
         with pyro.plate("data", 4):
@@ -224,7 +224,8 @@ class TestRefuses:
         ("fault", "match"),
         [
             ("inner", "plate 'views' inside 'data' is subsampled"),
-            ("outside", "site 'z' lies outside plate 'data'"),
+            ("outside", "site 'z' outside plate 'data' has batch shape"),
+            ("outside, summed", "site 'z' outside plate 'data' has batch shape"),
             ("discrete", "reparameterised, got 'x' with Poisson"),
         ],
     )

@@ -1,5 +1,7 @@
 """The mean-field bound with u integrated out: against Pyro's bound, a closed form, and models that are not ours."""
 
+from itertools import pairwise
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -56,10 +58,9 @@ def _assert_same_mean(first, second):
 def test_same_mean_as_pyro_s_bound(likelihood, rows):
     model, guide, Y = _make(LIKELIHOODS[likelihood]())
     args = (Y,) if rows is None else (Y[rows], torch.tensor(rows))
-    expected = _losses(_pyro_elbo(200), model, guide, *args, draws=40)
+    expected = _losses(_pyro_elbo(200), model, guide, *args, draws=20)
     for num_samples in (1, 2, 5):
-        _assert_same_mean(_losses(MeanFieldELBO("data", num_samples), model, guide, *args, draws=100), expected)
-    _assert_same_mean(_losses(MeanFieldELBO(num_particles=3), model, guide, *args, draws=30), expected)
+        _assert_same_mean(_losses(MeanFieldELBO("data", num_samples), model, guide, *args, draws=50), expected)
 
 
 def _gradients(elbo, model, guide, *args, draws):
@@ -73,13 +74,12 @@ def _gradients(elbo, model, guide, *args, draws):
     return {name: torch.stack(values) for name, values in result.items()}
 
 
-@pytest.mark.parametrize("rows", [None, [7, 0, 3]], ids=["full", "subsampled"])
-@pytest.mark.parametrize("num_samples", [1, 3])
+@pytest.mark.parametrize(("num_samples", "rows"), [(1, None), (3, [7, 0, 3])], ids=["full", "subsampled"])
 def test_same_mean_gradients_as_pyro_s_bound(num_samples, rows):
     model, guide, Y = _make()
     args = (Y,) if rows is None else (Y[rows], torch.tensor(rows))
-    expected = _gradients(_pyro_elbo(100), model, guide, *args, draws=40)
-    found = _gradients(MeanFieldELBO("data", num_samples), model, guide, *args, draws=100)
+    expected = _gradients(_pyro_elbo(100), model, guide, *args, draws=30)
+    found = _gradients(MeanFieldELBO("data", num_samples), model, guide, *args, draws=60)
     assert expected.keys() == found.keys()
     for name, a in expected.items():
         b = found[name]
@@ -93,6 +93,7 @@ def _given_latents(**kwargs):
     model, _, Y = _make(**kwargs)
     X = torch.randn(N, Q)
     given = poutine.condition(model, {"X": X})
+    pyro.clear_param_store()
     guide = MeanFieldGuide(given, init_scale=0.5, create_plates=model.create_plates)
     guide(Y)
     guide.locs.u = torch.randn(D, M)
@@ -102,7 +103,8 @@ def _given_latents(**kwargs):
 @torch.no_grad()
 def _closed_form(model, guide, X, Y, rows=range(N)):
     """E over u, one entry at a time, each with its own inverse."""
-    m, S = guide.locs.u, guide.scales.u @ guide.scales.u.mT
+    L = guide.scales.u if guide.scales.u.dim() == 3 else torch.diag_embed(guide.scales.u)
+    m, S = guide.locs.u, L @ L.mT
     noise, Z, k = model.likelihood.variance, model.inducing_points, model.kernel
     A = torch.linalg.inv(torch.linalg.cholesky(k(Z) + 1e-8 * torch.eye(M))) @ k(Z, X)
     bound = dist.Normal(0.0, 1.0).log_prob(X[list(rows)]).sum()
@@ -113,7 +115,7 @@ def _closed_form(model, guide, X, Y, rows=range(N)):
                 f_variance = 1.0 - a @ a + a @ S[d] @ a
                 bound += dist.Normal(a @ m[d], noise.sqrt()).log_prob(Y[n, d]) - f_variance / (2 * noise)
     kl = torch.distributions.kl_divergence(
-        dist.MultivariateNormal(m, scale_tril=guide.scales.u), dist.MultivariateNormal(torch.zeros(M), torch.eye(M))
+        dist.MultivariateNormal(m, scale_tril=L), dist.MultivariateNormal(torch.zeros(M), torch.eye(M))
     )
     return N / len(rows) * bound - kl.sum()
 
@@ -139,8 +141,7 @@ def test_diagonal_covariance_of_u_is_integrated_too():
     guide = MeanFieldGuide(given, covariance={"u": "diagonal"}, init_scale=0.5, create_plates=model.create_plates)
     guide(Y)
     losses = _losses(MeanFieldELBO(), given, guide, Y, draws=2)
-    guide.scales.u, diagonal = torch.diag_embed(guide.scales.u.detach()), guide.scales.u.detach()
-    assert diagonal.shape == (D, M)
+    assert guide.scales.u.shape == (D, M)
     torch.testing.assert_close(-losses, _closed_form(model, guide, X, Y).expand(2))
 
 
@@ -148,10 +149,10 @@ def test_less_noise_than_pyro_s_bound_and_less_with_more_samples():
     model, guide, Y = _make()
     guide.scales.u = 0.7 * torch.eye(M).expand(D, M, M)
     one, four, drawn = (
-        _losses(elbo, model, guide, Y, draws=300).var()
+        _losses(elbo, model, guide, Y, draws=150).var()
         for elbo in (MeanFieldELBO("data", 1), MeanFieldELBO("data", 4), TraceMeanField_ELBO())
     )
-    # A variance of 300 draws has a relative standard error of about 0.1.
+    # A variance of 150 draws has a relative standard error of about 0.12.
     assert one < 0.6 * drawn
     assert four < 0.5 * one
     assert four > 0.1 * one
@@ -159,13 +160,13 @@ def test_less_noise_than_pyro_s_bound_and_less_with_more_samples():
 
 def test_fitc_draws_u_and_agrees_with_pyro_s_bound():
     _, given, guide, _, Y = _given_latents(likelihood_term="fitc")
-    losses = _losses(MeanFieldELBO(), given, guide, Y, draws=400)
+    losses = _losses(MeanFieldELBO(), given, guide, Y, draws=80)
     assert losses.std() > 0.01
-    _assert_same_mean(losses, _losses(_pyro_elbo(100), given, guide, Y, draws=40))
+    _assert_same_mean(losses, _losses(TraceMeanField_ELBO(), given, guide, Y, draws=80))
     pyro.clear_param_store()
     model, guide, Y = _make(likelihood_term="fitc")
     _assert_same_mean(
-        _losses(MeanFieldELBO("data", 4), model, guide, Y, draws=400), _losses(_pyro_elbo(100), model, guide, Y, draws=40)
+        _losses(MeanFieldELBO("data", 4), model, guide, Y, draws=80), _losses(_pyro_elbo(100), model, guide, Y, draws=20)
     )
 
 
@@ -181,8 +182,7 @@ def _nested(y, idx=None):
                 pyro.sample("y", dist.Normal(z, 0.7), obs=y)
 
 
-@pytest.mark.parametrize("rows", [None, [5, 1]], ids=["full", "subsampled"])
-@pytest.mark.parametrize("num_samples", [1, 3])
+@pytest.mark.parametrize(("num_samples", "rows"), [(1, None), (3, [5, 1])], ids=["full", "subsampled"])
 def test_nested_plates_of_a_model_that_is_not_ours(num_samples, rows):
     y = torch.randn(3, 2, 6)
     guide = MeanFieldGuide(
@@ -191,8 +191,8 @@ def test_nested_plates_of_a_model_that_is_not_ours(num_samples, rows):
     guide(y)
     args = (y,) if rows is None else (y[..., rows], torch.tensor(rows))
     elbo = MeanFieldELBO("data", num_samples, max_plate_nesting=3)
-    expected = _losses(_pyro_elbo(200, 3), _nested, guide, *args, draws=40)
-    _assert_same_mean(_losses(elbo, _nested, guide, *args, draws=500), expected)
+    expected = _losses(_pyro_elbo(200, 3), _nested, guide, *args, draws=20)
+    _assert_same_mean(_losses(elbo, _nested, guide, *args, draws=150), expected)
 
 
 def test_a_hand_written_guide():
@@ -206,8 +206,8 @@ def test_a_hand_written_guide():
                     pyro.sample("z", dist.Normal(0.3, 0.5))
 
     y = torch.randn(3, 2, 6)
-    expected = _losses(_pyro_elbo(200, 3), _nested, guide, y, draws=40)
-    _assert_same_mean(_losses(MeanFieldELBO(), _nested, guide, y, draws=600), expected)
+    expected = _losses(_pyro_elbo(200, 3), _nested, guide, y, draws=20)
+    _assert_same_mean(_losses(MeanFieldELBO(), _nested, guide, y, draws=150), expected)
 
 
 @pytest.mark.parametrize("num_samples", [1, 4])
@@ -238,19 +238,20 @@ def test_loss_and_gradients_come_together():
     assert all(p.grad is not None and p.grad.isfinite().all() for p in parameters)
 
 
-@pytest.mark.parametrize("likelihood", ["gaussian", "poisson"])
-def test_integrating_inside_the_logarithm_is_looser(likelihood):
-    """By Jensen: E_u outside the logarithm of the weights is above E_u inside it."""
-    model, guide, Y = _make(LIKELIHOODS[likelihood]())
+def test_integrating_inside_the_logarithm_is_looser():
+    """By Jensen: E_u outside the logarithm of the weights is above E_u inside it, and that above E_x outside it."""
+    model, guide, Y = _make()
     guide.scales.u = 0.7 * torch.eye(M).expand(D, M, M)
     bounds = [
-        _mean_and_error(-_losses(ImportanceWeightedELBO("data", 10, integrate=integrate), model, guide, Y, draws=400))
-        for integrate in (True, False)
+        _mean_and_error(-_losses(elbo, model, guide, Y, draws=80))
+        for elbo in (
+            MeanFieldELBO("data", 10),
+            ImportanceWeightedELBO("data", 10),
+            ImportanceWeightedELBO("data", 10, integrate=False),
+        )
     ]
-    (inside, inside_error), (outside, outside_error) = bounds
-    assert inside < outside + 4 * (inside_error**2 + outside_error**2) ** 0.5
-    mean_field, error = _mean_and_error(-_losses(MeanFieldELBO("data", 10), model, guide, Y, draws=400))
-    assert mean_field < inside + 4 * (error**2 + inside_error**2) ** 0.5
+    for (lower, lower_error), (upper, upper_error) in pairwise(bounds):
+        assert lower < upper + 4 * (lower_error**2 + upper_error**2) ** 0.5
 
 
 class TestRefuses:
@@ -273,7 +274,7 @@ class TestRefuses:
             MeanFieldELBO().loss(self.model, guide)
 
     def test_a_site_outside_that_depends_on_one_inside(self):
-        with pytest.raises(ValueError, match="'z' lies outside plate 'data' but depends on a site inside"):
+        with pytest.raises(ValueError, match="'z' outside plate 'data' has batch shape"):
             MeanFieldELBO(max_plate_nesting=1).loss(self.model, self.guide, True)
 
     @pytest.mark.parametrize("bad", [{"num_samples": 0}, {"num_particles": 0}])

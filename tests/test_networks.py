@@ -50,7 +50,7 @@ class TestZeroImputation:
             torch.testing.assert_close(torch.linalg.cholesky(covariances), scale, rtol=1e-3, atol=1e-4)
 
     def test_is_the_network_of_values_and_indicators(self, covariance, Y):
-        """Whatever stands at a missing entry, the network sees zero there and that it is missing; a zero seen is not missing."""
+        """Whatever stands at a missing entry, the network sees zero and that it is missing, unlike a zero that was seen."""
         encoder = ZeroImputation(D, Q, covariance=covariance).to(Y.dtype)
         missing = torch.isnan(Y)
         inputs = torch.cat([torch.where(missing, torch.zeros_like(Y), Y), (~missing).to(Y.dtype)], -1)

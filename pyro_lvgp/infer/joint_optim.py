@@ -68,20 +68,26 @@ class JointOptim(PyroOptim):
             self._optimizer.add_param_group({"params": ordered})
         self._base_lrs = [*self._base_lrs, self._optimizer.param_groups[-1]["lr"]]
         self._known |= new
-        for param in ordered:
+        self._restore(ordered)
+
+    def _restore(self, params: Iterable[Tensor]) -> None:
+        for param in params:
             state = self._state_waiting_to_be_consumed.pop(_name(param), None)
-            if state is not None:
+            if state is not None and self._optimizer is not None:
                 self._optimizer.state[param] = state
 
     def get_state(self) -> dict:
         """State of every parameter by its name in the param store, and the number of steps taken."""
-        state = {_name(p): self._optimizer.state[p] for p in self._known} if self._optimizer is not None else {}
+        state = dict(self._state_waiting_to_be_consumed)
+        if self._optimizer is not None:
+            state |= {_name(param): self._optimizer.state[param] for param in self._known}
         return {"num_steps": self._num_steps, "state": state}
 
     def set_state(self, state_dict: dict) -> None:
         """Restore what ``get_state`` returned; parameters take their state when they are first seen."""
         self._num_steps = state_dict["num_steps"]
         self._state_waiting_to_be_consumed.update(state_dict["state"])
+        self._restore(self._known)
 
 
 def _name(param: Tensor) -> str:

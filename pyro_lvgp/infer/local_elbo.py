@@ -39,6 +39,8 @@ class _LocalSamples(Messenger):
 class LocalELBO(ELBO):
     """Base of bounds that draw the globals once and the sites of one plate S times.
 
+    Sites outside the plate must not depend on draws inside it, in the model or in the guide.
+
     You implement ``_particle(model_sites, guide_sites)``, the bound of one draw of the globals.  You get ``loss``,
     ``loss_and_grads`` and ``differentiable_loss``, for ``SVI`` and for ``loss(model, guide)``.
 
@@ -114,10 +116,12 @@ class LocalELBO(ELBO):
             inside = any(frame.name == self.local_plate for frame in site["cond_indep_stack"])
             (local if inside else outside)[name] = site
         for name, site in outside.items():
+            plates = {frame.dim for frame in site["cond_indep_stack"]}
             shape = site["fn"].batch_shape
-            if len(shape) > self.max_plate_nesting and shape[-1 - int(self.max_plate_nesting)] == self.num_samples > 1:
+            if any(size > 1 and dim - len(shape) not in plates for dim, size in enumerate(shape)):
                 raise ValueError(
-                    f"site {name!r} lies outside plate {self.local_plate!r} but depends on a site inside it; move it into the "
-                    "plate, or draw it first"
+                    f"site {name!r} outside plate {self.local_plate!r} has batch shape {tuple(shape)}, more than its plates "
+                    "declare: a site that depends on draws inside the plate must be in the plate or be drawn before it, and "
+                    "other batch dimensions need .to_event(...)"
                 )
         return local, outside

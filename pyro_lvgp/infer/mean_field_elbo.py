@@ -25,7 +25,8 @@ class MeanFieldELBO(LocalELBO):
     :param num_samples: draws of the local sites to average over; two cost little more than one and learn much faster.
     :param num_particles: draws of everything to average over.
     :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
-    :raises ValueError: if a guide site cannot be reparameterised.
+    :raises ValueError: if a guide site cannot be reparameterised, or a site outside the plate has the shape of draws inside it
+        (a sum over them, ``x.sum()``, cannot be told by its shape: keep such sites out, or use ``num_samples=1``).
 
     Source: Titsias and Lawrence (2010); eq. 3 of the annealed-GPLVM paper.
 
