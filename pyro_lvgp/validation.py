@@ -12,6 +12,8 @@ def check_data(Y: Tensor, data_dim: int, *, like: Tensor, name: str = "y") -> No
         raise ValueError(
             f"expected {name} of shape [rows, {data_dim}], got {list(Y.shape)}; rows are data points and columns are outputs"
         )
+    if not len(Y):
+        raise ValueError(f"expected {name} with one row or more, got none; skip empty batches")
     if not Y.is_floating_point():
         raise TypeError(f"expected {name} of a floating-point dtype, got {Y.dtype}; use {name}.to({like.dtype})")
     if Y.dtype != like.dtype:

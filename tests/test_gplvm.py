@@ -260,6 +260,7 @@ class TestBadInput:
         [
             (lambda Y: Y[:, :2], ValueError, r"shape \[rows, 3\], got \[12, 2\]"),
             (lambda Y: Y[0], ValueError, r"got \[3\]"),
+            (lambda Y: Y[:0], ValueError, "one row or more, got none"),
             (lambda Y: Y[:5], ValueError, "mini-batch with its indices"),
             (lambda Y: Y.numpy(), TypeError, "torch.as_tensor"),
             (lambda Y: Y.long(), TypeError, "floating-point"),
