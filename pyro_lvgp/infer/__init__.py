@@ -3,6 +3,7 @@
 from pyro_lvgp.infer.importance_weighted import ImportanceWeightedELBO
 from pyro_lvgp.infer.integration import IntegrateGaussians
 from pyro_lvgp.infer.joint_optim import JointOptim
+from pyro_lvgp.infer.local_elbo import LocalELBO
 from pyro_lvgp.infer.mean_field_elbo import MeanFieldELBO
 from pyro_lvgp.infer.sampling import SampledTraces, sample_traces
 
@@ -10,6 +11,7 @@ __all__ = [
     "ImportanceWeightedELBO",
     "IntegrateGaussians",
     "JointOptim",
+    "LocalELBO",
     "MeanFieldELBO",
     "SampledTraces",
     "sample_traces",
