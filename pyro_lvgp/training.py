@@ -111,7 +111,7 @@ def fit(
             for step, batch in zip(range(num_steps), _batches(args, batch_size), strict=False):
                 value = float(svi.step(*batch))
                 if step == 0:
-                    # The first step met Pyro's validation, if that is on; checking each would take a tenth of the time.
+                    # The first step met Pyro's validation, if that is on; the others need not pay for it again.
                     unchecked.enter_context(pyro.validation_enabled(False))
                 if math.isnan(value):
                     raise ValueError(

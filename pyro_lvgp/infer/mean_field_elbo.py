@@ -22,7 +22,7 @@ class MeanFieldELBO(LocalELBO):
     has the noise of x alone.  The guide's sites must be reparameterised, and must not depend on each other.
 
     :param local_plate: name of the plate over data; a model without it is fine.
-    :param num_samples: draws of the local sites to average over; two cost little more than one and learn much faster.
+    :param num_samples: draws of the local sites to average over: more of them, less noise in the gradient.
     :param num_particles: draws of everything to average over.
     :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
     :raises ValueError: if a guide site cannot be reparameterised, or a site outside the plate has the shape of draws inside it
