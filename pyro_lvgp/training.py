@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 
 from pyro_lvgp.infer import JointOptim
 from pyro_lvgp.param_store import shared_parameters, warn_if_shared
+from pyro_lvgp.seeding import seeded
 
 Schedule = Literal["constant", "cosine"] | Callable[[int], float]
 
@@ -105,7 +106,7 @@ def fit(
         optim = JointOptim(torch.optim.Adam, {"lr": learning_rate, "fused": True}, schedule=_factor(schedule, num_steps))
     svi = SVI(model, guide, optim, loss or Trace_ELBO())
     result = FitResult(num_entries=int((~torch.isnan(args[0])).sum()) if args else 1)
-    with _seeded(seed), ExitStack() as unchecked, tqdm(total=num_steps, disable=not progress, unit="step") as bar:
+    with seeded(seed), ExitStack() as unchecked, tqdm(total=num_steps, disable=not progress, unit="step") as bar:
         start, smoothed = time.perf_counter(), math.nan
         try:
             for step, batch in zip(range(num_steps), _batches(args, batch_size), strict=False):
@@ -139,16 +140,6 @@ def _factor(schedule: Schedule, num_steps: int) -> Callable[[int], float] | None
     if schedule == "cosine":
         return lambda step: 0.5 * (1.0 + math.cos(math.pi * min(step / num_steps, 1.0)))
     raise ValueError(f'expected schedule "constant", "cosine" or a function of the step, got {schedule!r}')
-
-
-@contextmanager
-def _seeded(seed: int | None) -> Iterator[None]:
-    if seed is None:
-        yield
-        return
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield
 
 
 def _batches(args: tuple[Tensor, ...], batch_size: int | None) -> Iterator[tuple[Tensor, ...]]:

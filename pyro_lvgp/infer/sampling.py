@@ -17,6 +17,7 @@ from pyro.util import check_site_shape
 from torch import Tensor
 
 from pyro_lvgp.infer._sites import SampledSite, SiteLayout, same, stack
+from pyro_lvgp.seeding import seeded
 
 _DRAWS = "_pyro_lvgp_draws"
 
@@ -91,7 +92,7 @@ def sample_traces(
             f"Expected num_samples ≥ 1 and chunk_size ≥ 1, got {num_samples} and {chunk_size}: ask for one or more."
         )
     chunk_size = chunk_size if vectorize else 1
-    with torch.no_grad(), _forked_rng(seed):
+    with torch.no_grad(), seeded(seed):
         pair = _Pair(model, guide, args, kwargs, vectorize)
         chunks = []
         for start in range(0, num_samples, chunk_size):
@@ -217,17 +218,6 @@ def _log_prob(trace: Trace, num: int, nesting: int | None) -> dict[str, Tensor]:
             if any(size != 1 for size in shape[: len(shape) - nesting]):
                 raise ValueError(f"at site '{name}' a batch of shape {list(shape)} that is not all in plates")
     return {name: site["log_prob"].reshape(num, -1).sum(-1, dtype=torch.float64) for name, site in sites.items()}
-
-
-@contextmanager
-def _forked_rng(seed: int | None) -> Iterator[None]:
-    if seed is None:
-        yield
-        return
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
-        yield
 
 
 @contextmanager

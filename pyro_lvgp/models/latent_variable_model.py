@@ -16,6 +16,7 @@ from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 
+from pyro_lvgp.seeding import seeded
 from pyro_lvgp.validation import check_data, check_index, check_values
 
 Guide = Callable[..., Any]
@@ -134,9 +135,7 @@ class LatentVariableModel(PyroModule):
         """
         check_data(Y, self.data_dim, like=self.latent_candidates(), name="Y")
         check_values(Y, columns=False, name="Y")
-        generator_device = [Y.device] if Y.is_cuda else []
-        with torch.random.fork_rng(devices=generator_device):
-            torch.manual_seed(seed)
+        with seeded(seed):
             draws = list(self._global_draws(guide, num_samples))
             loc, scale = self._first_latents(guide, Y, draws)
             loc, log_scale = loc.clone().requires_grad_(), scale.log().clone().requires_grad_()
