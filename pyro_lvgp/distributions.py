@@ -94,6 +94,18 @@ class NoisyFunction(dist.TorchDistribution):
         return self.moments()[1]
 
 
+class PathDelta(dist.Delta):
+    """A Delta at the end of a random path, with the log density of that path.
+
+    Pyro's KL of a ``Delta`` leaves out ``log_density``; that of this class, log q − log p at the one point, does not.
+    """
+
+
+@register_kl(PathDelta, dist.Distribution)
+def _kl_path(q, p):
+    return q.log_density - p.log_prob(q.v)
+
+
 @register_kl(MultivariateNormal, Independent)
 def _kl_mvn_independent(q, p):
     """KL(N(m, S) ‖ Π N(μ_i, τ_i²)) = ½ Σ_i [ (S_ii + (m_i−μ_i)²)/τ_i² + log τ_i² − 1 ] − ½ log|S|."""

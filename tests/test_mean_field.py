@@ -98,7 +98,7 @@ def test_recovers_a_correlated_gaussian_posterior():
         svi = SVI(model, guide, Adam({"lr": 0.02}), loss)
         for _ in range(600):
             svi.step(y)
-        fitted = guide._base("x", ())
+        fitted = guide._posterior("x", ())
         torch.testing.assert_close(fitted.mean, loc, rtol=0.0, atol=0.05)
         torch.testing.assert_close(fitted.variance, covariance.diagonal(), rtol=0.15, atol=0.0)
         if kind == "full":

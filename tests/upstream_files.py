@@ -6,7 +6,6 @@ Each writer takes the arrays of a data set and returns the contents of its upstr
 import csv
 import gzip
 import io
-import tarfile
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import scipy.io
 from PIL import Image
+from upstream_archives import count_newsgroups, newsgroups, newsgroups_archive, tar_gz
 
 from pyro_lvgp.datasets._registry import REGISTRY
 
@@ -51,9 +51,10 @@ class Upstream:
         self.thread.join()
 
     def serve(self, name, contents):
-        entry = REGISTRY[name]
-        assert len(contents) == len(entry.files)
-        self.files |= {f"/{f.repository}/{f.commit}/{f.path}": c for f, c in zip(entry.files, contents, strict=True)}
+        for file, content in zip(REGISTRY[name].files, contents, strict=True):
+            folder = file.path.endswith("/")
+            path = f"tar.gz/{file.commit}" if folder else f"{file.commit}/{file.path}"
+            self.files[f"/{file.repository}/{path}"] = content
 
 
 def small(name):
@@ -125,6 +126,8 @@ def small(name):
         return {"X_train": image(100, 1024), "y_train": digits(100), "X_test": image(2, 1024), "y_test": digits(2)}
     if name == "cifar10_rgb5k":
         return {"X": image(10, 32, 32, 3), "y": digits(10)}
+    if name == "newsgroups":
+        return count_newsgroups(newsgroups())
     if name == "jura":
         held_out = np.array([False, False, True])
         test_mask = np.zeros((3, 7), bool)
@@ -181,15 +184,9 @@ def idx(array):
 
 
 def write_oilflow(data):
-    stream = io.BytesIO()
     tables = {"DataTrn": data["X"], "DataTrnLbls": data["y_onehot"], "DataTrnFrctns": data["fractions"]}
     contents = {f"3PhData/{name}.txt": _saved(np.savetxt, table, "%.17g") for name, table in tables.items()}
-    with tarfile.open(fileobj=stream, mode="w:gz") as archive:
-        for path, content in ({"3PhData/._DataTrn.txt": b"\xff\xfe"} | contents).items():
-            info = tarfile.TarInfo(path)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return [stream.getvalue()]
+    return [tar_gz({"3PhData/._DataTrn.txt": b"\xff\xfe"} | contents)]
 
 
 def write_eeg(data):
@@ -255,6 +252,10 @@ def write_cifar10_gray(data):
 
 def write_cifar10_rgb5k(data):
     return [*_sheets(data["X"].reshape(-1, 1024, 3), "RGB", 5), _labels([*data["y"], 3, 8])]
+
+
+def write_newsgroups(_data):
+    return [newsgroups_archive(newsgroups())]  # counts do not give the texts back
 
 
 def _rda(objects, tmp_path):

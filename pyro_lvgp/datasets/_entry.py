@@ -9,7 +9,7 @@ import numpy as np
 
 
 class File(NamedTuple):
-    """A file of a public GitHub repository at a fixed commit."""
+    """A file, or a folder if ``path`` ends with a slash, of a public GitHub repository at a fixed commit."""
 
     repository: str
     commit: str
@@ -22,7 +22,7 @@ class Entry:
 
     :param units: what each array holds, with its unit.
     :param files: upstream files, in the order ``parse`` wants them.
-    :param parse: turns the files into the arrays; None if they cannot be had by download.
+    :param parse: turns the downloaded files into the arrays; for a folder it is given the archive of the repository.
     :param sha256: of the npz file with which the digest was computed.
     :param digest: of the arrays (see ``_fetch.digest``).
     """
@@ -32,7 +32,7 @@ class Entry:
     citation: str
     licence: str
     files: tuple[File, ...]
-    parse: Callable[[list[Path]], dict[str, np.ndarray]] | None
+    parse: Callable[[list[Path]], dict[str, np.ndarray]]
     sha256: str
     digest: str
 

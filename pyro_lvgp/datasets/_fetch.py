@@ -5,7 +5,7 @@ import hashlib
 import os
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ import pooch
 from tqdm import tqdm
 
 from pyro_lvgp.datasets._dataset import Dataset
-from pyro_lvgp.datasets._entry import Entry
+from pyro_lvgp.datasets._entry import Entry, File
 from pyro_lvgp.datasets._registry import REGISTRY
 
-_BASE_URL = "https://raw.githubusercontent.com"
+_FILE_HOST = "https://raw.githubusercontent.com"
+_ARCHIVE_HOST = "https://codeload.github.com"
 _FOLDER_VARIABLE = "PYRO_LVGP_DATA"
 
 
@@ -43,15 +44,15 @@ def load_dataset(name: str, *, download: bool = True) -> Dataset:
     - Images: "frey" [1965, 560], "yale" [165, 1024], "mnist" [60000, 784], "cifar10_gray" [50000, 1024],
       "cifar10_rgb5k" [5000, 32, 32, 3].
 
-    "jura" and "weather_trentino" are R data files, whose download needs ``pip install rdata``.  "newsgroups" has no
-    download: it must be in the folder.
+    "jura" and "weather_trentino" are R data files, whose download needs ``pip install rdata``.  "newsgroups" is
+    counted from single messages, for which the archive of their whole repository is downloaded.
 
     ``data = load_dataset("oilflow")`` gives ``data.X``, also ``data["X"]``, with the unit ``data.units["X"]``.
 
     :param name: one of :func:`list_datasets`.
     :param download: whether to download what is neither in the folder nor in the cache.
     :raises ValueError: if the name is unknown, or a file or download does not hold the expected arrays.
-    :raises FileNotFoundError: if the data are not on this machine and may not, or cannot, be downloaded.
+    :raises FileNotFoundError: if the data are not on this machine and may not be downloaded.
     :raises OSError: if the download fails.
     :raises ModuleNotFoundError: if an R data file is to be read without the package ``rdata``.
 
@@ -103,17 +104,12 @@ def _find(name: str, entry: Entry, download: bool) -> dict[str, np.ndarray]:
         return _read_npz(path, entry, "Delete the file to have it downloaded anew.")
     own = f"put {name}.npz into a folder and set the environment variable {_FOLDER_VARIABLE} to it"
     place = f"in {_FOLDER_VARIABLE} ({folder or 'not set'}) or in the cache ({cache})"
-    if entry.parse is None:
-        raise FileNotFoundError(
-            f"data set {name!r}: expected {name}.npz {place}, got none. It has no single public file to download (it "
-            f"was computed from the messages of {entry.source}): {own}."
-        )
     if not download:
         raise FileNotFoundError(
             f"data set {name!r}: expected {name}.npz {place}, got none. Allow the download (download=True), or {own}."
         )
     cache.mkdir(parents=True, exist_ok=True)
-    arrays = _download(name, entry, entry.parse, cache, mend=f"Check the network, or {own}.")
+    arrays = _download(name, entry, cache, mend=f"Check the network, or {own}.")
     _write_npz(path, arrays)
     return arrays
 
@@ -146,22 +142,27 @@ def _write_npz(path: Path, arrays: dict[str, Any]) -> None:
         part.replace(path)
 
 
-def _download(
-    name: str, entry: Entry, parse: Callable[[list[Path]], dict[str, np.ndarray]], cache: Path, mend: str
-) -> dict[str, np.ndarray]:
+def _url(file: File) -> str:
+    """Where to download a file; a folder comes in the archive of its repository."""
+    if file.path.endswith("/"):
+        return f"{_ARCHIVE_HOST}/{file.repository}/tar.gz/{file.commit}"
+    return f"{_FILE_HOST}/{file.repository}/{file.commit}/{file.path}"
+
+
+def _download(name: str, entry: Entry, cache: Path, mend: str) -> dict[str, np.ndarray]:
     """Fetch the upstream files into a temporary folder, parse them and check the arrays."""
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         paths = [Path(folder) / f"{i:02d}_{Path(file.path).name}" for i, file in enumerate(entry.files)]
         single = len(paths) == 1  # a bar over bytes; else a bar over files
         for file, path in zip(tqdm(entry.files, desc=name, unit="file", disable=single), paths, strict=True):
-            url = f"{_BASE_URL}/{file.repository}/{file.commit}/{file.path}"
+            url = _url(file)
             try:
                 pooch.HTTPDownloader(progressbar=single)(url, str(path), None)
             except OSError as error:
                 raise OSError(f"data set {name!r}: expected to download {url}, got: {error}. {mend}") from error
         changed = f"The download was damaged, or a source ({entry.source}) has changed. Try again. {mend}"
         try:
-            arrays = parse(paths)
+            arrays = entry.parse(paths)
         except ModuleNotFoundError:
             raise
         except Exception as error:  # a damaged file can raise anything

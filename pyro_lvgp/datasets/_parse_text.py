@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from sklearn.feature_extraction.text import CountVectorizer
 
 _EEG_CHANNELS = ["FZ", "F1", "F2", "F3", "F4", "F5", "F6"]
 _EEG_RATE = 256  # samples a second
@@ -22,6 +23,10 @@ _MONTREAL_2015 = [
     *("Rene-Levesque", "Saint-Antoine", "Saint-Laurent U-Zelt Test", "Saint-Urbain", "Totem_Laurier", "University"),
     "Viger",
 ]
+
+_NEWSGROUPS = ["alt.atheism", "comp.sys.mac.hardware", "sci.med"]
+# "train" holds both parts of the collection: the repository has merged them.
+_MESSAGE = re.compile(r"[^/]+/20news-bydate/20news-bydate-train/([^/]+)/([0-9]+)")
 
 
 def parse_oilflow(paths: list[Path]) -> dict[str, np.ndarray]:
@@ -131,6 +136,41 @@ def parse_congress109(paths: list[Path]) -> dict[str, np.ndarray]:
         "y": (party != "R").astype(np.int8),
         "party": party,
     }
+
+
+def parse_newsgroups(paths: list[Path]) -> dict[str, np.ndarray]:
+    """The archive of a repository in which each message is a file, named by a number, in the folder of its class."""
+    messages = _read_messages(paths[0])
+    keys = sorted(messages)
+    texts = [messages[key] for key in keys]
+    words = CountVectorizer(token_pattern=r"\b\w\w+\b", min_df=0.1, max_df=0.9)
+    body_words = CountVectorizer(token_pattern=r"\b[a-z]{2,20}\b", min_df=20, max_df=0.9)
+    counts = words.fit_transform(texts).toarray()
+    body = body_words.fit_transform([text.partition("\n\n")[2] for text in texts])
+    body.sort_indices()
+    return {
+        "X": counts.astype(np.int16),
+        "vocabulary": words.get_feature_names_out().astype(str),
+        "y": np.array([label for label, _ in keys], dtype=np.int8),
+        "class_names": np.array(_NEWSGROUPS),
+        "doc_id": np.array([str(number) for _, number in keys]),
+        "body_csr_data": body.data.astype(np.int16),
+        "body_csr_indices": body.indices.astype(np.int32),
+        "body_csr_indptr": body.indptr.astype(np.int64),
+        "body_vocabulary": body_words.get_feature_names_out().astype(str),
+    }
+
+
+def _read_messages(path: Path) -> dict[tuple[int, int], str]:
+    """Messages by class and file number.  Nothing is extracted to disk; members of other names or kinds are skipped."""
+    messages = {}
+    with tarfile.open(path, "r|gz") as archive:
+        for member in archive:
+            match = _MESSAGE.fullmatch(member.name)
+            if match and match[1] in _NEWSGROUPS and member.isreg() and (stream := archive.extractfile(member)):
+                # Usenet of 1993 declares no encoding; every byte is a character in Latin-1.
+                messages[_NEWSGROUPS.index(match[1]), int(match[2])] = stream.read().decode("latin-1")
+    return messages
 
 
 def _read_rows(path: Path, delimiter: str = ",", encoding: str = "utf-8") -> list[list[str]]:

@@ -1,5 +1,6 @@
 """Guides: approximate posteriors, for the library's models and for anyone's."""
 
+from pyro_lvgp.guides.annealed_langevin import AutoAnnealedLangevin
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
 
-__all__ = ["MeanFieldGuide"]
+__all__ = ["AutoAnnealedLangevin", "MeanFieldGuide"]

@@ -1,15 +1,14 @@
 """Independent Gaussians, one for each latent site and datum."""
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import torch
 from pyro.distributions import constraints
-from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.distributions.transforms import biject_to
 from pyro.distributions.util import eye_like
 from pyro.infer.autoguide import AutoGuide
@@ -19,10 +18,9 @@ from pyro.nn import PyroModule, PyroParam
 from pyro.ops.tensor_utils import periodic_repeat
 from torch import Tensor, nn
 
+from pyro_lvgp.guides._coordinates import Covariance, SiteCoordinates
 from pyro_lvgp.networks import as_pyro_module
 from pyro_lvgp.param_store import warn_if_shared
-
-Covariance = Literal["diagonal", "full"]
 
 
 class MeanFieldGuide(AutoGuide):
@@ -97,18 +95,15 @@ class MeanFieldGuide(AutoGuide):
         stored = [name for name in pyro.get_param_store() if name.startswith(f"{self._pyro_name}.")]
         warn_if_shared(type(self).__name__, stored)
         self.locs, self.scales = PyroModule(), PyroModule()
-        self._transforms: dict[str, Any] = {}
-        self._event_dims: dict[str, int] = {}
-        self._covariances: dict[str, Covariance] = {}
+        self.coordinates: dict[str, SiteCoordinates] = {}
         for name, site in sites.items():
             with helpful_support_errors(site):
                 transform = biject_to(site["fn"].support)
                 value = self._initial.full(name, site)
                 loc = transform.inv(value).detach().contiguous()
             event_dim = site["fn"].event_dim + loc.dim() - value.dim()
-            self._transforms[name] = None if _is_real(site["fn"].support) else transform
-            self._event_dims[name] = event_dim
-            self._covariances[name] = self._covariance_of(name, site, event_dim)
+            transform = None if _is_real(site["fn"].support) else transform
+            self.coordinates[name] = SiteCoordinates(transform, event_dim, self._covariance_of(name, site, event_dim))
             if name not in self._encoded:
                 self._add_parameters(name, loc, event_dim)
 
@@ -116,9 +111,10 @@ class MeanFieldGuide(AutoGuide):
         for name in (*self._requested, *self._encoded):
             if name not in sites:
                 raise ValueError(f"expected the name of a latent site, one of {sorted(sites)}, got {name!r}")
+        create_plates = self.create_plates if self.master is None else self.master().create_plates
         for frame in self._prototype_frames.values():
             explicit = frame.full_size not in (None, frame.size) and frame.name not in self.prototype_trace
-            if explicit and self.create_plates is None:
+            if explicit and create_plates is None:
                 raise ValueError(
                     f"plate {frame.name!r} is subsampled by an index ({frame.size} of {frame.full_size}) that the guide "
                     f"cannot see: pass create_plates=lambda *args: pyro.plate({frame.name!r}, {frame.full_size}, "
@@ -138,40 +134,55 @@ class MeanFieldGuide(AutoGuide):
     def _add_parameters(self, name: str, loc: Tensor, event_dim: int) -> None:
         # Scales range over orders of magnitude: their logarithms are the parameters.
         deep_setattr(self.locs, name, PyroParam(loc, constraints.real, event_dim))
-        if self._covariances[name] == "full":
+        if self.coordinates[name].covariance == "full":
             scale = self._init_scale * eye_like(loc, loc.shape[-1]).expand(*loc.shape, loc.shape[-1]).contiguous()
             parameter = PyroParam(scale, constraints.lower_cholesky, event_dim + 1)
         else:
             parameter = PyroParam(torch.full_like(loc, self._init_scale), constraints.positive, event_dim)
         deep_setattr(self.scales, name, parameter)
 
-    def _loc_scale(self, name: str, args: tuple) -> tuple[Tensor, Tensor]:
+    def loc_and_scale(self, name: str, args: tuple) -> tuple[Tensor, Tensor]:
+        """Parameters of a site in unconstrained space: of the whole plate, or in a plate's context of the rows in it.
+
+        :param name: a latent site.
+        :param args: arguments of the model, for encoders.
+        """
         if name in self._encoded:
             return getattr(self.encoders, name)(args[0])
         return attrgetter(name)(self.locs), attrgetter(name)(self.scales)
 
-    def _base(self, name: str, args: tuple) -> TorchDistributionMixin:
-        """Q of a site in unconstrained space."""
-        loc, scale = self._loc_scale(name, args)
-        if self._covariances[name] == "full":
-            # The factor is valid by construction; checking it costs as much as using it.
-            return dist.MultivariateNormal(loc, scale_tril=scale, validate_args=False)
-        return dist.Normal(loc, scale).to_event(self._event_dims[name])
-
     def forward(self, *args, **kwargs) -> dict[str, Tensor]:
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
-        plates = self._create_plates(*args, **kwargs)
+        self._create_plates(*args, **kwargs)
+        return self.sample_sites([name for name, _ in self.prototype_trace.iter_stochastic_nodes()], args)
+
+    def sample_sites(self, names: Iterable[str], args: tuple) -> dict[str, Tensor]:
+        """Draw some of the sites, in plates that exist already.
+
+        :param names: latent sites.
+        :param args: arguments of the model, for encoders.
+        """
         values = {}
-        for name, site in self.prototype_trace.iter_stochastic_nodes():
-            with ExitStack() as stack:
-                for frame in site["cond_indep_stack"]:
-                    stack.enter_context(plates[frame.name])
-                posterior, transform = self._base(name, args), self._transforms[name]
+        for name in names:
+            with self.in_plates(name):
+                posterior, transform = self._posterior(name, args), self.coordinates[name].transform
                 if transform is not None:
                     posterior = dist.TransformedDistribution(posterior, transform)
                 values[name] = pyro.sample(name, posterior)
         return values
+
+    @contextmanager
+    def in_plates(self, name: str) -> Iterator[None]:
+        """The plates of a site."""
+        with ExitStack() as stack:
+            for frame in self.prototype_trace.nodes[name]["cond_indep_stack"]:
+                stack.enter_context(self.plates[frame.name])
+            yield
+
+    def _posterior(self, name: str, args: tuple) -> Any:
+        """Q of a site in unconstrained space."""
+        return self.coordinates[name].base(*self.loc_and_scale(name, args))
 
     @torch.no_grad()
     def median(self, *args, **kwargs) -> dict[str, Tensor]:
@@ -188,11 +199,11 @@ class MeanFieldGuide(AutoGuide):
             raise ValueError("the guide has no parameters before its first call: fit it, or call guide(*args) once")
         result = {}
         for name, _ in self.prototype_trace.iter_stochastic_nodes():
-            base = self._base(name, args)
+            base = self._posterior(name, args)
             q = torch.as_tensor(quantiles, dtype=base.mean.dtype, device=base.mean.device)
             normal = torch.distributions.Normal(base.mean, base.stddev)
             values = normal.icdf(q.reshape(-1, *(1,) * base.mean.dim()))
-            transform = self._transforms[name]
+            transform = self.coordinates[name].transform
             result[name] = values if transform is None else transform(values)
         return result
 

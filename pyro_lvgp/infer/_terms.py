@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from pyro.distributions import Unit
+from pyro.distributions import Delta, Unit
 from pyro.distributions.util import scale_and_mask
 from torch import Tensor
 from torch.distributions import kl_divergence
@@ -49,6 +49,8 @@ def log_ratio(model_sites: Sites, guide_sites: Sites) -> Tensor:
 
 
 def _kl(guide_site: Mapping[str, Any], model_site: Mapping[str, Any]) -> Tensor | None:
+    if type(guide_site["fn"]) is Delta:
+        return None  # Pyro's KL leaves out its log_density
     try:
         kl = kl_divergence(guide_site["fn"], model_site["fn"])
     except NotImplementedError:

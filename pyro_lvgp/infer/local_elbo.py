@@ -2,6 +2,7 @@
 
 import math
 from abc import abstractmethod
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from pyro.util import check_model_guide_match, warn_if_nan
 from torch import Tensor
 
 from pyro_lvgp.infer._terms import Sites, check_reparameterised
-from pyro_lvgp.infer.integration import IntegrateGaussians
+from pyro_lvgp.integration import IntegrateGaussians, Integrating
 
 SAMPLES = "_local_samples"
 
@@ -101,7 +102,8 @@ class LocalELBO(ELBO):
         if self.max_plate_nesting == math.inf:
             self._guess_max_plate_nesting(model, guide, args, kwargs)
         samples = _LocalSamples(self.local_plate, self.num_samples, -1 - int(self.max_plate_nesting))
-        guide_trace = poutine.trace(samples(guide)).get_trace(*args, **kwargs)
+        with Integrating() if self.integrate else nullcontext():
+            guide_trace = poutine.trace(samples(guide)).get_trace(*args, **kwargs)
         model = IntegrateGaussians(guide_trace)(model) if self.integrate else model
         model_trace = poutine.trace(poutine.replay(samples(model), guide_trace)).get_trace(*args, **kwargs)
         if is_validation_enabled():

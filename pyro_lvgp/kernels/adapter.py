@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyro_lvgp.kernels.base import Kernel, _numbers
+from pyro_lvgp.kernels.base import Kernel, Theta, _numbers
 
 
 def as_kernel(kernel: object) -> Kernel:
@@ -42,11 +42,11 @@ class _GPyTorchKernel(Kernel):
         super().__init__(batch_shape=kernel.batch_shape)
         self.kernel = kernel
 
-    def _covariance(self, X: Tensor, Z: Tensor) -> Tensor:
+    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
         batch = torch.broadcast_shapes(X.shape[:-2], Z.shape[:-2])
         return self.kernel(X.expand(*batch, *X.shape[-2:]), Z.expand(*batch, *Z.shape[-2:])).to_dense()
 
-    def _diagonal(self, X: Tensor) -> Tensor:
+    def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
         return self.kernel(X).diagonal(dim1=-1, dim2=-2)
 
     def _parameters_text(self) -> str:

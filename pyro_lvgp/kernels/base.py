@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import reduce
 from operator import add, mul
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float, Shaped
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.distributions import transform_to
 
 _MAX_SHOWN = 8
+
+Theta: TypeAlias = tuple[Any, ...]  # tensors, or for sums and products a tuple of tensors for each part
 
 
 class Kernel(PyroModule):
@@ -28,8 +30,8 @@ class Kernel(PyroModule):
     or Pyro handler, a kernel is a plain function of its own parameters: it leaves Pyro's global parameter store alone,
     where all kernels that have no owner would share the names "variance" and "lengthscale".
 
-    You implement ``_covariance(X, Z)`` and ``_diagonal(X)``.  You get checked inputs, the choice of columns, sums and
-    products, and error texts.
+    You implement ``_covariance(X, Z, theta)`` and ``_diagonal(X, theta)``, pure functions of tensors, and with parameters
+    ``theta()``, which reads them.  You get checked inputs, the choice of columns, sums and products, and error texts.
 
     :param input_dim: number of columns the kernel acts on; None leaves that to parts that check it.
     :param batch_shape: shape of a batch of kernels.
@@ -37,10 +39,10 @@ class Kernel(PyroModule):
     :raises ValueError: if ``input_dim`` or ``active_dims`` make no sense.
 
     >>> class White(Kernel):
-    ...     def _covariance(self, X, Z):
+    ...     def _covariance(self, X, Z, theta):
     ...         return (X[..., :, None, :] == Z[..., None, :, :]).all(-1).to(X.dtype)
     ...
-    ...     def _diagonal(self, X):
+    ...     def _diagonal(self, X, theta):
     ...         return torch.ones_like(X[..., 0])
     >>> (3 * White(1))(torch.tensor([[0.0], [1.0]]))
     tensor([[3., 0.],
@@ -71,6 +73,10 @@ class Kernel(PyroModule):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return nn.Module.__call__(self, *args, **kwargs) if self._outside_pyro() else super().__call__(*args, **kwargs)
 
+    def theta(self) -> Theta:
+        """The parameters as they are now; read them once in a model, since a prior draws at each read."""
+        return ()
+
     def forward(
         self, X: Shaped[Tensor, "*#batch N _"], Z: Shaped[Tensor, "*#batch M _"] | None = None
     ) -> Float[Tensor, "*out N M"]:
@@ -81,8 +87,7 @@ class Kernel(PyroModule):
         :raises ValueError: if the number of columns is not ``input_dim``.
         :raises TypeError: if the points are integers.
         """
-        X = self._select(X, "X")
-        return self._covariance(X, X if Z is None else self._select(Z, "Z"))
+        return self.covariance(X, X if Z is None else Z, self.theta())
 
     def diag(self, X: Shaped[Tensor, "*#batch N _"]) -> Float[Tensor, "*out N"]:
         """Variances of the points X: the diagonal of ``kernel(X)`` without the matrix.
@@ -92,7 +97,26 @@ class Kernel(PyroModule):
         :raises TypeError: if the points are integers.
         """
         with nullcontext() if self._outside_pyro() else self._pyro_context:
-            return self._diagonal(self._select(X, "X"))
+            return self.diagonal(X, self.theta())
+
+    def covariance(
+        self, X: Shaped[Tensor, "*#batch N _"], Z: Shaped[Tensor, "*#batch M _"], theta: Theta
+    ) -> Float[Tensor, "*out N M"]:
+        """As ``kernel(X, Z)`` at given parameters: a pure function of tensors, which can be differentiated and compiled.
+
+        :param X: N points.
+        :param Z: M points.
+        :param theta: what :meth:`theta` returned.
+        """
+        return self._covariance(self._select(X, "X"), self._select(Z, "Z"), theta)
+
+    def diagonal(self, X: Shaped[Tensor, "*#batch N _"], theta: Theta) -> Float[Tensor, "*out N"]:
+        """As ``kernel.diag(X)`` at given parameters.
+
+        :param X: N points.
+        :param theta: what :meth:`theta` returned.
+        """
+        return self._diagonal(self._select(X, "X"), theta)
 
     def _outside_pyro(self) -> bool:
         return not (self._pyro_context.active or am_i_wrapped())
@@ -109,11 +133,11 @@ class Kernel(PyroModule):
     def __rmul__(self, other: object) -> "Product":
         return Product(other, self) if isinstance(other, float | int) else NotImplemented
 
-    def _covariance(self, X: Tensor, Z: Tensor) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} must implement _covariance(X, Z)")
+    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} must implement _covariance(X, Z, theta)")
 
-    def _diagonal(self, X: Tensor) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} must implement _diagonal(X)")
+    def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} must implement _diagonal(X, theta)")
 
     def _select(self, X: Tensor, name: str) -> Tensor:
         """Check the points ``X`` and pick the active columns."""
@@ -160,11 +184,11 @@ class _Constant(Kernel):
             raise ValueError(f"expected a number ≥ 0 in a sum or product of kernels, got {value}; use its absolute value.")
         self.value = float(value)
 
-    def _covariance(self, X: Tensor, Z: Tensor) -> Tensor:
+    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
         batch = torch.broadcast_shapes(X.shape[:-2], Z.shape[:-2])
         return X.new_full((), self.value).expand(*batch, X.shape[-2], Z.shape[-2])
 
-    def _diagonal(self, X: Tensor) -> Tensor:
+    def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
         return X.new_full((), self.value).expand(X.shape[:-1])
 
     def _parameters_text(self) -> str:
@@ -179,12 +203,15 @@ class _Combination(Kernel):
         super().__init__(batch_shape=torch.broadcast_shapes(*(k.batch_shape for k in parts)))
         self.kernels: Iterable[Any] = PyroModuleList(parts)
 
-    # The parts are called without entering Pyro's context, which this kernel has entered if it is to be entered.
-    def _covariances(self, X: Tensor, Z: Tensor) -> list[Tensor]:
-        return [k.forward(X, Z) for k in self.kernels]
+    # The parts are read without entering Pyro's context, which this kernel has entered if it is to be entered.
+    def theta(self) -> Theta:
+        return tuple(k.theta() for k in self.kernels)
 
-    def _diagonals(self, X: Tensor) -> list[Tensor]:
-        return [k._diagonal(k._select(X, "X")) for k in self.kernels]
+    def _covariances(self, X: Tensor, Z: Tensor, theta: Theta) -> list[Tensor]:
+        return [k.covariance(X, Z, part) for k, part in zip(self.kernels, theta, strict=True)]
+
+    def _diagonals(self, X: Tensor, theta: Theta) -> list[Tensor]:
+        return [k.diagonal(X, part) for k, part in zip(self.kernels, theta, strict=True)]
 
     def _parameters_text(self) -> str:
         return ", ".join(f"{type(k).__name__.strip('_')}({k._parameters_text()})" for k in self.kernels)
@@ -204,11 +231,11 @@ class Sum(_Combination):
     torch.Size([4, 10, 10])
     """
 
-    def _covariance(self, X: Tensor, Z: Tensor) -> Tensor:
-        return reduce(add, self._covariances(X, Z))
+    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
+        return reduce(add, self._covariances(X, Z, theta))
 
-    def _diagonal(self, X: Tensor) -> Tensor:
-        return reduce(add, self._diagonals(X))
+    def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
+        return reduce(add, self._diagonals(X, theta))
 
 
 class Product(_Combination):
@@ -225,11 +252,11 @@ class Product(_Combination):
     tensor([0.5000, 0.5000, 0.5000])
     """
 
-    def _covariance(self, X: Tensor, Z: Tensor) -> Tensor:
-        return reduce(mul, self._covariances(X, Z))
+    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
+        return reduce(mul, self._covariances(X, Z, theta))
 
-    def _diagonal(self, X: Tensor) -> Tensor:
-        return reduce(mul, self._diagonals(X))
+    def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
+        return reduce(mul, self._diagonals(X, theta))
 
 
 def _numbers(value: Tensor) -> str:

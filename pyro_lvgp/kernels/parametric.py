@@ -9,7 +9,7 @@ from pyro.nn import PyroParam
 from torch import Tensor
 
 from pyro_lvgp import covariance
-from pyro_lvgp.kernels.base import Kernel
+from pyro_lvgp.kernels.base import Kernel, Theta
 
 _Value = float | int | Tensor
 
@@ -76,8 +76,11 @@ class _Stationary(_Parametric):
             {"variance": (variance, ()), **{name: (value, columns) for name, value in vectors.items()}},
         )
 
-    def _diagonal(self, X: Tensor) -> Tensor:
-        variance, lengthscale = self.variance, self._per_column("lengthscale")
+    def theta(self) -> Theta:
+        return self.variance, self._per_column("lengthscale")
+
+    def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
+        variance, lengthscale, *_ = theta
         # The lengthscale decides nothing here but the batch shape, so that it is that of the matrix.
         batch = torch.broadcast_shapes(X.shape[:-2], variance.shape, lengthscale.shape[:-1])
         return variance[..., None].expand(*batch, X.shape[-2])
@@ -129,8 +132,9 @@ class RBF(_Stationary):
             active_dims=active_dims,
         )
 
-    def _covariance(self, X: Tensor, Z: Tensor) -> Tensor:
-        return covariance.rbf(X, Z, self._per_column("lengthscale"), self.variance)
+    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
+        variance, lengthscale = theta
+        return covariance.rbf(X, Z, lengthscale, variance)
 
 
 class Matern(_Stationary):
@@ -183,8 +187,9 @@ class Matern(_Stationary):
         )
         self.nu = nu
 
-    def _covariance(self, X: Tensor, Z: Tensor) -> Tensor:
-        return covariance.matern(X, Z, self._per_column("lengthscale"), self.variance, self.nu)
+    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
+        variance, lengthscale = theta
+        return covariance.matern(X, Z, lengthscale, variance, self.nu)
 
 
 class Periodic(_Stationary):
@@ -232,9 +237,12 @@ class Periodic(_Stationary):
             period=period,
         )
 
-    def _covariance(self, X: Tensor, Z: Tensor) -> Tensor:
-        period, lengthscale = self._per_column("period"), self._per_column("lengthscale")
-        return covariance.periodic(X, Z, period, lengthscale, self.variance)
+    def theta(self) -> Theta:
+        return *super().theta(), self._per_column("period")
+
+    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
+        variance, lengthscale, period = theta
+        return covariance.periodic(X, Z, period, lengthscale, variance)
 
 
 class Linear(_Parametric):
@@ -270,8 +278,13 @@ class Linear(_Parametric):
         columns = (input_dim if ard else 1,)
         super().__init__(input_dim, batch_shape, active_dims, {"variance": (variance, columns)})
 
-    def _covariance(self, X: Tensor, Z: Tensor) -> Tensor:
-        return covariance.linear(X, Z, self._per_column("variance"))
+    def theta(self) -> Theta:
+        return (self._per_column("variance"),)
 
-    def _diagonal(self, X: Tensor) -> Tensor:
-        return (X.square() * self._per_column("variance").unsqueeze(-2)).sum(-1)
+    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
+        (variance,) = theta
+        return covariance.linear(X, Z, variance)
+
+    def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
+        (variance,) = theta
+        return (X.square() * variance.unsqueeze(-2)).sum(-1)

@@ -1,24 +1,54 @@
 """The Bayesian Gaussian process latent variable model with inducing points."""
 
-from typing import Any, get_args
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple, get_args
 
 import pyro
 import pyro.distributions as dist
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from pyro.distributions import constraints
 from pyro.infer.util import is_validation_enabled
 from pyro.nn import PyroParam
 from torch import Tensor
 
+from pyro_lvgp.covariance import rbf_pullback
 from pyro_lvgp.distributions import LikelihoodTerm, NoisyFunction
 from pyro_lvgp.initialization import InitialLatents, cluster_centres, linear_latents
 from pyro_lvgp.kernels import RBF, Kernel, as_kernel
+from pyro_lvgp.kernels.base import Theta
 from pyro_lvgp.likelihoods import Gaussian, Likelihood
 from pyro_lvgp.linalg import safe_cholesky, solve_lower, sparse_conditional
 from pyro_lvgp.models.latent_variable_model import LatentVariableModel
 from pyro_lvgp.param_store import shared_parameters, warn_if_shared
+from pyro_lvgp.quadratic import Quadratic, evaluate, gaussian_quadratic, gradient
 from pyro_lvgp.validation import check_data, check_index, check_values
+
+
+class _Shared(NamedTuple):
+    """What all rows share: sites and parameters, as they are now.
+
+    :param u_scale_tril: factor of the covariance of u, if a bound integrates u out; then ``u`` is its mean.
+    """
+
+    inducing_points: Float[Tensor, "M Q"]
+    kernel: Theta
+    Luu: Float[Tensor, "*batch M M"]
+    u: Float[Tensor, "*batch D M"]
+    u_scale_tril: Float[Tensor, "D M M"] | None
+    likelihood: Tensor | None
+
+
+class Statistics(NamedTuple):
+    """What :meth:`BayesianGPLVM.log_joint` needs besides the latents.
+
+    :param likelihood: its Gaussian form, or the data and which of them are observed.
+    """
+
+    shared: _Shared
+    Luu_inv: Float[Tensor, "*batch M M"]
+    likelihood: Quadratic | tuple[Float[Tensor, "B D"], Bool[Tensor, "B D"]]
 
 
 class BayesianGPLVM(LatentVariableModel):
@@ -61,6 +91,8 @@ class BayesianGPLVM(LatentVariableModel):
     "Generalised GPLVM with stochastic variational inference".
     """
 
+    local_sites = frozenset({"X"})
+
     def __init__(
         self,
         num_data: int,
@@ -101,26 +133,93 @@ class BayesianGPLVM(LatentVariableModel):
         :param idx: indices of the rows in y; None for all rows.
         """
         mask = None if y is None else self._observed(y, idx)
-        inducing_points = self.inducing_points
-        Luu = safe_cholesky(self.kernel(inducing_points), name="Kuu", describe=self.kernel._parameters_text)
-        theta = self.likelihood.theta()
+        shared = self._read_shared()
+        with self.data_plate(y, idx):
+            X = pyro.sample("X", dist.Normal(shared.inducing_points.new_zeros(self.latent_dim), 1.0).to_event(1))
+            f = self._function(X, shared)
+            if y is None:
+                return pyro.sample("y", f.to_event(1))
+            return pyro.sample("y", f.mask(mask).to_event(1), obs=torch.nan_to_num(y))
+
+    def _read_shared(self) -> _Shared:
+        inducing_points, kernel = self.inducing_points, self.kernel.theta()
+        Kuu = self.kernel.covariance(inducing_points, inducing_points, kernel)
+        Luu = safe_cholesky(Kuu, name="Kuu", describe=self.kernel._parameters_text)
+        likelihood = self.likelihood.theta()
         # A bound may integrate u out: then u is its mean under the guide, and the factor of its covariance lies here.
         integrated: dict[str, Tensor] = {}
         infer: Any = {"covariance": "full"} | ({"integrated": integrated} if self.likelihood_term != "fitc" else {})
         with pyro.plate("outputs", self.data_dim, dim=-1):
             u = pyro.sample("u", dist.Normal(inducing_points.new_zeros(self.num_inducing), 1.0).to_event(1), infer=infer)
-        with self.data_plate(y, idx):
-            X = pyro.sample("X", dist.Normal(inducing_points.new_zeros(self.latent_dim), 1.0).to_event(1))
-            # The data are a batch for Pyro and the columns of a matrix for the kernel: [*S, N, Q] -> [*S, 1, N, Q].
+        return _Shared(inducing_points, kernel, Luu, u, integrated.get("scale_tril"), likelihood)
+
+    def _function(self, X: Tensor, shared: _Shared, term: LikelihoodTerm | None = None) -> NoisyFunction:
+        """p(y | x, shared), entry by entry."""
+        # The data are a batch for Pyro and the columns of a matrix for the kernel: [*S, N, Q] -> [*S, 1, N, Q].
+        points = X.unsqueeze(-3)
+        Kuf = self.kernel.covariance(shared.inducing_points, points, shared.kernel)
+        Kff = self.kernel.diagonal(points, shared.kernel)
+        f_mean, f_variance = sparse_conditional(shared.Luu, Kuf, Kff, shared.u.unsqueeze(-3), shared.u_scale_tril)
+        f_mean = self.mean + f_mean.squeeze(-3)
+        return NoisyFunction(self.likelihood, f_mean, f_variance.squeeze(-3), term or self.likelihood_term, shared.likelihood)
+
+    def statistics(self, y: Float[Tensor, "B D"], idx: Int[Tensor, " B"] | None = None) -> Statistics:
+        """What :meth:`log_joint` needs: sites outside the plate ``data`` and parameters, read as the model reads them.
+
+        With a Gaussian likelihood the data enter by a quadratic form (:mod:`pyro_lvgp.quadratic`), whose cost does not
+        grow with D.
+
+        :param y: observations, NaN where missing.
+        :param idx: indices of the rows in y; None for all rows.
+        """
+        observed = self._observed(y, idx)
+        with self._pyro_context:
+            shared = self._read_shared()
+        identity = torch.eye(self.num_inducing, dtype=shared.Luu.dtype, device=shared.Luu.device)
+        Luu_inv = solve_lower(shared.Luu, identity)
+        if not isinstance(self.likelihood, Gaussian) or self.likelihood_term == "fitc":
+            return Statistics(shared, Luu_inv, (torch.nan_to_num(y), observed))
+        precision = shared.likelihood.reciprocal().expand(*shared.likelihood.shape[:-1], self.data_dim)
+        residual = torch.nan_to_num(y) - self.mean
+        form = gaussian_quadratic(residual, observed, precision, shared.u.unsqueeze(-3), shared.u_scale_tril)
+        return Statistics(shared, Luu_inv, form)
+
+    def log_joint(self, latents: Mapping[str, Tensor], statistics: Statistics) -> Float[Tensor, "*particles B"]:
+        r"""``log p(y_n | x_n, u) + log p(x_n)`` of each row: a pure function of tensors, for scores and for compilers.
+
+        It equals the model's own log density at ``X`` in the plate ``data`` before subsampling is made up for.  The term
+        ``"sampled"``, which has no value of its own, counts as ``"svgp"``, its expectation.
+
+        :param latents: ``{"X": [*particles, B, Q]}``.
+        :param statistics: what :meth:`statistics` returned.
+        """
+        X, shared = latents["X"], statistics.shared
+        log_prior = -0.5 * (X.square() + math.log(2.0 * math.pi)).sum(-1)
+        if isinstance(statistics.likelihood, Quadratic):
             points = X.unsqueeze(-3)
-            Kuf, Kff = self.kernel(inducing_points, points), self.kernel.diag(points)
-            f_mean, f_variance = sparse_conditional(Luu, Kuf, Kff, u.unsqueeze(-3), integrated.get("scale_tril"))
-            f = NoisyFunction(
-                self.likelihood, self.mean + f_mean.squeeze(-3), f_variance.squeeze(-3), self.likelihood_term, theta
-            )
-            if y is None:
-                return pyro.sample("y", f.to_event(1))
-            return pyro.sample("y", f.mask(mask).to_event(1), obs=torch.nan_to_num(y))
+            Kuf = self.kernel.covariance(shared.inducing_points, points, shared.kernel)
+            Kff = self.kernel.diagonal(points, shared.kernel)
+            return log_prior + evaluate(statistics.likelihood, statistics.Luu_inv @ Kuf, Kff).squeeze(-2)
+        y, observed = statistics.likelihood
+        entries = self._function(X, shared, "svgp" if self.likelihood_term == "sampled" else None).log_prob(y)
+        return log_prior + torch.where(observed, entries, 0.0).sum(-1)
+
+    def score(self, latents: Mapping[str, Tensor], statistics: Statistics) -> dict[str, Tensor]:
+        r"""Gradients of the summed :meth:`log_joint` in the latents.
+
+        In closed form for the quadratic likelihood and an RBF kernel,
+        :math:`\sum_m c_{mn} k_{mn} (z_m - x_n) / \ell^2 - x_n` with :math:`c = L_{uu}^{-T} (b - H a)`.
+
+        :param latents: ``{"X": [*particles, B, Q]}``.
+        :param statistics: what :meth:`statistics` returned.
+        """
+        X, shared, form = latents["X"], statistics.shared, statistics.likelihood
+        if not (isinstance(form, Quadratic) and type(self.kernel) is RBF and self.kernel.active_dims is None):
+            return torch.func.grad(lambda latents: self.log_joint(latents, statistics).sum())({"X": X})
+        points, Z, (_, lengthscale) = X.unsqueeze(-3), shared.inducing_points, shared.kernel
+        Kuf = self.kernel.covariance(Z, points, shared.kernel)
+        cotangent = statistics.Luu_inv.mT @ gradient(form, statistics.Luu_inv @ Kuf)
+        return {"X": rbf_pullback(Kuf, points, Z, lengthscale, cotangent).squeeze(-3) - X}
 
     def _observed(self, y: Tensor, idx: Tensor | None) -> Tensor:
         """Which entries are observed, after a look at the batch."""

@@ -52,6 +52,8 @@ class LatentVariableModel(PyroModule):
     You get ``predict``, ``reconstruct``, ``infer_latents`` and ``impute`` under any guide.
     """
 
+    local_plate = "data"
+
     def __init__(self, num_data: int, data_dim: int, latent_dim: int):
         super().__init__()
         self.num_data, self.data_dim, self.latent_dim = num_data, data_dim, latent_dim

@@ -5,7 +5,17 @@ from typing import Any
 import torch
 from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor
+
+
+class Integrating(Messenger):
+    """Tells a guide that the bound it runs under will integrate Gaussian sites instead of using their draws."""
+
+
+def is_integrating() -> bool:
+    """Whether a bound that integrates Gaussian sites runs this guide."""
+    return any(isinstance(handler, Integrating) for handler in _PYRO_STACK)
 
 
 class IntegrateGaussians(Messenger):

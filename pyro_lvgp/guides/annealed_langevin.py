@@ -1,0 +1,374 @@
+"""Annealed importance sampling with Langevin transitions, as a guide."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
+from types import FunctionType
+from typing import Any, Literal, get_args
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.distributions import constraints
+from pyro.distributions.util import sum_rightmost
+from pyro.infer.autoguide import AutoCallable, AutoGuide
+from pyro.infer.autoguide.utils import deep_setattr
+from pyro.nn import PyroModule, PyroParam
+from pyro.poutine import Trace
+from torch import Tensor
+
+from pyro_lvgp import annealing
+from pyro_lvgp.annealing import STEPS, Coordinates, Dynamics, Score, State, Transition
+from pyro_lvgp.distributions import PathDelta
+from pyro_lvgp.guides._targets import Bases, HasLogJoint, TracedScore, Whitened, pure_score, read_statistics
+from pyro_lvgp.guides.mean_field import MeanFieldGuide
+from pyro_lvgp.integration import is_integrating
+from pyro_lvgp.seeding import seeded
+
+Schedule = Literal["learned", "linear", "sigmoid"] | float
+
+
+class AutoAnnealedLangevin(AutoGuide):
+    r"""Guide that anneals a Gaussian base towards the posterior by K Langevin transitions.
+
+    .. math::
+
+        h_0 \sim q_0, \qquad h_k \sim t_k(h_k \mid h_{k-1}), \qquad
+        \log w = \log p(y, h_K) - \log q_0(h_0) + \sum_{k=1}^K \log \frac{r_k(h_{k-1} \mid h_k)}{t_k(h_k \mid h_{k-1})}
+
+    along the bridges :math:`\log q_k = (1 - \beta_k) \log q_0 + \beta_k \log p(y, \cdot)`, with :math:`E[w] = p(y)`, so that
+    :math:`E[\log w]` is a lower bound, the tighter the longer the chain.  It serves any Pyro model with continuous latents.
+
+    Sites in ``local_plate`` have one chain for each datum, a weight for each datum, and scores without the factor N/B of a
+    mini-batch.  Sites that are not annealed are drawn once, shared by chain and bound; under a bound that integrates them
+    (:class:`~pyro_lvgp.infer.MeanFieldELBO`) the chain does too.  Chains run in the whitened coordinates of the base, where
+    step sizes are pure numbers; one for each latent dimension is a diagonal preconditioner.  K transitions cost K + 1 scores.
+
+    Each annealed site is emitted as a ``Delta`` at :math:`h_K` whose log density is that of the path, so that
+    ``Trace_ELBO``, ``Predictive``, ``Importance`` and :class:`~pyro_lvgp.infer.ImportanceWeightedELBO` take it as it is.
+
+    :param model: a Pyro model.  If it offers ``log_joint`` (ours do), scores come from there; otherwise it is traced.
+    :param local_plate: name of the plate over data, whose sites are annealed.  By default the model's own ``local_plate`` if
+        it has one, else None: all sites are annealed jointly.
+    :param sites: anneal these only.
+    :param num_steps: number K of transitions.
+    :param dynamics: ``"overdamped"`` Langevin, or ``"underdamped"``, with a momentum.
+    :param schedule: β_1 … β_K: ``"learned"``, ``"linear"``, ``"sigmoid"``, or the power p of ``(k / K)^p``.
+    :param step_size: initial step size, in units of the base's standard deviation.
+    :param learn_step_size: learn step sizes, for each transition and latent dimension.
+    :param max_step_size: they stay below it; unadjusted Langevin diverges above 2 / λ_max.
+    :param damping: initial γ of the momentum, which is learned.
+    :param differentiate_score: differentiate through the scores; False is cheaper, and its gradient biased.
+    :param base_guide: a :class:`MeanFieldGuide` of the model, whose Gaussians the chains start from: diagonal, with full
+        covariances, or amortised.  By default ``MeanFieldGuide(model)``.
+    :param global_guide: a guide for the sites that are not annealed; by default those of the base guide.
+    :param surrogate_model: a model of the same sites that the chain climbs instead; the bound remains that of ``model``.
+    :param compile: compile a transition with ``torch.compile``, for models with ``log_joint``: some 20 seconds on first use,
+        however many transitions.
+    :param create_plates: as for Pyro's autoguides; by default the base guide's.
+    :raises ValueError: for arguments out of range, unknown sites, sites outside plates annealed under subsampling, or
+        ``compile`` without ``log_joint``.
+
+    >>> from pyro.infer import SVI, Trace_ELBO
+    >>> from pyro.optim import Adam
+    >>> def model(y, idx=None):
+    ...     with pyro.plate("data", 100, subsample=idx):
+    ...         x = pyro.sample("x", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    ...         pyro.sample("y", dist.Poisson(x.exp()).to_event(1), obs=y)
+    >>> plates = lambda y, idx=None: pyro.plate("data", 100, subsample=idx)
+    >>> guide = AutoAnnealedLangevin(model, local_plate="data", num_steps=4, create_plates=plates)
+    >>> loss = SVI(model, guide, Adam({"lr": 0.01}), Trace_ELBO()).step(torch.ones(10, 2), torch.arange(10))
+
+    References: eqs. 13 to 18 of the annealed-GPLVM paper, with the sign of eq. 15; Geffner and Domke (2021), "MCMC variational
+    inference via uncorrected Hamiltonian annealing"; NumPyro's ``AutoDAIS`` and ``AutoSemiDAIS``.
+    """
+
+    prototype_trace: Any
+    increments: Tensor
+    beta: Tensor
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        local_plate: str | None = None,
+        sites: Sequence[str] | None = None,
+        num_steps: int = 8,
+        dynamics: Dynamics = "overdamped",
+        schedule: Schedule = "learned",
+        step_size: float = 0.2,
+        learn_step_size: bool = True,
+        max_step_size: float = 1.0,
+        damping: float = 0.8,
+        differentiate_score: bool = True,
+        base_guide: MeanFieldGuide | None = None,
+        global_guide: Callable[..., Any] | None = None,
+        surrogate_model: Callable[..., Any] | None = None,
+        compile: bool = False,
+        create_plates: Callable[..., Any] | None = None,
+    ):
+        if num_steps < 1:
+            raise ValueError(f"expected num_steps of 1 or more, got {num_steps}")
+        if dynamics not in get_args(Dynamics):
+            raise ValueError(f"expected dynamics in {get_args(Dynamics)}, got {dynamics!r}")
+        if not 0 < step_size < max_step_size:
+            raise ValueError(f"expected 0 < step_size < max_step_size, got {step_size} and {max_step_size}")
+        if not 0 < damping < 1:
+            raise ValueError(f"expected damping between 0 and 1, got {damping}")
+        _fixed_schedule(schedule, num_steps)
+        base_guide = base_guide or MeanFieldGuide(model, create_plates=create_plates)
+        create_plates = create_plates or base_guide.create_plates
+        super().__init__(model, create_plates=create_plates)
+        self.num_steps, self.dynamics, self.differentiate_score = num_steps, dynamics, differentiate_score
+        self.local_plate = local_plate
+        self._requested = sites
+        self._schedule, self._step_size, self._learn, self._max = schedule, step_size, learn_step_size, max_step_size
+        self._damping = damping
+        self._surrogate = (surrogate_model,)  # in a tuple, as Pyro keeps the model: not a submodule
+        self._compile, self._compiled = compile, None
+        if compile and not (isinstance(model, HasLogJoint) and surrogate_model is None):
+            raise ValueError(
+                f"compile=True needs a model with log_joint, got {type(model).__name__}"
+                f"{'' if surrogate_model is None else ' with a surrogate_model'}; pass compile=False to trace the model"
+            )
+        # This guide opens the plates for all its parts.
+        base_guide.create_plates = None
+        self.base_guide = base_guide
+        if global_guide is not None and not isinstance(global_guide, AutoGuide):
+            global_guide = AutoCallable(model, global_guide)
+        if isinstance(global_guide, AutoGuide):
+            global_guide.create_plates = None
+        self.global_guide = global_guide
+
+    def _check_prototype(self, part_trace: Trace) -> None:
+        """Called by the parts of this guide when they trace the model."""
+
+    def _setup_prototype(self, *args, **kwargs):
+        super()._setup_prototype(*args, **kwargs)
+        self.base_guide._setup_prototype(*args, **kwargs)
+        latents = {name: site for name, site in self.prototype_trace.iter_stochastic_nodes()}
+        frames = {name: [f.name for f in site["cond_indep_stack"]] for name, site in latents.items()}
+        plate = self.local_plate or getattr(self.model, "local_plate", None)
+        names = self._requested
+        if names is None:
+            names = [name for name in latents if plate is None or plate in frames[name]]
+        if not names or not set(names) <= set(latents):
+            raise ValueError(
+                f"expected latent sites to anneal, among {sorted(latents)}, got {sorted(names)} for plate {plate!r}; pass "
+                "local_plate=<the plate over data> or sites=[...]"
+            )
+        if not all(plate in frames[name] for name in names):
+            if self.local_plate is not None:
+                raise ValueError(
+                    f"expected sites in plate {plate!r}, got {sorted(names)}; leave local_plate out to anneal sites inside "
+                    "and outside of a plate jointly"
+                )
+            plate = None
+        self.local_plate = plate
+        self.annealed = tuple(names)
+        self._others = tuple(name for name in latents if name not in self.annealed)
+        self._whitened = Whitened(tuple((name, self.base_guide.coordinates[name]) for name in self.annealed))
+        offers = isinstance(self.model, HasLogJoint) and self.model.local_sites == set(names)
+        self._pure = offers and self._surrogate[0] is None
+        if self._compile and not self._pure:
+            raise ValueError(f"compile=True anneals the sites of the model's log_joint, got {sorted(names)}; see sites=")
+        self._add_parameters(args)
+
+    def _add_parameters(self, args: tuple) -> None:
+        self.step_sizes = PyroModule()
+        for name, site in self._whitened.sites:
+            loc = self.base_guide.loc_and_scale(name, args)[0].detach()
+            size = loc.new_full((self.num_steps, *loc.shape[loc.dim() - site.event_dim :]), self._step_size)
+            parameter = PyroParam(size, constraints.interval(0.0, self._max)) if self._learn else size
+            deep_setattr(self.step_sizes, name, parameter)
+        beta = _fixed_schedule(self._schedule, self.num_steps)
+        if beta is None:
+            self.increments = PyroParam(loc.new_ones(self.num_steps), constraints.positive)
+        else:
+            self.register_buffer("beta", beta.to(loc))
+        if self.dynamics == "underdamped":
+            self.damping = PyroParam(loc.new_tensor(self._damping), constraints.unit_interval)
+
+    def forward(self, *args, **kwargs) -> dict[str, Tensor]:
+        return self._sample_path(None, args, kwargs)
+
+    def reverse(self, latents: Mapping[str, Tensor]) -> Callable[..., dict[str, Tensor]]:
+        """The guide with its chain run downwards, from given values of the annealed sites.
+
+        If they are exact posterior draws, the weights of the result have ``E[1 / w] = 1 / p(y)``
+        (see :func:`~pyro_lvgp.diagnostics.bound_sandwich`).
+
+        :param latents: values of the annealed sites.
+        """
+        return lambda *args, **kwargs: self._sample_path(latents, args, kwargs)
+
+    def _sample_path(self, end: Mapping[str, Tensor] | None, args: tuple, kwargs: dict) -> dict[str, Tensor]:
+        """Emit all sites; the chain ends at ``end`` and is drawn backwards, or, with None, starts at the base."""
+        # Chains need gradients, also where Pyro or the user has switched them off.
+        differentiable = torch.is_grad_enabled()
+        with torch.inference_mode(False), torch.set_grad_enabled(differentiable):
+            if self.prototype_trace is None:
+                self._setup_prototype(*args, **kwargs)
+            with poutine.trace() as drawn:
+                self._create_plates(*args, **kwargs)
+                self.base_guide._create_plates(*args, **kwargs)
+                values = self._sample_others(args, kwargs)
+            noise, bases = self._sample_base(args)
+            whitened = self._whitened.sites
+            if end is None:
+                start = noise
+            else:
+                start = tuple(
+                    site.to_white(site.unconstrain(end[name]), *base).expand_as(z)
+                    for (name, site), base, z in zip(whitened, bases, noise, strict=True)
+                )
+            state = self._run(start, bases, _latents(drawn.trace), end is not None, args, kwargs)
+            base_z, last_z = (start, state.z) if end is None else (state.z, start)
+            sign = 1.0 if end is None else -1.0
+            for (name, site), base, z_0, z_K, log_ratio in zip(
+                whitened, bases, base_z, last_z, state.log_ratio, strict=True
+            ):
+                value, log_det = site.constrain(site.from_white(z_K, *base))
+                path = -0.5 * (z_0.square() + _LOG_2PI) - sign * log_ratio
+                log_q = sum_rightmost(path, site.event_dim) - site.log_det(base[1]) - log_det
+                with self.base_guide.in_plates(name):
+                    event_dim = self.prototype_trace.nodes[name]["fn"].event_dim
+                    values[name] = pyro.sample(name, PathDelta(value, log_q, event_dim))
+        return values
+
+    def _sample_others(self, args: tuple, kwargs: dict) -> dict[str, Tensor]:
+        if self.global_guide is None:
+            return self.base_guide.sample_sites(self._others, args)
+        return dict(self.global_guide(*args, **kwargs) or {})
+
+    def _sample_base(self, args: tuple) -> tuple[Coordinates, Bases]:
+        """White noise for each annealed site, with whatever draws or particles the context asks for, and its base."""
+        noise, bases = [], []
+        for name, site in self._whitened.sites:
+            with self.base_guide.in_plates(name):
+                base = self.base_guide.loc_and_scale(name, args)
+                prior = dist.Normal(torch.zeros_like(base[0]), 1.0).to_event(site.event_dim)
+                # In no trace: the Delta accounts for it.
+                noise.append(pyro.sample(f"{name}_noise", prior, infer={"is_auxiliary": True, "_do_not_trace": True}))
+            bases.append(base)
+        return tuple(noise), tuple(bases)
+
+    def _run(self, z: Coordinates, bases: Bases, drawn: Trace, downwards: bool, args: tuple, kwargs: dict) -> State:
+        score, transition = self._dynamics(bases, drawn, args, kwargs)
+        beta = self.beta if self._schedule != "learned" else annealing.increasing_schedule(self.increments)
+        step_size = tuple(attrgetter(name)(self.step_sizes) for name in self.annealed)
+        if downwards:
+            beta, step_size = beta.flip(0), tuple(eta.flip(0) for eta in step_size)
+        # η lines up with the event; between K and the event it makes room for plates.
+        step_size = tuple(
+            eta.reshape(eta.shape[:1] + (1,) * (x.dim() - eta.dim() + 1) + eta.shape[1:])
+            for eta, x in zip(step_size, z, strict=True)
+        )
+        return annealing.anneal(transition, annealing.initial_state(score, z, self.dynamics), beta, step_size)
+
+    def _dynamics(self, bases: Bases, drawn: Trace, args: tuple, kwargs: dict) -> tuple[Score, Transition]:
+        """∇ log p in whitened coordinates, and a transition that climbs it."""
+        through = self.differentiate_score and torch.is_grad_enabled()
+        damping = self.damping if self.dynamics == "underdamped" else torch.zeros(())
+        if not self._pure:
+            model, plate = self._surrogate[0] or self.model, self.local_plate
+            score: Score = TracedScore(
+                model, self._whitened, bases, drawn, is_integrating(), plate, through, args, kwargs
+            )
+            return score, partial(STEPS[self.dynamics], score, damping=damping)
+        statistics = read_statistics(self.model, drawn, is_integrating(), args, kwargs)
+        score = partial(pure_score, self.model, self._whitened, bases, statistics, through)
+        if not self._compile:
+            return score, partial(STEPS[self.dynamics], score, damping=damping)
+        if self._compiled is None:
+            self._compiled = torch.compile(_fresh(_pure_step), fullgraph=True)
+        step = partial(self._compiled, self.dynamics, self.model, self._whitened, bases, statistics, through, damping)
+        return score, step
+
+    def sample_posterior(self, num_samples: int, *args, **kwargs) -> dict[str, Tensor]:
+        """Draws of all sites, along a new first dimension.
+
+        :param num_samples: how many.
+        :param args: arguments of the model: a chain needs the data.
+        """
+        with torch.no_grad(), poutine.block():
+            draws = [self(*args, **kwargs) for _ in range(num_samples)]
+        return {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
+
+    def median(self, *args, num_samples: int = 100, seed: int | None = 0, **kwargs) -> dict[str, Tensor]:
+        """Posterior medians by site, of draws.
+
+        :param args: arguments of the model: a chain needs the data.
+        :param num_samples: number of draws.
+        :param seed: of the draws; None draws from the global state.
+        """
+        medians = self.quantiles([0.5], *args, num_samples=num_samples, seed=seed, **kwargs)
+        return {name: value[0] for name, value in medians.items()}
+
+    def quantiles(
+        self, quantiles: list[float] | Tensor, *args, num_samples: int = 100, seed: int | None = 0, **kwargs
+    ) -> dict[str, Tensor]:
+        """Marginal posterior quantiles by site along a new first dimension, of draws.
+
+        :param quantiles: probabilities between 0 and 1.
+        :param args: arguments of the model: a chain needs the data.
+        :param num_samples: number of draws.
+        :param seed: of the draws; None draws from the global state.
+        """
+        with seeded(seed):
+            draws = self.sample_posterior(num_samples, *args, **kwargs)
+        return {name: x.quantile(torch.as_tensor(quantiles).to(x), dim=0) for name, x in draws.items()}
+
+    def __getstate__(self):
+        self._surrogate, self._compiled = (None,), None
+        return super().__getstate__()
+
+
+_LOG_2PI = math.log(2.0 * math.pi)
+
+
+def _fixed_schedule(schedule: Schedule, num_steps: int) -> Tensor | None:
+    """β_1 … β_K, unless it is learned."""
+    if schedule == "learned":
+        return None
+    if schedule == "linear":
+        return annealing.power_schedule(num_steps, 1.0)
+    if schedule == "sigmoid":
+        return annealing.sigmoid_schedule(num_steps)
+    if isinstance(schedule, float | int) and schedule > 0:
+        return annealing.power_schedule(num_steps, float(schedule))
+    raise ValueError(f'expected schedule "learned", "linear", "sigmoid" or a positive power, got {schedule!r}')
+
+
+def _latents(drawn: Trace) -> Trace:
+    """The sites drawn, conditioned ones too, for replay."""
+    trace = Trace()
+    for name, site in drawn.nodes.items():
+        if site["type"] == "sample":
+            trace.add_node(name, **{**site, "is_observed": False})
+    return trace
+
+
+def _fresh(function: Any) -> Callable[..., Any]:
+    """A copy whose compilations are its own: torch counts and keeps them by code object."""
+    return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+
+
+def _pure_step(
+    dynamics: Dynamics,
+    model: HasLogJoint,
+    sites: Whitened,
+    bases: Bases,
+    statistics: Any,
+    through: bool,
+    damping: Tensor,
+    state: State,
+    noise: Coordinates,
+    beta: Tensor,
+    step_size: Coordinates,
+) -> State:
+    """A transition whose every tensor is an argument, to be compiled once."""
+    score = partial(pure_score, model, sites, bases, statistics, through)
+    return STEPS[dynamics](score, state, noise, beta, step_size, damping)
