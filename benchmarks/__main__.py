@@ -1,4 +1,4 @@
-"""The one front door: ``python -m benchmarks NAME [--quick] [--seeds N] [--json FILE]``, or ``--list``."""
+"""The one front door: ``python -m benchmarks NAME [--quick] [--seeds N] [--only PART] [--json FILE]``, or ``--list``."""
 
 import argparse
 import importlib
@@ -26,7 +26,8 @@ def main(argv: Sequence[str] | None = None, known: Mapping[str, ModuleType] | No
     """Run the benchmark that the command line names, and print its table.
 
     A benchmark is a module with a docstring, ``run(*, quick, seeds)`` that yields a Measurement for each seed and metric,
-    ``PUBLISHED`` rows to set beside them, ``NOTES`` on how to read the table, and ``NUM_THREADS`` for torch.
+    ``PUBLISHED`` rows to set beside them, ``NOTES`` on how to read the table, and ``NUM_THREADS`` for torch.  One of several
+    parts has them by name in ``TASKS``, and its ``run`` takes ``only``.
 
     :param argv: arguments; those of the process by default.
     :param known: benchmarks by name; those of this package by default.
@@ -38,6 +39,7 @@ def main(argv: Sequence[str] | None = None, known: Mapping[str, ModuleType] | No
     parser.add_argument("--list", action="store_true", help="list the benchmarks")
     parser.add_argument("--quick", action="store_true", help="few steps and one seed: does it run?")
     parser.add_argument("--seeds", type=int, metavar="N", help="number of seeds; 3, or 1 with --quick")
+    parser.add_argument("--only", metavar="PART", help="one part of a benchmark of several")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here too")
     args = parser.parse_args(argv)
 
@@ -55,9 +57,13 @@ def main(argv: Sequence[str] | None = None, known: Mapping[str, ModuleType] | No
         parser.error(f"expected --json in a folder that exists, got {str(args.json)!r}; make the folder first")
 
     benchmark = known[args.name]
+    parts = list(getattr(benchmark, "TASKS", ()))
+    if args.only is not None and args.only not in parts:
+        parser.error(f"expected --only to be one of {parts} for {args.name}, got {args.only!r}")
+    options = {"quick": args.quick, "seeds": seeds} | ({} if args.only is None else {"only": args.only})
     torch.set_num_threads(benchmark.NUM_THREADS)
     print(f"    python -m benchmarks {shlex.join(argv)}\n\n{environment()}\n", flush=True)
-    rows = [*aggregate(benchmark.run(quick=args.quick, seeds=seeds)), *benchmark.PUBLISHED]
+    rows = [*aggregate(benchmark.run(**options)), *benchmark.PUBLISHED]
     print(f"{to_markdown(rows)}\n\n{benchmark.NOTES}")
     if args.json is not None:
         write_json(rows, args.json)

@@ -70,28 +70,6 @@ def rbf(
     return variance[..., None, None] * (-0.5 * squared_distance(X / ell, Z / ell)).exp()
 
 
-def rbf_pullback(
-    K: Float[Tensor, "*#batch M N"],
-    X: Float[Tensor, "*#batch N Q"],
-    Z: Float[Tensor, "*#batch M Q"],
-    lengthscale: Float[Tensor, "*#batch #Q"],
-    cotangent: Float[Tensor, "*#batch M N"],
-) -> Float[Tensor, "*batch N Q"]:
-    """Gradient in X of ``Σ_mn c_mn k(z_m, x_n)`` for the RBF kernel: ``Σ_m c_mn k_mn (z_m − x_n) / ℓ²``.
-
-    :param K: ``rbf(Z, X, lengthscale, variance)``.
-    :param X: N inputs.
-    :param Z: M inputs.
-    :param lengthscale: ℓ.
-    :param cotangent: c.
-
-    >>> rbf_pullback(torch.ones(1, 1), torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1), torch.full((1, 1), 3.0))
-    tensor([[3.]])
-    """
-    weight = cotangent * K
-    return (weight.mT @ Z - weight.sum(-2)[..., None] * X) / lengthscale.square().unsqueeze(-2)
-
-
 def matern(
     X: Float[Tensor, "*#batch N Q"],
     Z: Float[Tensor, "*#batch M Q"],

@@ -1,5 +1,7 @@
 """Distributions that Pyro lacks, and closed-form divergences between those it has."""
 
+from collections.abc import Callable
+from functools import cached_property
 from typing import Literal
 
 import pyro.distributions as dist
@@ -92,6 +94,37 @@ class NoisyFunction(dist.TorchDistribution):
     @property
     def variance(self):
         return self.moments()[1]
+
+
+class ObservedRows(dist.Independent):
+    """Rows of independent entries, with the log densities of one set of rows known beforehand.
+
+    For any other value, and for everything else, the entries are made, once.
+
+    :param value: rows [N, D].
+    :param log_prob: their log densities [*batch, N].
+    :param entries: makes the distribution of the entries [*batch, N, D].
+    """
+
+    # Properties of Independent that would make the entries.
+    _validate_args = has_rsample = has_enumerate_support = False
+
+    def __init__(self, value: Tensor, log_prob: Tensor, entries: Callable[[], TorchDistributionMixin]):
+        self._value, self._log_prob, self._entries = value, log_prob, entries
+        self.reinterpreted_batch_ndims = 1
+        torch.distributions.Distribution.__init__(self, log_prob.shape, value.shape[-1:])
+
+    @cached_property
+    def base_dist(self):
+        return self._entries()
+
+    def expand(self, batch_shape, _instance=None):
+        if torch.Size(batch_shape) == self.batch_shape:
+            return self
+        return self.base_dist.to_event(1).expand(batch_shape)
+
+    def log_prob(self, value):
+        return self._log_prob if value is self._value else super().log_prob(value)
 
 
 class PathDelta(dist.Delta):

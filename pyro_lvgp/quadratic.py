@@ -1,7 +1,7 @@
 r"""The Gaussian likelihood of a sparse Gaussian process as a quadratic form.
 
-With whitened inducing outputs :math:`u_d \sim N(m_d, S_d)` and :math:`a_n = L_{uu}^{-1} k(Z, x_n)`, the expected log likelihood
-of row n is, with the precisions :math:`w_{nd} = 1/\sigma_d^2` where observed and 0 where missing,
+With whitened inducing outputs :math:`u_d \sim N(m_d, S_d)` and :math:`a_n = L_{uu}^{-1} k(Z, x_n)`, the expected log
+likelihood of row n is, with the precisions :math:`w_{nd} = 1/\sigma_d^2` where observed and 0 where missing,
 
 .. math::
 
@@ -78,13 +78,58 @@ def evaluate(
     return form.constant + ((form.linear.mT - 0.5 * _matrix_times(form, a)) * a).sum(-2) - 0.5 * form.trace * variance
 
 
-def gradient(form: Quadratic, a: Float[Tensor, "*#batch M N"]) -> Float[Tensor, "*batch M N"]:
-    """Gradient of each row's expected log likelihood in a_n, in columns: ``b_n − H_n a_n``.
+class RBFScore(NamedTuple):
+    """What the gradient of the form in x_n needs under an RBF kernel, with points scaled by the lengthscale.
 
-    :param form: its coefficients.
-    :param a: a_n in columns.
+    :param centre: origin of the points, to save digits.
+    :param points: (Z − centre) / ℓ.
+    :param offset: log σ² − ½ ‖point‖².
+    :param Luu_inv: L_uu⁻¹.
+    :param linear: L_uu⁻ᵀ b, in columns.
+    :param matrix: L_uu⁻ᵀ H.
+    :param deficit: L_uu⁻ᵀ (H − H_n) for each row, or None.
     """
-    return form.linear.mT - _matrix_times(form, a)
+
+    centre: Float[Tensor, "1 Q"]
+    lengthscale: Float[Tensor, "*batch #Q"]
+    points: Float[Tensor, "*batch M Q"]
+    offset: Float[Tensor, "*batch M 1"]
+    Luu_inv: Float[Tensor, "*batch M M"]
+    linear: Float[Tensor, "*batch M N"]
+    matrix: Float[Tensor, "*batch M M"]
+    deficit: Float[Tensor, "*batch N M M"] | None
+
+
+def rbf_score(
+    form: Quadratic,
+    Luu_inv: Float[Tensor, "*#batch M M"],
+    Z: Float[Tensor, "M Q"],
+    variance: Float[Tensor, "*#batch"],
+    lengthscale: Float[Tensor, "*#batch #Q"],
+) -> RBFScore:
+    """Everything that does not depend on the latents."""
+    centre = Z.detach().mean(-2, keepdim=True)
+    points = (Z - centre) / lengthscale.unsqueeze(-2)
+    offset = variance.log()[..., None, None] - 0.5 * points.square().sum(-1, keepdim=True)
+    deficit = None if form.deficit is None else Luu_inv.mT.unsqueeze(-3) @ form.deficit
+    linear, matrix = Luu_inv.mT @ form.linear.mT, Luu_inv.mT @ form.matrix
+    return RBFScore(centre, lengthscale.unsqueeze(-2), points, offset, Luu_inv, linear, matrix, deficit)
+
+
+def gradient(score: RBFScore, X: Float[Tensor, "*#batch N Q"]) -> Float[Tensor, "*batch N Q"]:
+    """Gradient in x_n of each row's form: ``Σ_m c_mn k_mn (z_m − x_n) / ℓ²`` with ``c = L_uu⁻ᵀ (b − H a)``.
+
+    :param score: what :func:`rbf_score` returned.
+    :param X: latents.
+    """
+    x = (X - score.centre) / score.lengthscale
+    K = (score.points @ x.mT + score.offset - 0.5 * x.square().sum(-1)[..., None, :]).exp()
+    a = score.Luu_inv @ K
+    cotangent = score.linear - score.matrix @ a
+    if score.deficit is not None:
+        cotangent = cotangent + (score.deficit @ a.mT.unsqueeze(-1)).squeeze(-1).mT
+    weight = cotangent * K
+    return (weight.mT @ score.points - weight.sum(-2)[..., None] * x) / score.lengthscale
 
 
 def _matrix_times(form: Quadratic, a: Tensor) -> Tensor:
@@ -98,7 +143,11 @@ def _weighted(w: Tensor, u: Tensor, scale_tril: Tensor | None) -> Tensor:
     """Σ_d w_d (u_d u_dᵀ + S_d − I): [*, D], [*, D, M] -> [*, M, M]."""
     M = u.shape[-1]
     total = u.mT @ (w[..., None] * u) - w.sum(-1)[..., None, None] * torch.eye(M, dtype=u.dtype, device=u.device)
-    if scale_tril is not None:
+    if scale_tril is not None and w.dim() == 1:
+        # Σ_d w_d L_d L_dᵀ as one product [M, D M] × [D M, M].
+        columns = (w.sqrt()[:, None, None] * scale_tril).movedim(0, 1).flatten(1)
+        total = total + columns @ columns.mT
+    elif scale_tril is not None:
         covariance = scale_tril @ scale_tril.mT
         total = total + (w @ covariance.flatten(-2)).unflatten(-1, (M, M))
     return total

@@ -34,8 +34,9 @@ class NumPyroDAIS:
     """Our ``BayesianGPLVM`` with an RBF kernel and Gaussian noise, written in NumPyro and fitted by differentiable annealing.
 
     ``"semi"`` is ``AutoSemiDAIS``: a chain of K uncorrected Hamiltonian steps for each row's X, from a Gaussian of its own;
-    u is N(m_d, L_d L_dᵀ) for each output, as in our guides; rows are subsampled.  ``"full"`` is ``AutoDAIS``: one chain for
-    X and u together, from a Gaussian with diagonal covariance, on all rows at every step.
+    u is N(m_d, L_d L_dᵀ) for each output, as in our guides, with L_d made of parameters as in NumPyro's
+    ``AutoBatchedMultivariateNormal``; rows are subsampled.  ``"full"`` is ``AutoDAIS``: one chain for X and u together, from a
+    Gaussian with diagonal covariance, on all rows at every step.
 
     Everything is in float64, switched on inside the methods of this class only.  Kuu gets a jitter of 1e-8 times its mean
     diagonal; where that is too little the bound becomes NaN, because a compiled program cannot try again with more.
@@ -86,7 +87,10 @@ class NumPyroDAIS:
             # rather than one for each operation.
             rows = jnp.arange(self._batch_size)
             self._state = jax.jit(lambda: self._svi.init(jax.random.key(0), rows, init_params=first))()
-            self._loss, self._draw = (jax.jit(of_all) for of_all in _on_all_rows(*pair(self._num_data), self._num_data))
+            loss, draw = _on_all_rows(*pair(self._num_data), self._num_data)
+            # The first call sets the guide up by a key of its own, which is not to come out of the seeds of the others.
+            jax.eval_shape(draw, jax.random.key(0), self._svi.get_params(self._state))
+            self._loss, self._draw = jax.jit(loss), jax.jit(draw)
 
     def train(self, num_steps: int, *, seed: int) -> list[float]:
         """Take Adam steps on shuffled mini-batches; return the wall seconds of each, compilation left out."""
@@ -98,21 +102,10 @@ class NumPyroDAIS:
                 self._update = jax.jit(self._svi.update).lower(self._state, rows).compile()
                 self.compile_seconds = time.perf_counter() - start
             times = [time.perf_counter()]
-            for idx in self._batches(num_steps, seed):
-                self._state, _ = jax.block_until_ready(self._update(self._state, idx))
+            for idx in _batches(self._num_data, self._batch_size, num_steps, seed):
+                self._state, _ = jax.block_until_ready(self._update(self._state, jnp.asarray(idx)))
                 times.append(time.perf_counter())
         return np.diff(times).tolist()
-
-    def _batches(self, num_steps: int, seed: int) -> Iterator[Int[Array, " B"]]:
-        """Shuffled without replacement; a last short batch of an epoch is dropped, as in ours."""
-        random, rows = np.random.default_rng(seed), np.arange(self._num_data)
-        per_epoch = self._num_data // self._batch_size
-        for step in range(num_steps):
-            # All rows stay in order: NumPyro does not index the rows' parameters in a plate that is not subsampled.
-            if step % per_epoch == 0 and per_epoch > 1:
-                random.shuffle(rows)
-            first = step % per_epoch * self._batch_size
-            yield jnp.asarray(rows[first : first + self._batch_size])
 
     def negative_bound(self, *, num_evaluations: int, seed: int = 0) -> float:
         """Minus the bound on all data per datum by NumPyro's own code, averaged over runs of the chain."""
@@ -125,8 +118,9 @@ class NumPyroDAIS:
         """Mean of f at the posterior-mean X and u, the means over the ends of 64 chains; that of a Gaussian u is exact."""
         with jax.enable_x64(True):
             params = self._svi.get_params(self._state)
-            draws = jax.lax.map(lambda key: self._draw(key, params), jax.random.split(jax.random.key(0), _NUM_DRAWS))
-            X, u = draws["X"].mean(0), params.get("u_loc", draws["u"].mean(0))
+            draws = [self._draw(key, params) for key in jax.random.split(jax.random.key(0), _NUM_DRAWS)]
+            X, u = (jnp.stack([draw[name] for draw in draws]).mean(0) for name in ("X", "u"))
+            u = params.get("u_loc", u)
             hyperparameters = substitute(self._gplvm.hyperparameters, params)()
             f_mean, _ = self._gplvm.function(X, u, hyperparameters)
         return torch.tensor(np.asarray(f_mean))
@@ -199,7 +193,7 @@ class _FullCovarianceGuide:
         data_dim, num_inducing = self._loc.shape
         scale = jnp.broadcast_to(_INIT_SCALE * jnp.eye(num_inducing), (data_dim, num_inducing, num_inducing))
         loc = numpyro.param("u_loc", self._loc)
-        scale_tril = numpyro.param("u_scale_tril", scale, constraint=constraints.lower_cholesky)
+        scale_tril = numpyro.param("u_scale_tril", scale, constraint=constraints.scaled_unit_lower_cholesky)
         with numpyro.plate("outputs", data_dim):
             return {"u": numpyro.sample("u", dist.MultivariateNormal(loc, scale_tril=scale_tril))}
 
@@ -251,6 +245,18 @@ def _on_all_rows(model: Callable, guide: Callable, num_data: int) -> tuple[Calla
     return loss, draw
 
 
+def _batches(num_data: int, batch_size: int, num_steps: int, seed: int) -> Iterator[Int[np.ndarray, " B"]]:
+    """Shuffled without replacement; a last short batch of an epoch is dropped, as in ours."""
+    random, rows = np.random.default_rng(seed), np.arange(num_data)
+    per_epoch = num_data // batch_size
+    for step in range(num_steps):
+        # All rows stay in order: NumPyro does not index the rows' parameters in a plate that is not subsampled.
+        if step % per_epoch == 0 and batch_size < num_data:
+            rows = random.permutation(num_data)
+        first = step % per_epoch * batch_size
+        yield rows[first : first + batch_size]
+
+
 def _rbf(
     X: Float[Array, "N Q"], Z: Float[Array, "M Q"], lengthscale: Float[Array, " Q"], variance: Float[Array, ""]
 ) -> Float[Array, "N M"]:
@@ -267,6 +273,7 @@ def _check(Y: Tensor, model: BayesianGPLVM, batch_size: int | None, guide: str) 
     if not (isinstance(model.kernel, RBF) and isinstance(model.likelihood, Gaussian) and model.likelihood_term == "svgp"):
         kind = type(model.kernel).__name__, type(model.likelihood).__name__, model.likelihood_term
         raise ValueError(f'expected a model with kernel RBF, likelihood Gaussian and term "svgp", got {", ".join(kind)}')
+    model.check(Y)
     missing = {"X", "u"} - model.initial_values.keys()
     if missing:
         raise ValueError(f"expected initial values of X and u, got none of {sorted(missing)}; call model.initialize(Y) first")

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import pyro
 import torch
 from jaxtyping import Float
 from pyro import poutine
@@ -49,9 +48,8 @@ def log_weights(
     """
     plate = local_plate or getattr(guide, "local_plate", None) or getattr(model, "local_plate", None)
     if plate is None:
-        draws = sample_traces(
-            model, guide, *args, num_samples=num_samples, predict=False, log_likelihood=False, seed=seed, **kwargs
-        )
+        options: Any = {"chunk_size": 1000, "predict": False, "log_likelihood": False}
+        draws = sample_traces(model, guide, *args, num_samples=num_samples, seed=seed, **options, **kwargs)
         return draws.log_p - draws.log_q
     with torch.no_grad(), seeded(seed):
         return ImportanceWeightedELBO(plate, num_samples, integrate=False).log_weights(model, guide, *args, **kwargs)
@@ -116,8 +114,8 @@ def bound_sandwich(
 ) -> Sandwich:
     r"""Bound the log evidence of simulated data from both sides (bidirectional Monte Carlo).
 
-    With :math:`w_s` the weights of S chains started at the base, and :math:`\tilde w_s` those of S chains run backwards from the
-    latents that generated the data, which are an exact draw from their posterior,
+    With :math:`w_s` the weights of S chains started at the base, and :math:`\tilde w_s` those of S chains run backwards from
+    the latents that generated the data, which are an exact draw from their posterior,
 
     .. math::
 
@@ -155,10 +153,15 @@ def bound_sandwich(
     conditioned = poutine.condition(model, others)
     up, down = (
         log_weights(
-            conditioned, poutine.condition(path, others), *args,
-            num_samples=num_samples, local_plate=guide.local_plate, seed=seed, **kwargs,
+            conditioned,
+            poutine.block(poutine.condition(path, others), hide=list(others)),
+            *args,
+            num_samples=num_samples,
+            local_plate=guide.local_plate,
+            seed=seed,
+            **kwargs,
         )
         for path in (guide, guide.reverse({name: latents[name] for name in guide.annealed}))
-    )  # fmt: skip
+    )
     log_S = math.log(num_samples)
     return Sandwich(up.logsumexp(0) - log_S, log_S - (-down).logsumexp(0))

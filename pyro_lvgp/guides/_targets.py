@@ -59,7 +59,6 @@ def pure_score(
     model: HasLogJoint, sites: Whitened, bases: Bases, statistics: Any, differentiable: bool, z: Coordinates
 ) -> Coordinates:
     """∇ log p by way of the model's ``score``, without a break for compilers."""
-
     values, _ = sites.values(z, bases)
     scores = model.score(values, statistics)
     white = (site.pull_back(scores[name], scale) for (name, site), (_, scale) in zip(sites.sites, bases, strict=True))
@@ -112,7 +111,7 @@ class TracedScore:
             log_p = sum(terms, torch.zeros(())) + sum(x.sum() for x in log_dets.values())
             return torch.autograd.grad(log_p, z, create_graph=self.differentiable)
 
-    def _log_prob(self, name: str, site: Mapping[str, Any]) -> Tensor:
+    def _log_prob(self, name: str, site: Any) -> Tensor:
         """Log density of a site, but without the scale of a subsampled plate: each datum is in its own chain once."""
         if site_is_subsample(site):
             return torch.zeros(())

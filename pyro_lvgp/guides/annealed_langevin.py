@@ -86,7 +86,7 @@ class AutoAnnealedLangevin(AutoGuide):
     """
 
     prototype_trace: Any
-    increments: Tensor
+    increments: Any
     beta: Tensor
 
     def __init__(
@@ -127,7 +127,8 @@ class AutoAnnealedLangevin(AutoGuide):
         self._schedule, self._step_size, self._learn, self._max = schedule, step_size, learn_step_size, max_step_size
         self._damping = damping
         self._surrogate = (surrogate_model,)  # in a tuple, as Pyro keeps the model: not a submodule
-        self._compile, self._compiled = compile, None
+        self._compile = compile
+        self._compiled: Callable[..., State] | None = None
         if compile and not (isinstance(model, HasLogJoint) and surrogate_model is None):
             raise ValueError(
                 f"compile=True needs a model with log_joint, got {type(model).__name__}"
@@ -148,7 +149,7 @@ class AutoAnnealedLangevin(AutoGuide):
     def _setup_prototype(self, *args, **kwargs):
         super()._setup_prototype(*args, **kwargs)
         self.base_guide._setup_prototype(*args, **kwargs)
-        latents = {name: site for name, site in self.prototype_trace.iter_stochastic_nodes()}
+        latents = dict(self.prototype_trace.iter_stochastic_nodes())
         frames = {name: [f.name for f in site["cond_indep_stack"]] for name, site in latents.items()}
         plate = self.local_plate or getattr(self.model, "local_plate", None)
         names = self._requested
@@ -227,9 +228,7 @@ class AutoAnnealedLangevin(AutoGuide):
             state = self._run(start, bases, _latents(drawn.trace), end is not None, args, kwargs)
             base_z, last_z = (start, state.z) if end is None else (state.z, start)
             sign = 1.0 if end is None else -1.0
-            for (name, site), base, z_0, z_K, log_ratio in zip(
-                whitened, bases, base_z, last_z, state.log_ratio, strict=True
-            ):
+            for (name, site), base, z_0, z_K, log_ratio in zip(whitened, bases, base_z, last_z, state.log_ratio, strict=True):
                 value, log_det = site.constrain(site.from_white(z_K, *base))
                 path = -0.5 * (z_0.square() + _LOG_2PI) - sign * log_ratio
                 log_q = sum_rightmost(path, site.event_dim) - site.log_det(base[1]) - log_det
@@ -274,9 +273,7 @@ class AutoAnnealedLangevin(AutoGuide):
         damping = self.damping if self.dynamics == "underdamped" else torch.zeros(())
         if not self._pure:
             model, plate = self._surrogate[0] or self.model, self.local_plate
-            score: Score = TracedScore(
-                model, self._whitened, bases, drawn, is_integrating(), plate, through, args, kwargs
-            )
+            score: Score = TracedScore(model, self._whitened, bases, drawn, is_integrating(), plate, through, args, kwargs)
             return score, partial(STEPS[self.dynamics], score, damping=damping)
         statistics = read_statistics(self.model, drawn, is_integrating(), args, kwargs)
         score = partial(pure_score, self.model, self._whitened, bases, statistics, through)

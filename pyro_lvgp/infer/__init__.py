@@ -1,11 +1,11 @@
 """Bounds and ways to climb them."""
 
 from pyro_lvgp.infer.importance_weighted import ImportanceWeightedELBO
-from pyro_lvgp.integration import IntegrateGaussians
 from pyro_lvgp.infer.joint_optim import JointOptim
 from pyro_lvgp.infer.local_elbo import LocalELBO
 from pyro_lvgp.infer.mean_field_elbo import MeanFieldELBO
 from pyro_lvgp.infer.sampling import SampledTraces, sample_traces
+from pyro_lvgp.integration import IntegrateGaussians
 
 __all__ = [
     "ImportanceWeightedELBO",

@@ -13,8 +13,7 @@ from pyro.infer.util import is_validation_enabled
 from pyro.nn import PyroParam
 from torch import Tensor
 
-from pyro_lvgp.covariance import rbf_pullback
-from pyro_lvgp.distributions import LikelihoodTerm, NoisyFunction
+from pyro_lvgp.distributions import LikelihoodTerm, NoisyFunction, ObservedRows
 from pyro_lvgp.initialization import InitialLatents, cluster_centres, linear_latents
 from pyro_lvgp.kernels import RBF, Kernel, as_kernel
 from pyro_lvgp.kernels.base import Theta
@@ -22,7 +21,7 @@ from pyro_lvgp.likelihoods import Gaussian, Likelihood
 from pyro_lvgp.linalg import safe_cholesky, solve_lower, sparse_conditional
 from pyro_lvgp.models.latent_variable_model import LatentVariableModel
 from pyro_lvgp.param_store import shared_parameters, warn_if_shared
-from pyro_lvgp.quadratic import Quadratic, evaluate, gaussian_quadratic, gradient
+from pyro_lvgp.quadratic import Quadratic, RBFScore, evaluate, gaussian_quadratic, gradient, rbf_score
 from pyro_lvgp.validation import check_data, check_index, check_values
 
 
@@ -49,6 +48,7 @@ class Statistics(NamedTuple):
     shared: _Shared
     Luu_inv: Float[Tensor, "*batch M M"]
     likelihood: Quadratic | tuple[Float[Tensor, "B D"], Bool[Tensor, "B D"]]
+    score: RBFScore | None
 
 
 class BayesianGPLVM(LatentVariableModel):
@@ -132,14 +132,23 @@ class BayesianGPLVM(LatentVariableModel):
         :param y: observations, NaN where missing; None to generate.
         :param idx: indices of the rows in y; None for all rows.
         """
-        mask = None if y is None else self._observed(y, idx)
+        observed = None if y is None else self._observed(y, idx)
         shared = self._read_shared()
         with self.data_plate(y, idx):
             X = pyro.sample("X", dist.Normal(shared.inducing_points.new_zeros(self.latent_dim), 1.0).to_event(1))
-            f = self._function(X, shared)
-            if y is None:
-                return pyro.sample("y", f.to_event(1))
-            return pyro.sample("y", f.mask(mask).to_event(1), obs=torch.nan_to_num(y))
+            if y is None or observed is None:
+                return pyro.sample("y", self._function(X, shared).to_event(1))
+            value = torch.nan_to_num(y)
+            if not self._is_quadratic:
+                return pyro.sample("y", self._function(X, shared).mask(observed).to_event(1), obs=value)
+            log_prob = self._log_likelihood(X, self._statistics(y, observed, shared))
+            rows = ObservedRows(value, log_prob, lambda: self._function(X, shared).mask(observed))
+            return pyro.sample("y", rows, obs=value)
+
+    @property
+    def _is_quadratic(self) -> bool:
+        """Whether the likelihood of a row is a quadratic form, whose cost does not grow with D."""
+        return isinstance(self.likelihood, Gaussian) and self.likelihood_term == "svgp"
 
     def _read_shared(self) -> _Shared:
         inducing_points, kernel = self.inducing_points, self.kernel.theta()
@@ -166,23 +175,26 @@ class BayesianGPLVM(LatentVariableModel):
     def statistics(self, y: Float[Tensor, "B D"], idx: Int[Tensor, " B"] | None = None) -> Statistics:
         """What :meth:`log_joint` needs: sites outside the plate ``data`` and parameters, read as the model reads them.
 
-        With a Gaussian likelihood the data enter by a quadratic form (:mod:`pyro_lvgp.quadratic`), whose cost does not
-        grow with D.
-
         :param y: observations, NaN where missing.
         :param idx: indices of the rows in y; None for all rows.
         """
         observed = self._observed(y, idx)
         with self._pyro_context:
-            shared = self._read_shared()
+            return self._statistics(y, observed, self._read_shared())
+
+    def _statistics(self, y: Tensor, observed: Tensor, shared: _Shared) -> Statistics:
         identity = torch.eye(self.num_inducing, dtype=shared.Luu.dtype, device=shared.Luu.device)
         Luu_inv = solve_lower(shared.Luu, identity)
-        if not isinstance(self.likelihood, Gaussian) or self.likelihood_term == "fitc":
-            return Statistics(shared, Luu_inv, (torch.nan_to_num(y), observed))
+        if not self._is_quadratic:
+            return Statistics(shared, Luu_inv, (torch.nan_to_num(y), observed), None)
+        assert shared.likelihood is not None
         precision = shared.likelihood.reciprocal().expand(*shared.likelihood.shape[:-1], self.data_dim)
         residual = torch.nan_to_num(y) - self.mean
         form = gaussian_quadratic(residual, observed, precision, shared.u.unsqueeze(-3), shared.u_scale_tril)
-        return Statistics(shared, Luu_inv, form)
+        score = None
+        if type(self.kernel) is RBF and self.kernel.active_dims is None:
+            score = rbf_score(form, Luu_inv, shared.inducing_points, *shared.kernel)
+        return Statistics(shared, Luu_inv, form, score)
 
     def log_joint(self, latents: Mapping[str, Tensor], statistics: Statistics) -> Float[Tensor, "*particles B"]:
         r"""``log p(y_n | x_n, u) + log p(x_n)`` of each row: a pure function of tensors, for scores and for compilers.
@@ -193,33 +205,30 @@ class BayesianGPLVM(LatentVariableModel):
         :param latents: ``{"X": [*particles, B, Q]}``.
         :param statistics: what :meth:`statistics` returned.
         """
-        X, shared = latents["X"], statistics.shared
-        log_prior = -0.5 * (X.square() + math.log(2.0 * math.pi)).sum(-1)
+        X = latents["X"]
+        return self._log_likelihood(X, statistics) - 0.5 * (X.square() + math.log(2.0 * math.pi)).sum(-1)
+
+    def _log_likelihood(self, X: Tensor, statistics: Statistics) -> Tensor:
+        shared = statistics.shared
         if isinstance(statistics.likelihood, Quadratic):
             points = X.unsqueeze(-3)
             Kuf = self.kernel.covariance(shared.inducing_points, points, shared.kernel)
             Kff = self.kernel.diagonal(points, shared.kernel)
-            return log_prior + evaluate(statistics.likelihood, statistics.Luu_inv @ Kuf, Kff).squeeze(-2)
+            return evaluate(statistics.likelihood, statistics.Luu_inv @ Kuf, Kff).squeeze(-2)
         y, observed = statistics.likelihood
         entries = self._function(X, shared, "svgp" if self.likelihood_term == "sampled" else None).log_prob(y)
-        return log_prior + torch.where(observed, entries, 0.0).sum(-1)
+        return torch.where(observed, entries, 0.0).sum(-1)
 
     def score(self, latents: Mapping[str, Tensor], statistics: Statistics) -> dict[str, Tensor]:
-        r"""Gradients of the summed :meth:`log_joint` in the latents.
-
-        In closed form for the quadratic likelihood and an RBF kernel,
-        :math:`\sum_m c_{mn} k_{mn} (z_m - x_n) / \ell^2 - x_n` with :math:`c = L_{uu}^{-T} (b - H a)`.
+        """Gradients of the summed :meth:`log_joint` in the latents; closed form for a Gaussian likelihood and an RBF kernel.
 
         :param latents: ``{"X": [*particles, B, Q]}``.
         :param statistics: what :meth:`statistics` returned.
         """
-        X, shared, form = latents["X"], statistics.shared, statistics.likelihood
-        if not (isinstance(form, Quadratic) and type(self.kernel) is RBF and self.kernel.active_dims is None):
+        X = latents["X"]
+        if statistics.score is None:
             return torch.func.grad(lambda latents: self.log_joint(latents, statistics).sum())({"X": X})
-        points, Z, (_, lengthscale) = X.unsqueeze(-3), shared.inducing_points, shared.kernel
-        Kuf = self.kernel.covariance(Z, points, shared.kernel)
-        cotangent = statistics.Luu_inv.mT @ gradient(form, statistics.Luu_inv @ Kuf)
-        return {"X": rbf_pullback(Kuf, points, Z, lengthscale, cotangent).squeeze(-3) - X}
+        return {"X": gradient(statistics.score, X.unsqueeze(-3)).squeeze(-3) - X}
 
     def _observed(self, y: Tensor, idx: Tensor | None) -> Tensor:
         """Which entries are observed, after a look at the batch."""

@@ -1,0 +1,80 @@
+"""How good a fitted GPLVM is: the same estimators for every guide and bound."""
+
+import math
+import statistics
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from jaxtyping import Bool, Float
+from pyro import poutine
+from torch import Tensor
+
+from pyro_lvgp.infer import IntegrateGaussians, LocalELBO
+from pyro_lvgp.models import BayesianGPLVM
+from pyro_lvgp.models.latent_variable_model import Guide
+
+
+def negative_bound(loss: LocalELBO, model: BayesianGPLVM, guide: Guide, Y: Float[Tensor, "N D"], *, draws: int = 8) -> float:
+    """Minus the bound on all rows, in nats per row, averaged over draws."""
+    return statistics.mean(loss.loss(model, guide, Y) for _ in range(draws)) / len(Y)
+
+
+@torch.no_grad()
+def expected_log_likelihood(model: BayesianGPLVM, guide: Guide, Y: Float[Tensor, "N D"], *, draws: int = 8) -> float:
+    """``E_q[log p(y_n | x_n, u)]`` in nats per row, averaged over draws of everything."""
+    total = 0.0
+    for _ in range(draws):
+        trace = poutine.trace(poutine.replay(model, poutine.trace(guide).get_trace(Y))).get_trace(Y)
+        y: Any = trace.nodes["y"]
+        total += y["fn"].log_prob(y["value"]).sum().item()
+    return total / draws / len(Y)
+
+
+def reconstruction(
+    model: BayesianGPLVM, guide: Guide, Y: Float[Tensor, "N D"], truth: Float[Tensor, "N D"], hidden: Bool[Tensor, "N D"]
+) -> tuple[float, float]:
+    """Mean squared error of the posterior mean of f at entries seen, and root mean squared error at entries hidden."""
+    error = (model.reconstruct(guide, Y, num_samples=16).f_mean - truth).square()
+    return error[~hidden].mean().item(), error[hidden].mean().sqrt().item() if hidden.any() else math.nan
+
+
+@torch.no_grad()
+def predictive(
+    model: BayesianGPLVM, guide: Guide, X: Float[Tensor, "B Q"]
+) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B D"]]:
+    """Mean and variance of y at latents, with u integrated out; given x the entries of a row are independent Gaussians."""
+    row = torch.full((1, model.data_dim), torch.nan, dtype=X.dtype, device=X.device)
+    drawn = poutine.trace(guide).get_trace(row, torch.zeros(1, dtype=torch.long))
+    at_X = IntegrateGaussians(drawn)(poutine.condition(model, {"X": X}))
+    for name in ("X", "data"):  # leaves what rows share
+        drawn.nodes.pop(name, None)
+    fn: Any = poutine.trace(poutine.replay(at_X, drawn)).get_trace(None, torch.arange(len(X))).nodes["y"]["fn"]
+    return fn.mean, fn.variance
+
+
+def held_out_log_likelihood(
+    model: BayesianGPLVM, guide: Guide, Y: Float[Tensor, "N D"], *, draws: int, widen: float = 1.3, prior: float = 0.1
+) -> float:
+    """``log ∫ p(y_n | x) p(x) dx`` in nats per row, for rows never trained on, by importance sampling.
+
+    The proposal is a mixture of the prior and of a Gaussian fitted to each row, widened.  The estimate is low by what the
+    proposal misses.
+
+    :param draws: importance samples of each row.
+    :param widen: factor on the standard deviations of the Gaussian.
+    :param prior: weight of the prior in the mixture.
+    """
+    fitted = model.infer_latents(guide, Y, num_steps=200)
+    broad = dist.Normal(torch.zeros_like(fitted.mean), 1.0).to_event(1)
+    near = dist.Normal(fitted.mean, widen * fitted.stddev).to_event(1)
+    log_weights = []
+    for chunk in torch.arange(draws).split(20):
+        shape = chunk.shape
+        from_prior = torch.rand(*shape, len(Y), 1).to(Y) < prior
+        X = torch.where(from_prior, broad.sample(shape), near.sample(shape))
+        proposal = torch.logaddexp(broad.log_prob(X) + math.log(prior), near.log_prob(X) + math.log1p(-prior))
+        mean, variance = (moment.unflatten(0, X.shape[:-1]) for moment in predictive(model, guide, X.flatten(0, 1)))
+        entries = dist.Normal(mean, variance.sqrt()).log_prob(torch.nan_to_num(Y))
+        log_weights.append(torch.where(torch.isnan(Y), 0.0, entries).sum(-1) + broad.log_prob(X) - proposal)
+    return (torch.cat(log_weights).logsumexp(0) - math.log(draws)).mean().item()

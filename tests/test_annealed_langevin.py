@@ -1,0 +1,505 @@
+"""The annealed guide against quadrature, closed forms, finite differences, and itself by another way."""
+
+import math
+from itertools import pairwise
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
+
+from pyro_lvgp.annealing import STEPS
+from pyro_lvgp.diagnostics import bound_sandwich, effective_sample_size, log_weights, pareto_k
+from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
+from pyro_lvgp.infer import ImportanceWeightedELBO, MeanFieldELBO
+from pyro_lvgp.kernels import Linear
+from pyro_lvgp.likelihoods import Gaussian, Poisson
+from pyro_lvgp.models import BayesianGPLVM
+
+
+@pytest.fixture(autouse=True)
+def _double():
+    torch.set_default_dtype(torch.float64)
+
+
+def standard_error(x, dim=0):
+    return x.std(dim) / x.shape[dim] ** 0.5
+
+
+def gplvm(latent_dim, **kwargs):
+    """Four rows of three entries, one missing, and a u to be given."""
+    torch.manual_seed(3)
+    Y = torch.randn(4, 3)
+    Y[1, 2] = torch.nan
+    return BayesianGPLVM(4, 3, latent_dim, num_inducing=4, **kwargs), torch.randn(3, 4), Y
+
+
+def evidence_by_quadrature(model, u, Y):
+    """Log p(y_n | u) on a grid of latents, from the formulas of the model."""
+    axis = torch.linspace(-6.0, 6.0, 201)
+    X = torch.cartesian_prod(*[axis] * model.latent_dim).reshape(-1, model.latent_dim)
+    with torch.no_grad():
+        Z, noise = model.inducing_points, model.likelihood.variance
+        Kuu, Kuf = model.kernel(Z), model.kernel(Z, X)
+        A = torch.linalg.solve(torch.linalg.cholesky(Kuu + 1e-8 * Kuu.diagonal().mean() * torch.eye(len(Z))), Kuf)
+        residual = Y[:, None] - A.mT @ u.mT
+        entries = -0.5 * (residual.square() + (model.kernel.diag(X) - A.square().sum(0))[:, None]) / noise
+        entries = torch.where(torch.isnan(Y)[:, None], 0.0, entries - 0.5 * (2.0 * math.pi * noise).log()).sum(-1)
+        log_prior = dist.Normal(0.0, 1.0).log_prob(X).sum(-1)
+        return (entries + log_prior).logsumexp(-1) + model.latent_dim * (axis[1] - axis[0]).log()
+
+
+def given(model, guide, u):
+    """Model and guide at one u, which is in neither any more."""
+    return poutine.condition(model, {"u": u}), poutine.block(poutine.condition(guide, {"u": u}), hide=["u"])
+
+
+def weights_given(model, guide, u, Y, num_samples):
+    return log_weights(*given(model, guide, u), Y, num_samples=num_samples, local_plate="data")
+
+
+@pytest.mark.parametrize("dynamics", list(STEPS))
+@pytest.mark.parametrize("num_steps", [1, 4, 16, 64])
+@pytest.mark.parametrize("latent_dim", [1, 2])
+def test_weights_of_a_gplvm_are_unbiased(latent_dim, num_steps, dynamics):
+    model, u, Y = gplvm(latent_dim)
+    guide = AutoAnnealedLangevin(
+        model, num_steps=num_steps, dynamics=dynamics, base_guide=MeanFieldGuide(model, init_scale=1.0), step_size=0.1
+    )
+    log_w = weights_given(model, guide, u, Y, 20_000 if num_steps < 64 else 4000)
+    w = (log_w - evidence_by_quadrature(model, u, Y)).exp()
+    assert (standard_error(w) < 0.05).all()
+    assert ((w.mean(0) - 1.0).abs() < 3.0 * standard_error(w)).all()
+
+
+@pytest.mark.parametrize("dynamics", list(STEPS))
+def test_bound_of_a_gplvm_rises_with_the_number_of_steps(dynamics):
+    model, u, Y = gplvm(2)
+    evidence, bounds = evidence_by_quadrature(model, u, Y).sum(), []
+    for num_steps in (1, 4, 16, 64):
+        pyro.clear_param_store()
+        base = MeanFieldGuide(model, init_scale=1.0)
+        guide = AutoAnnealedLangevin(model, num_steps=num_steps, dynamics=dynamics, base_guide=base, step_size=0.1)
+        log_w = weights_given(model, guide, u, Y, 4000).sum(-1)
+        assert log_w.mean() < evidence + 3.0 * standard_error(log_w)
+        bounds.append(log_w.mean() - 3.0 * standard_error(log_w))
+    assert all(longer > shorter for shorter, longer in pairwise(bounds))
+
+
+def test_weights_with_a_linear_kernel_are_unbiased_for_factor_analysis():
+    """With M ≥ Q nothing is lost to inducing points: y_n | u ~ N(0, W Wᵀ + σ² I)."""
+    model, u, Y = gplvm(2, kernel=Linear(2))
+    Y = torch.nan_to_num(Y)
+    with torch.no_grad():
+        Z = model.inducing_points
+        L = torch.linalg.cholesky(Z @ Z.mT + 1e-8 * (Z @ Z.mT).diagonal().mean() * torch.eye(4))
+        W = u @ torch.linalg.solve(L, Z)
+        evidence = dist.MultivariateNormal(torch.zeros(3), W @ W.mT + model.likelihood.variance * torch.eye(3)).log_prob(Y)
+    guide = AutoAnnealedLangevin(model, num_steps=8, base_guide=MeanFieldGuide(model, init_scale=1.0), step_size=0.05)
+    w = (weights_given(model, guide, u, Y, 20_000) - evidence).exp()
+    assert (standard_error(w) < 0.05).all()
+    assert ((w.mean(0) - 1.0).abs() < 3.0 * standard_error(w)).all()
+
+
+def beta_bernoulli(y):
+    """Joint and constrained: log p(y) = log B(2 + Σy, 3 + Σ(1 − y)) − log B(2, 3)."""
+    p = pyro.sample("p", dist.Beta(2.0, 3.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Bernoulli(p), obs=y)
+
+
+def gamma_poisson(y):
+    """A rate for each datum: y_n is negative binomial."""
+    with pyro.plate("data", len(y)):
+        rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
+        pyro.sample("y", dist.Poisson(rate), obs=y)
+
+
+def dirichlet_categorical(y):
+    """A simplex, whose unconstrained space has one dimension less."""
+    p = pyro.sample("p", dist.Dirichlet(torch.tensor([1.0, 2.0, 3.0])))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Categorical(p), obs=y)
+
+
+def _log_beta(a):
+    return a.lgamma().sum() - a.sum().lgamma()
+
+
+@pytest.mark.parametrize("dynamics", list(STEPS))
+@pytest.mark.parametrize(
+    ("model", "y", "plate", "evidence"),
+    [
+        (
+            beta_bernoulli,
+            torch.tensor([1.0, 1.0, 0.0, 1.0]),
+            None,
+            _log_beta(torch.tensor([5.0, 4.0])) - _log_beta(torch.tensor([2.0, 3.0])),
+        ),
+        (
+            gamma_poisson,
+            torch.tensor([0.0, 2.0, 5.0]),
+            "data",
+            dist.NegativeBinomial(2.0, torch.tensor(0.5)).log_prob(torch.tensor([0.0, 2.0, 5.0])),
+        ),
+        (
+            dirichlet_categorical,
+            torch.tensor([0.0, 2.0, 2.0]),
+            None,
+            _log_beta(torch.tensor([2.0, 2.0, 5.0])) - _log_beta(torch.tensor([1.0, 2.0, 3.0])),
+        ),
+    ],
+    ids=["beta", "gamma", "dirichlet"],
+)
+def test_constrained_sites_have_the_right_jacobian(model, y, plate, evidence, dynamics):
+    base = MeanFieldGuide(model, init_scale=1.0)
+    guide = AutoAnnealedLangevin(model, local_plate=plate, num_steps=4, dynamics=dynamics, base_guide=base, step_size=0.1)
+    w = (log_weights(model, guide, y, num_samples=10_000) - evidence).exp()
+    assert (standard_error(w) < 0.05).all()
+    assert ((w.mean(0) - 1.0).abs() < 3.0 * standard_error(w)).all()
+
+
+def test_importance_weighting_tightens_the_annealed_bound():
+    model, u, Y = gplvm(1)
+    guide = AutoAnnealedLangevin(model, num_steps=3, base_guide=MeanFieldGuide(model, init_scale=1.0), step_size=0.1)
+    bounds = []
+    for num_samples in (1, 4, 16):
+        bound = ImportanceWeightedELBO(num_samples=num_samples, integrate=False, max_plate_nesting=1)
+        draws = -torch.tensor([bound.loss(*given(model, guide, u), Y) for _ in range(100)])
+        bounds.append((draws.mean(), standard_error(draws)))
+    (one, e1), (four, e4), (many, e16) = bounds
+    assert one + 3.0 * (e1 + e4) < four
+    assert four + 3.0 * (e4 + e16) < many
+    log_p_u = dist.Normal(0.0, 1.0).log_prob(u).sum()
+    assert many < evidence_by_quadrature(model, u, Y).sum() + log_p_u + 3.0 * e16
+
+
+def small(dtype=torch.float64):
+    torch.manual_seed(0)
+    Y = torch.randn(8, 3, dtype=dtype)
+    Y[2, 1] = torch.nan
+    return BayesianGPLVM(8, 3, 2, num_inducing=4).to(dtype).initialize(Y), Y
+
+
+class Traced:
+    """The model without its log joint, so that the guide has to trace it."""
+
+    def __init__(self, model):
+        self.model = model
+        self.num_calls = 0
+
+    def __call__(self, *args, **kwargs):
+        self.num_calls += 1
+        return self.model(*args, **kwargs)
+
+    def __getattr__(self, name):
+        if name in ("log_joint", "score", "statistics"):
+            raise AttributeError(name)
+        return getattr(self.model, name)
+
+
+LOSSES = {
+    "drawn": lambda: Trace_ELBO(max_plate_nesting=1),
+    "analytic": lambda: TraceMeanField_ELBO(max_plate_nesting=1),
+    "vectorised": lambda: Trace_ELBO(num_particles=3, vectorize_particles=True, max_plate_nesting=1),
+    "integrated": lambda: MeanFieldELBO(max_plate_nesting=1),
+    "weighted": lambda: ImportanceWeightedELBO(num_samples=3, max_plate_nesting=1),
+}
+
+
+def value_and_gradients(model, guide, loss, *args):
+    torch.manual_seed(5)
+    value = loss.differentiable_loss(model, guide, *args)
+    parameters = [p for module in (getattr(model, "model", model), guide) for p in module.parameters()]
+    return value, torch.autograd.grad(value, parameters)
+
+
+@pytest.mark.parametrize("covariance", ["diagonal", "full"])
+@pytest.mark.parametrize("loss", list(LOSSES))
+@pytest.mark.parametrize("dynamics", list(STEPS))
+def test_traced_and_pure_paths_agree(dynamics, loss, covariance):
+    model, Y = small()
+    idx = torch.tensor([2, 5, 1])
+    results = []
+    for target in (model, Traced(model)):
+        pyro.clear_param_store()
+        base = MeanFieldGuide(target, covariance={"X": covariance})
+        guide = AutoAnnealedLangevin(target, num_steps=3, dynamics=dynamics, base_guide=base)
+        with torch.random.fork_rng():
+            guide(Y)
+        results.append(value_and_gradients(target, guide, LOSSES[loss](), Y[idx], idx))
+    (pure, pure_gradients), (traced, traced_gradients) = results
+    assert torch.allclose(pure, traced, rtol=1e-10)
+    for a, b in zip(pure_gradients, traced_gradients, strict=True):
+        assert torch.allclose(a, b, rtol=1e-7, atol=1e-9)
+
+
+def test_compiled_and_eager_transitions_agree_and_compiling_does_not_grow_with_the_number_of_steps():
+    torch._dynamo.reset()
+    model, Y = small()
+    graphs = []
+    for num_steps in (2, 6):
+        results = []
+        for compile in (True, False):
+            pyro.clear_param_store()
+            guide = AutoAnnealedLangevin(model, num_steps=num_steps, compile=compile)
+            with torch.no_grad():
+                guide._setup_prototype(Y)
+            torch._dynamo.utils.counters.clear()
+            results.append(value_and_gradients(model, guide, LOSSES["integrated"](), Y))
+            if compile:
+                graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        (compiled, compiled_gradients), (eager, eager_gradients) = results
+        assert torch.allclose(compiled, eager, rtol=1e-10)
+        for a, b in zip(compiled_gradients, eager_gradients, strict=True):
+            assert torch.allclose(a, b, rtol=1e-7, atol=1e-9)
+    assert graphs[0] == graphs[1]
+    assert graphs[0] in (1, 2)  # the first transition's state has another history than the others'
+
+
+@pytest.mark.parametrize("pure", [True, False], ids=["pure", "traced"])
+@pytest.mark.parametrize("dynamics", list(STEPS))
+def test_gradients_are_those_of_finite_differences(dynamics, pure):
+    model, Y = small()
+    target = model if pure else Traced(model)
+    guide = AutoAnnealedLangevin(target, num_steps=3, dynamics=dynamics)
+    guide(Y)
+    loss = LOSSES["drawn"]()
+    parameters = [*model.parameters(), *guide.parameters()]
+    _, gradients = value_and_gradients(target, guide, loss, Y)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        direction, epsilon = torch.randn_like(parameter), 1e-5
+        values = []
+        for sign in (1.0, -1.0):
+            with torch.no_grad():
+                parameter += sign * epsilon * direction
+                torch.manual_seed(5)
+                values.append(loss.differentiable_loss(target, guide, Y))
+                parameter -= sign * epsilon * direction
+        numerical = (values[0] - values[1]) / (2.0 * epsilon)
+        assert torch.allclose((gradient * direction).sum(), numerical, rtol=1e-5, atol=1e-5)
+
+
+def test_detached_scores_leave_the_value_and_change_the_gradient():
+    model, Y = small()
+    results = []
+    for differentiate in (True, False):
+        pyro.clear_param_store()
+        guide = AutoAnnealedLangevin(model, num_steps=3, differentiate_score=differentiate)
+        with torch.random.fork_rng():
+            guide(Y)
+        results.append(value_and_gradients(model, guide, LOSSES["drawn"](), Y))
+    assert torch.allclose(results[0][0], results[1][0], rtol=1e-12)
+    assert not all(torch.allclose(a, b) for a, b in zip(results[0][1], results[1][1], strict=True))
+
+
+def test_a_chain_traces_the_model_k_plus_one_times():
+    model, Y = small()
+    target = Traced(model)
+    guide = AutoAnnealedLangevin(target, num_steps=5)
+    guide(Y)
+    target.num_calls = 0
+    guide(Y)
+    assert target.num_calls == 6
+
+
+@pytest.mark.parametrize("loss", ["drawn", "integrated", "weighted"])
+def test_mini_batches_are_unbiased_for_all_rows(loss):
+    model, Y = small()
+    guide = AutoAnnealedLangevin(model, num_steps=2)
+    guide(Y)
+    loss = LOSSES[loss]()
+    full = torch.tensor([loss.loss(model, guide, Y) for _ in range(300)])
+    batches = [torch.randperm(8)[:2] for _ in range(1200)]
+    sub = torch.tensor([loss.loss(model, guide, Y[idx], idx) for idx in batches])
+    assert abs(full.mean() - sub.mean()) < 3.0 * torch.hypot(standard_error(full), standard_error(sub))
+
+
+def test_integrating_bounds_anneal_towards_the_expectation_over_u():
+    """At Q = 1, IW with many draws finds Σ_n log ∫ exp(E_q(u) log p(y_n | x, u)) N(x; 0, 1) dx."""
+    model, _, Y = gplvm(1)
+    base = MeanFieldGuide(model, init_scale=0.7)
+    guide = AutoAnnealedLangevin(model, num_steps=4, base_guide=base, step_size=0.1)
+    guide(Y)
+    mean, L = base.locs.u.detach(), base.scales.u.detach()
+    X = torch.linspace(-7.0, 7.0, 1001)[:, None]
+    with torch.no_grad():
+        Z, noise = model.inducing_points, model.likelihood.variance
+        Luu = torch.linalg.cholesky(model.kernel(Z) + 1e-8 * torch.eye(4))
+        A = torch.linalg.solve(Luu, model.kernel(Z, X))
+        spread = model.kernel.diag(X) - A.square().sum(0)
+        variance = spread[:, None] + torch.einsum("mx,dmk,djk,jx->xd", A, L, L, A)
+        entries = -0.5 * ((Y[:, None] - A.mT @ mean.mT).square() + variance) / noise - 0.5 * (2 * math.pi * noise).log()
+        rows = torch.where(torch.isnan(Y)[:, None], 0.0, entries).sum(-1) + dist.Normal(0.0, 1.0).log_prob(X).sum(-1)
+        want = (rows.logsumexp(-1) + (X[1] - X[0]).log()).sum()
+    kl = TraceMeanField_ELBO(max_plate_nesting=1).loss(
+        lambda: _u_site(dist.Normal(torch.zeros(4), 1.0).to_event(1)),
+        lambda: _u_site(dist.MultivariateNormal(mean, scale_tril=L)),
+    )
+    loss = ImportanceWeightedELBO(num_samples=2000, max_plate_nesting=1)
+    got = -torch.tensor([loss.loss(model, guide, Y) for _ in range(20)])
+    assert standard_error(got) < 0.02
+    assert abs(got.mean() + kl - want) < 0.03
+
+
+def _u_site(fn):
+    with pyro.plate("outputs", 3):
+        pyro.sample("u", fn)
+
+
+def test_sandwich_holds_the_evidence_and_closes_with_longer_chains():
+    def model(y):
+        with pyro.plate("data", 400):
+            x = pyro.sample("x", dist.Normal(0.0, 1.0))
+            return pyro.sample("y", dist.Normal(2.0 * x, 0.5), obs=y)
+
+    truth = poutine.trace(model).get_trace(None)
+    y, x = (truth.nodes[name]["value"] for name in ("y", "x"))
+    evidence = dist.Normal(0.0, 4.25**0.5).log_prob(y).mean()
+    gaps = []
+    for num_steps in (4, 16, 64):
+        pyro.clear_param_store()
+        base = MeanFieldGuide(model, init_scale=1.0)
+        guide = AutoAnnealedLangevin(model, local_plate="data", num_steps=num_steps, base_guide=base, step_size=0.05)
+        sandwich = bound_sandwich(model, guide, y, latents={"x": x}, num_samples=1)
+        assert sandwich.lower.mean() < evidence < sandwich.upper.mean()
+        gaps.append(sandwich.gap.mean())
+    assert gaps[0] > 1.5 * gaps[1] > 1.5**2 * gaps[2]
+
+
+def test_sandwich_holds_globals_at_their_true_values():
+    model, _ = small()
+    truth = poutine.trace(model).get_trace()
+    y, u, X = (truth.nodes[name]["value"] for name in ("y", "u", "X"))
+    guide = AutoAnnealedLangevin(model, num_steps=20, base_guide=MeanFieldGuide(model, init_scale=1.0), step_size=0.02)
+    sandwich = bound_sandwich(model, guide, y, latents={"u": u, "X": X}, num_samples=50)
+    assert sandwich.lower.shape == (8,)
+    assert sandwich.lower.mean() < sandwich.upper.mean()
+    with pytest.raises(ValueError, match="got none for \\['u'\\]"):
+        bound_sandwich(model, guide, y, latents={"X": X})
+
+
+def regression(y, idx=None):
+    """A global site behind a subsampled plate."""
+    slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", 10, subsample=idx):
+        pyro.sample("y", dist.Normal(slope, 1.0), obs=y)
+
+
+def test_globals_are_not_annealed_under_subsampling():
+    y, idx = torch.randn(10), torch.tensor([1, 2])
+    guide = AutoAnnealedLangevin(regression, num_steps=2)
+    assert guide(y)["slope"].shape == ()
+    with pytest.raises(ValueError, match=r"plate 'data' is subsampled(.|\n)*local_plate=(.|\n)*surrogate_model"):
+        guide(y[idx], idx)
+
+
+def test_a_surrogate_makes_annealed_globals_right_under_subsampling():
+    y = torch.randn(10) + 1.0
+
+    def surrogate(batch, idx=None):
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        weight = pyro.param("weight", torch.tensor(2.0), constraint=dist.constraints.positive)
+        with pyro.plate("few", 3), poutine.scale(scale=weight):
+            pyro.sample("y", dist.Normal(slope, 1.0), obs=y[:3])
+
+    guide = AutoAnnealedLangevin(regression, num_steps=3, surrogate_model=surrogate)
+    loss = Trace_ELBO(max_plate_nesting=1)
+    full = torch.tensor([loss.loss(regression, guide, y) for _ in range(500)])
+    batches = [torch.randperm(10)[:4] for _ in range(1000)]
+    sub = torch.tensor([loss.loss(regression, guide, y[idx], idx) for idx in batches])
+    assert abs(full.mean() - sub.mean()) < 3.0 * torch.hypot(standard_error(full), standard_error(sub))
+    loss.differentiable_loss(regression, guide, y[:4], torch.arange(4)).backward()
+    assert pyro.get_param_store()._params["weight"].grad.abs() > 0
+
+
+def test_posterior_draws_have_the_moments_of_the_posterior():
+    """A Gaussian model whose posterior is N(0.8 y / 2, 0.2) for each row; long chains from a poor base."""
+
+    def model(y):
+        with pyro.plate("data", 3):
+            x = pyro.sample("x", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(2.0 * x, 1.0), obs=y)
+
+    y = torch.tensor([-2.0, 0.0, 3.0])
+    base = MeanFieldGuide(model, init_scale=1.0)
+    guide = AutoAnnealedLangevin(model, local_plate="data", num_steps=60, base_guide=base, step_size=0.02)
+    median, quantiles = guide.median(y, num_samples=4000)["x"], guide.quantiles([0.16, 0.84], y, num_samples=4000)["x"]
+    assert torch.allclose(median, 0.4 * y, atol=0.05)
+    assert torch.allclose(quantiles[1] - quantiles[0], torch.full((3,), 2.0 * 0.2**0.5), rtol=0.06)
+
+
+def test_other_likelihoods_and_kernels_are_annealed_too():
+    model = BayesianGPLVM(8, 3, 2, Linear(2) + 0.1 * Linear(2), num_inducing=4, likelihood=Poisson())
+    Y = torch.randint(0, 5, (8, 3)).double()
+    results = []
+    for target in (model, Traced(model)):
+        pyro.clear_param_store()
+        guide = AutoAnnealedLangevin(target, num_steps=2)
+        with torch.random.fork_rng():
+            guide(Y)
+        results.append(value_and_gradients(target, guide, LOSSES["drawn"](), Y))
+    assert torch.allclose(results[0][0], results[1][0], rtol=1e-10)
+    for a, b in zip(results[0][1], results[1][1], strict=True):
+        assert torch.allclose(a, b, rtol=1e-7, atol=1e-9)
+
+
+def test_the_gaussian_term_sampled_is_annealed_as_its_expectation():
+    model = BayesianGPLVM(8, 3, 2, num_inducing=4, likelihood=Gaussian(), likelihood_term="sampled")
+    Y = torch.randn(8, 3)
+    assert torch.isfinite(torch.tensor(Trace_ELBO().loss(model, AutoAnnealedLangevin(model, num_steps=2), Y)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_steps": 0}, "num_steps of 1 or more, got 0"),
+        ({"dynamics": "brownian"}, "dynamics in .*, got 'brownian'"),
+        ({"step_size": 2.0}, "0 < step_size < max_step_size, got 2.0 and 1.0"),
+        ({"damping": 1.0}, "damping between 0 and 1, got 1.0"),
+        ({"schedule": "cubic"}, "schedule .*, got 'cubic'"),
+        ({"schedule": -1.0}, "positive power, got -1.0"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        AutoAnnealedLangevin(regression, **arguments)
+
+
+def test_bad_sites_are_refused():
+    y = torch.randn(10)
+    with pytest.raises(ValueError, match=r"among \['slope'\], got \['slop'\]"):
+        AutoAnnealedLangevin(regression, sites=["slop"])(y)
+    with pytest.raises(ValueError, match=r"expected sites in plate 'data', got \['slope'\]"):
+        AutoAnnealedLangevin(regression, local_plate="data", sites=["slope"])(y)
+    with pytest.raises(ValueError, match=r"compile=True needs a model with log_joint, got function"):
+        AutoAnnealedLangevin(regression, compile=True)
+    model, Y = small()
+    with pytest.raises(ValueError, match=r"compile=True anneals the sites of the model's log_joint, got \['X', 'u'\]"):
+        AutoAnnealedLangevin(model, sites=["X", "u"], compile=True)(Y)
+
+
+def test_a_discrete_site_is_refused():
+    def model():
+        z = pyro.sample("z", dist.Bernoulli(0.5))
+        pyro.sample("x", dist.Normal(z, 1.0))
+
+    with pytest.raises(ValueError, match="got 'z', which is neither annealed nor drawn"):
+        AutoAnnealedLangevin(model, sites=["x"], base_guide=MeanFieldGuide(poutine.block(model, hide=["z"])))()
+
+
+def test_effective_sample_size_of_known_weights():
+    assert torch.allclose(
+        effective_sample_size(torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, -torch.inf]])), torch.tensor([3.0, 2.0])
+    )
+
+
+def test_pareto_k_finds_the_shape_of_the_tail():
+    """Weights with tail index 1/k: w = v^-k for uniform v."""
+    uniform = torch.rand(20_000, 1)
+    k = torch.tensor([0.2, 0.5, 1.0])
+    assert torch.allclose(pareto_k(-k * uniform.log()), k, atol=0.12)
+    with pytest.raises(ValueError, match="25 draws or more to fit a tail, got 10"):
+        pareto_k(torch.zeros(10))
