@@ -18,7 +18,6 @@
 import argparse
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,16 +28,17 @@ import pyro.distributions as dist
 import torch
 from matplotlib import pyplot as plt
 from pyro import poutine
-from pyro.infer.autoguide import AutoNormal, init_to_median
+from pyro.infer.autoguide import AutoGuide, AutoNormal, init_to_median
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from pyro_lvgp import plots
 from pyro_lvgp.diagnostics import effective_sample_size, log_weights, pareto_k, to_arviz
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
 from pyro_lvgp.infer import ImportanceWeightedELBO, MeanFieldELBO
 from pyro_lvgp.training import FitResult, fit
 
-NUM_PERSONS, NUM_TRANSITIONS, NUM_DRAWS = 400, 8, 1000
+NUM_PERSONS, NUM_DRAWS = 400, 1000
 NEEDS = torch.tensor([[True, False], [False, True]] + [[True, True]] * 10)  # of each item: reading, arithmetic
 NUM_ITEMS = len(NEEDS)
 
@@ -91,19 +91,19 @@ def simulate() -> Tensor:
 # step sizes and temperatures are learned.  Bound, steps, learning rate, mini-batches and seed are the same.
 
 # %%
-AUTO_NORMAL, FULL, OVERDAMPED, ANNEALED = "AutoNormal", "full covariance", "annealed, overdamped", "annealed, underdamped"
-COLOURS = {AUTO_NORMAL: "#CC6677", FULL: "#117733", OVERDAMPED: "#88CCEE", ANNEALED: "#332288"}
-Guides = dict[str, Callable[..., Any]]
+AUTO_NORMAL, FULL, ANNEALED = "AutoNormal", "full covariance", "annealed, underdamped"
+COLOURS = {AUTO_NORMAL: "#332288", FULL: "#CC6677", ANNEALED: "#117733"}
+Guides = dict[str, AutoGuide]
 
 
 def make_guides() -> Guides:
     """By name."""
-    chain: dict[str, Any] = {"local_plate": "persons", "num_steps": NUM_TRANSITIONS, "create_plates": plates}
+    chain: dict[str, Any] = {"local_plate": "persons", "num_steps": 8, "create_plates": plates}
     return {
         AUTO_NORMAL: AutoNormal(model, init_loc_fn=init_to_median, create_plates=plates),
         FULL: MeanFieldGuide(model, covariance={"ability": "full"}, create_plates=plates),
-        OVERDAMPED: AutoAnnealedLangevin(model, **chain),
         ANNEALED: AutoAnnealedLangevin(model, dynamics="underdamped", **chain),
+        "annealed, overdamped": AutoAnnealedLangevin(model, **chain),
     }
 
 
@@ -124,8 +124,6 @@ def fit_all(guides: Guides, answers: Tensor, num_steps: int) -> dict[str, FitRes
 # person.  So we hold the items at the medians of each guide, on both sides, and look at its draws and weights there.
 # `log_weights` gives $\log w_{sn} = \log p(y_n, x_{ns}) - \log q(x_{ns})$.  Its mean falls short of the evidence by the KL
 # divergence of guide and posterior; for chains, by that of whole paths, which is more than that of their ends.
-#
-# The question to answer is: which skill is the weaker one?
 
 # %%
 AXIS = torch.linspace(-5.0, 5.0, 161)
@@ -144,18 +142,17 @@ class Verdict(NamedTuple):
     exact: Tensor  # the same, by quadrature
 
 
-def judge(guide: Callable[..., Any], answers: Tensor) -> Verdict:
+def judge(guide: AutoGuide, answers: Tensor) -> Verdict:
     """Draw from a guide, and integrate on the grid."""
     items = {name: value for name, value in guide.median(answers).items() if name != "ability"}
     guide_given = poutine.block(poutine.condition(guide, items), hide=list(items))
     drawn = []
-    log_w = log_weights(
-        poutine.condition(model, items),
-        lambda *args: drawn.append(guide_given(*args)["ability"]),
-        answers,
-        num_samples=NUM_DRAWS,
-        local_plate="persons",
-    )
+
+    def recorded(*args: Tensor) -> None:
+        drawn.append(guide_given(*args)["ability"])
+
+    model_given = poutine.condition(model, items)
+    log_w = log_weights(model_given, recorded, answers, num_samples=NUM_DRAWS, local_plate="persons")
     draws = drawn[-1]
     reading_weaker = (draws[..., 0] < draws[..., 1]).float()
 
@@ -164,28 +161,23 @@ def judge(guide: Callable[..., Any], answers: Tensor) -> Verdict:
     log_joint = answers @ f.T - softplus(f).sum(-1) + prior + 2.0 * (AXIS[1] - AXIS[0]).log()
     log_evidence = log_joint.logsumexp(-1, keepdim=True)
     posterior = (log_joint - log_evidence).exp()
-    return Verdict(
-        log_w,
-        draws,
-        gap=log_evidence[:, 0] - log_w.mean(0),
-        posterior=posterior,
-        guessed=reading_weaker.mean(0),
-        weighted=(log_w.softmax(0) * reading_weaker).sum(0),
-        exact=posterior @ (0.5 + 0.5 * (GRID[:, 1] - GRID[:, 0]).sign()),
-    )
+    gap = log_evidence[:, 0] - log_w.mean(0)
+    guessed, weighted = reading_weaker.mean(0), (log_w.softmax(0) * reading_weaker).sum(0)
+    exact = posterior @ (0.5 + 0.5 * (GRID[:, 1] - GRID[:, 0]).sign())
+    return Verdict(log_w, draws, gap, posterior, guessed, weighted, exact)
 
 
 # %% [markdown]
 # ## Which guide is better?
 #
 # The bounds are on the evidence of all data, items included, per person, with the Monte Carlo standard error over 20 draws of
-# the items; S draws for each person are inside the logarithm.  The rest is at given items: the gap to the evidence; the effective
-# number of 1000 weighted draws, for the median person; the share of persons with a Pareto k̂ above 0.7, so that weights cannot
-# mend the guide; and the mean error of the probability that reading is weaker, by draws as they are, and by weighted ones.
+# the items; S draws for each person are inside the logarithm.  The rest is at given items: the gap to the evidence; the
+# effective number of 1000 weighted draws, for the median person; the share of persons with a Pareto k̂ above 0.7, so that
+# weights cannot mend the guide; and the mean error of the probability P that reading is weaker, by plain and by weighted draws.
 
 
 # %%
-def estimate(num_samples: int, guide: Callable[..., Any], answers: Tensor) -> str:
+def estimate(num_samples: int, guide: AutoGuide, answers: Tensor) -> str:
     """The bound for each person with its standard error."""
     loss = ImportanceWeightedELBO("persons", num_samples, max_plate_nesting=1)
     pyro.set_rng_seed(0)
@@ -224,40 +216,28 @@ def draw_posteriors(verdicts: dict[str, Verdict], answers: Tensor) -> plt.Figure
     order = verdicts[AUTO_NORMAL].gap.argsort(descending=True)
     pupils = {"AutoNormal's worst": 0.0, "its 99th percentile": 0.01, "its 90th percentile": 0.1, "its median": 0.5}
     figure, axes = plt.subplots(3, 4, figsize=(10.5, 8.4), sharex=True, sharey=True, layout="constrained")
+    figure.supxlabel("reading")
+    figure.supylabel("arithmetic")
+    angle = torch.linspace(0.0, 2.0 * math.pi, 100)
+    circle = torch.stack([angle.cos(), angle.sin()])
     for row, name in zip(axes, (AUTO_NORMAL, FULL, ANNEALED), strict=True):
         verdict = verdicts[name]
-        row[0].set_ylabel(f"{name}\n\narithmetic")
+        row[0].set_ylabel(name, color=COLOURS[name])
         for ax, (label, share) in zip(row, pupils.items(), strict=True):
             n = int(order[int(share * NUM_PERSONS)])
             density, draws = verdict.posterior[n], verdict.draws[:, n]
             ranked = density.sort(descending=True).values
             levels = [float(ranked[(ranked.cumsum(0) < mass).sum()]) for mass in (0.95, 0.8, 0.5, 0.2)]
-            greys = ["#E6E6E6", "#CCCCCC", "#ACACAC", "#8C8C8C"]
-            ax.contourf(AXIS, AXIS, density.view(len(AXIS), -1).T, [*levels, 1.0], colors=greys)
+            ax.contourf(AXIS, AXIS, density.view(len(AXIS), -1).T, [*levels, 1.0], colors=["0.90", "0.80", "0.67", "0.55"])
             ax.scatter(*draws[:300].T, s=5, color=COLOURS[name], alpha=0.8, linewidths=0)
-            angle = torch.linspace(0.0, 2.0 * math.pi, 100)
-            circle = torch.linalg.cholesky(draws.T.cov()) @ torch.stack([angle.cos(), angle.sin()])
+            ellipse = torch.linalg.cholesky(draws.T.cov()) @ circle
             for mass in () if name == ANNEALED else (0.5, 0.95):
-                ax.plot(*(draws.mean(0)[:, None] + math.sqrt(-2.0 * math.log(1.0 - mass)) * circle), color=COLOURS[name])
+                ax.plot(*(draws.mean(0)[:, None] + math.sqrt(-2.0 * math.log(1.0 - mass)) * ellipse), color=COLOURS[name])
             text = f"gap {verdict.gap[n]:.2f} nats\nP(reading weaker)\n{verdict.guessed[n]:.2f}, exact {verdict.exact[n]:.2f}"
             ax.text(0.97, 0.97, text, transform=ax.transAxes, ha="right", va="top", fontsize="small")
             ax.set(xlim=(-3.6, 3.2), ylim=(-3.6, 3.2), aspect="equal")
             if name == AUTO_NORMAL:
                 ax.set_title(f"{label}\n{int(answers[n].sum())} of {NUM_ITEMS} right", fontsize="medium")
-            if name == ANNEALED:
-                ax.set_xlabel("reading")
-    return figure
-
-
-def draw_probabilities(verdicts: dict[str, Verdict]) -> plt.Figure:
-    """The probability that reading is weaker: guides against quadrature, a dot for each person."""
-    figure, axes = plt.subplots(1, 4, figsize=(10.5, 3.2), sharex=True, sharey=True, layout="constrained")
-    for ax, (name, verdict) in zip(axes, verdicts.items(), strict=True):
-        ax.axline((0.0, 0.0), slope=1.0, color="#B8B8B8", linewidth=1.0, zorder=0)
-        ax.scatter(verdict.exact, verdict.guessed, s=9, color=COLOURS[name], alpha=0.8, linewidths=0)
-        ax.set_title(name, fontsize="medium")
-        ax.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), aspect="equal", xlabel="exact")
-    axes[0].set_ylabel("P(reading weaker), by the guide")
     return figure
 
 
@@ -302,20 +282,23 @@ def main() -> None:
     print("\n" + summarise(guides, histories, verdicts, answers) + "\n")
 
     dims = {"ability": ["skill"], "discrimination": ["item"], "difficulty": ["item"], "answers": ["item"]}
-    pair = AUTO_NORMAL, ANNEALED
-    trees = {name: to_arviz(model, guides[name], answers, num_samples=200, seed=0, dims=dims) for name in pair}
-    trees[ANNEALED].to_netcdf(options.out / "posterior.nc")
-    figures = {
-        "posteriors": draw_posteriors(verdicts, answers),
-        "probabilities": draw_probabilities(verdicts),
-        "scores": draw_scores(trees, answers),
+    trees = {
+        name: to_arviz(model, guides[name], answers, num_samples=200, seed=0, dims=dims) for name in (AUTO_NORMAL, ANNEALED)
     }
-    for name, figure in figures.items():
+    trees[ANNEALED].to_netcdf(options.out / "posterior.nc")
+    bounds = plots.plot_bounds(
+        {name: -np.asarray(history.losses) for name, history in histories.items()},
+        seconds={name: np.asarray(history.seconds) for name, history in histories.items()},
+        per=NUM_PERSONS,
+        ylabel="bound per person [nats]",
+    )
+    bounds.figure.savefig(options.out / "bounds.png", dpi=110)
+    for name, figure in ("posteriors", draw_posteriors(verdicts, answers)), ("scores", draw_scores(trees, answers)):
         for ax in figure.axes:
             ax.spines[["top", "right"]].set_visible(False)
         figure.savefig(options.out / f"{name}.png", dpi=110)
-    print(f"wrote {', '.join(sorted(path.name for path in options.out.iterdir()))} to {options.out}")
-    print(f"in {time.perf_counter() - start:.0f} s")
+    names = ", ".join(sorted(path.name for path in options.out.iterdir()))
+    print(f"wrote {names} to {options.out} in {time.perf_counter() - start:.0f} s")
 
 
 if __name__ == "__main__":

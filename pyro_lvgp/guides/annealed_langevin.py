@@ -169,7 +169,7 @@ class AutoAnnealedLangevin(AutoGuide):
             plate = None
         self.local_plate = plate
         self.annealed = tuple(names)
-        self._others = tuple(name for name in latents if name not in self.annealed)
+        self._others = tuple(name for name in self.base_guide.coordinates if name not in self.annealed)
         self._whitened = Whitened(tuple((name, self.base_guide.coordinates[name]) for name in self.annealed))
         offers = isinstance(self.model, HasLogJoint) and self.model.local_sites == set(names)
         self._pure = offers and self._surrogate[0] is None
@@ -284,15 +284,31 @@ class AutoAnnealedLangevin(AutoGuide):
         step = partial(self._compiled, self.dynamics, self.model, self._whitened, bases, statistics, through, damping)
         return score, step
 
-    def sample_posterior(self, num_samples: int, *args, **kwargs) -> dict[str, Tensor]:
+    def sample_posterior(
+        self, num_samples: int, *args, chunk_size: int = 100, vectorize: bool = True, **kwargs
+    ) -> dict[str, Tensor]:
         """Draws of all sites, along a new first dimension.
 
         :param num_samples: how many.
         :param args: arguments of the model: a chain needs the data.
+        :param chunk_size: how many at once.
+        :param vectorize: False draws one by one, for models that do not broadcast over dimensions left of their plates.
         """
         with torch.no_grad(), poutine.block():
-            draws = [self(*args, **kwargs) for _ in range(num_samples)]
-        return {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
+            if not vectorize:
+                draws = [self(*args, **kwargs) for _ in range(num_samples)]
+                return {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
+            dim = -1 - _nesting(poutine.trace(self.model).get_trace(*args, **kwargs))
+            chunks = []
+            for chunk in torch.arange(num_samples).split(chunk_size):
+                with pyro.plate("_pyro_lvgp_draws", len(chunk), dim=dim):
+                    chunks.append(self(*args, **kwargs))
+        sites = dict(self.prototype_trace.iter_stochastic_nodes())
+        ranks = {name: len(site["fn"].batch_shape) + site["fn"].event_dim for name, site in sites.items()}
+        return {
+            name: torch.cat([x.reshape(len(x), *x.shape[x.dim() - rank :]) for x in (c[name] for c in chunks)])
+            for name, rank in ranks.items()
+        }
 
     def median(self, *args, num_samples: int = 100, seed: int | None = 0, **kwargs) -> dict[str, Tensor]:
         """Posterior medians by site, of draws.
@@ -337,6 +353,12 @@ def _fixed_schedule(schedule: Schedule, num_steps: int) -> Tensor | None:
     if isinstance(schedule, float | int) and schedule > 0:
         return annealing.power_schedule(num_steps, float(schedule))
     raise ValueError(f'expected schedule "learned", "linear", "sigmoid" or a positive power, got {schedule!r}')
+
+
+def _nesting(trace: Trace) -> int:
+    """How many dimensions the plates of a trace take."""
+    sites = (site for site in trace.nodes.values() if site["type"] == "sample")
+    return max((-frame.dim for site in sites for frame in site["cond_indep_stack"] if frame.vectorized), default=0)
 
 
 def _latents(drawn: Trace) -> Trace:
