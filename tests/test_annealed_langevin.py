@@ -1,7 +1,10 @@
 """The annealed guide against quadrature, closed forms, finite differences, and itself by another way."""
 
 import math
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pyro
 import pyro.distributions as dist
@@ -66,9 +69,9 @@ def weights_given(model, guide, u, Y, num_samples):
 def test_weights_of_a_gplvm_are_unbiased(latent_dim, num_steps, dynamics):
     model, u, Y = gplvm(latent_dim)
     guide = AutoAnnealedLangevin(
-        model, num_steps=num_steps, dynamics=dynamics, base_guide=MeanFieldGuide(model, init_scale=1.0), step_size=0.1
+        model, num_steps=num_steps, dynamics=dynamics, base_guide=MeanFieldGuide(model, init_scale=1.0), step_size=0.05
     )
-    log_w = weights_given(model, guide, u, Y, 20_000 if num_steps < 64 else 4000)
+    log_w = weights_given(model, guide, u, Y, 20_000)
     w = (log_w - evidence_by_quadrature(model, u, Y)).exp()
     assert (standard_error(w) < 0.05).all()
     assert ((w.mean(0) - 1.0).abs() < 3.0 * standard_error(w)).all()
@@ -236,27 +239,11 @@ def test_traced_and_pure_paths_agree(dynamics, loss, covariance):
         assert torch.allclose(a, b, rtol=1e-7, atol=1e-9)
 
 
-def test_compiled_and_eager_transitions_agree_and_compiling_does_not_grow_with_the_number_of_steps():
-    torch._dynamo.reset()
-    model, Y = small()
-    graphs = []
-    for num_steps in (2, 6):
-        results = []
-        for compile in (True, False):
-            pyro.clear_param_store()
-            guide = AutoAnnealedLangevin(model, num_steps=num_steps, compile=compile)
-            with torch.no_grad():
-                guide._setup_prototype(Y)
-            torch._dynamo.utils.counters.clear()
-            results.append(value_and_gradients(model, guide, LOSSES["integrated"](), Y))
-            if compile:
-                graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-        (compiled, compiled_gradients), (eager, eager_gradients) = results
-        assert torch.allclose(compiled, eager, rtol=1e-10)
-        for a, b in zip(compiled_gradients, eager_gradients, strict=True):
-            assert torch.allclose(a, b, rtol=1e-7, atol=1e-9)
-    assert graphs[0] == graphs[1]
-    assert graphs[0] in (1, 2)  # the first transition's state has another history than the others'
+def test_compiled_transitions_are_the_eager_ones_and_compiling_does_not_grow_with_their_number():
+    """In a process of its own, because the shape checks of this one cannot be compiled."""
+    script = Path(__file__).with_name("compiled_transitions.py")
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("pure", [True, False], ids=["pure", "traced"])

@@ -1,18 +1,55 @@
 """The tutorials run from end to end."""
 
+import math
+
 import matplotlib.pyplot as plt
 import pyro
+import torch
 
-from tutorials import digits
+from pyro_lvgp.guides import MeanFieldGuide
+from tutorials import digits, item_response
+
+
+def run(tutorial, folder, monkeypatch, capsys):
+    """Run for three steps; return the names of the files and the first column of the table."""
+    monkeypatch.setattr("sys.argv", [tutorial.__name__, "--steps", "3", "--out", str(folder)])
+    with pyro.settings.context(module_local_params=pyro.settings.get("module_local_params")):
+        tutorial.main()
+    plt.close("all")
+    assert all(path.stat().st_size > 1000 for path in folder.iterdir())
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split("|")[1].strip() for line in lines if line.startswith("| ")]
+    return {path.name for path in folder.iterdir()}, rows
 
 
 def test_digits(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["digits", "--steps", "3", "--out", str(tmp_path)])
-    with pyro.settings.context(module_local_params=pyro.settings.get("module_local_params")):
-        digits.main()
-    plt.close("all")
-    names = {"latents.png", "relevance.png", "bounds.png", "reconstructions.png", "posterior.nc"}
-    assert {path.name for path in tmp_path.iterdir()} == names
-    assert all(path.stat().st_size > 1000 for path in tmp_path.iterdir())
-    rows = [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    names, rows = run(digits, tmp_path, monkeypatch, capsys)
+    assert names == {"latents.png", "relevance.png", "bounds.png", "reconstructions.png", "posterior.nc"}
     assert rows == ["method, 8 dimensions", "PCA", "mean field", "importance-weighted, S = 5"]
+
+
+def test_item_response(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(item_response, "NUM_PERSONS", 200)
+    monkeypatch.setattr(item_response, "NUM_DRAWS", 50)
+    names, rows = run(item_response, tmp_path, monkeypatch, capsys)
+    assert names == {"posteriors.png", "scores.png", "bounds.png", "posterior.nc"}
+    assert rows == ["abilities by", "AutoNormal", "full covariance", "annealed, underdamped", "annealed, overdamped"]
+
+
+def test_item_response_quadrature_agrees_with_weighted_prior_draws(monkeypatch):
+    monkeypatch.setattr(item_response, "NUM_PERSONS", 50)
+    monkeypatch.setattr(item_response, "NUM_DRAWS", 5000)
+    guide = MeanFieldGuide(item_response.model, init_scale=1.0)
+    verdict = item_response.judge(guide, item_response.simulate())
+    log_evidence = verdict.gap + verdict.log_w.mean(0)
+    torch.testing.assert_close(verdict.log_w.logsumexp(0) - math.log(5000), log_evidence, atol=0.2, rtol=0.0)
+    torch.testing.assert_close(verdict.weighted, verdict.exact, atol=0.1, rtol=0.0)
+    torch.testing.assert_close(verdict.posterior.sum(1), torch.ones(50))
+
+
+def test_item_response_needs_both_skills():
+    ability = torch.randn(5, 2)
+    discrimination, difficulty = torch.rand(12) + 0.5, torch.randn(12)
+    success = torch.sigmoid(discrimination[:, None] * (ability[:, None] - difficulty[:, None]))
+    expected = torch.where(item_response.NEEDS, success, torch.ones(())).prod(-1)
+    torch.testing.assert_close(item_response.logits(ability, discrimination, difficulty).sigmoid(), expected)

@@ -50,7 +50,7 @@ NUM_ITEMS = len(NEEDS)
 # succeed, $p = \sigma(\ell_1) \sigma(\ell_2)$, whose logit is $-\log(e^{-\ell_1} + e^{-\ell_2} + e^{-\ell_1 - \ell_2})$.
 # A skill that is not needed always succeeds: $\ell_q = \infty$.
 #
-# Dimensions are counted from the right, so that the model broadcasts over draws; `plates` tells guides of the mini-batch.
+# Dimensions count from the right, so that the model broadcasts over draws; `plates` tells guides of the mini-batch.
 
 
 # %%
@@ -173,7 +173,7 @@ def judge(guide: AutoGuide, answers: Tensor) -> Verdict:
 # The bounds are on the evidence of all data, items included, per person, with the Monte Carlo standard error over 20 draws of
 # the items; S draws for each person are inside the logarithm.  The rest is at given items: the gap to the evidence; the
 # effective number of 1000 weighted draws, for the median person; the share of persons with a Pareto k̂ above 0.7, so that
-# weights cannot mend the guide; and the mean error of the probability P that reading is weaker, by plain and by weighted draws.
+# weights cannot mend the guide; and the mean error of the probability P that reading is weaker, by draws and weighted draws.
 
 
 # %%
@@ -217,12 +217,9 @@ def draw_posteriors(verdicts: dict[str, Verdict], answers: Tensor) -> plt.Figure
     pupils = {"AutoNormal's worst": 0.0, "its 99th percentile": 0.01, "its 90th percentile": 0.1, "its median": 0.5}
     figure, axes = plt.subplots(3, 4, figsize=(10.5, 8.4), sharex=True, sharey=True, layout="constrained")
     figure.supxlabel("reading")
-    figure.supylabel("arithmetic")
-    angle = torch.linspace(0.0, 2.0 * math.pi, 100)
-    circle = torch.stack([angle.cos(), angle.sin()])
     for row, name in zip(axes, (AUTO_NORMAL, FULL, ANNEALED), strict=True):
         verdict = verdicts[name]
-        row[0].set_ylabel(name, color=COLOURS[name])
+        row[0].set_ylabel(f"{name}\n\narithmetic")
         for ax, (label, share) in zip(row, pupils.items(), strict=True):
             n = int(order[int(share * NUM_PERSONS)])
             density, draws = verdict.posterior[n], verdict.draws[:, n]
@@ -230,9 +227,10 @@ def draw_posteriors(verdicts: dict[str, Verdict], answers: Tensor) -> plt.Figure
             levels = [float(ranked[(ranked.cumsum(0) < mass).sum()]) for mass in (0.95, 0.8, 0.5, 0.2)]
             ax.contourf(AXIS, AXIS, density.view(len(AXIS), -1).T, [*levels, 1.0], colors=["0.90", "0.80", "0.67", "0.55"])
             ax.scatter(*draws[:300].T, s=5, color=COLOURS[name], alpha=0.8, linewidths=0)
-            ellipse = torch.linalg.cholesky(draws.T.cov()) @ circle
-            for mass in () if name == ANNEALED else (0.5, 0.95):
-                ax.plot(*(draws.mean(0)[:, None] + math.sqrt(-2.0 * math.log(1.0 - mass)) * ellipse), color=COLOURS[name])
+            if name != ANNEALED:
+                normal = dist.MultivariateNormal(draws.mean(0), draws.T.cov()).log_prob(GRID)
+                relative = (normal - normal.max()).exp()  # 1 − mass inside
+                ax.contour(AXIS, AXIS, relative.view(len(AXIS), -1).T, [0.05, 0.5], colors=COLOURS[name])
             text = f"gap {verdict.gap[n]:.2f} nats\nP(reading weaker)\n{verdict.guessed[n]:.2f}, exact {verdict.exact[n]:.2f}"
             ax.text(0.97, 0.97, text, transform=ax.transAxes, ha="right", va="top", fontsize="small")
             ax.set(xlim=(-3.6, 3.2), ylim=(-3.6, 3.2), aspect="equal")
@@ -286,19 +284,15 @@ def main() -> None:
         name: to_arviz(model, guides[name], answers, num_samples=200, seed=0, dims=dims) for name in (AUTO_NORMAL, ANNEALED)
     }
     trees[ANNEALED].to_netcdf(options.out / "posterior.nc")
-    bounds = plots.plot_bounds(
-        {name: -np.asarray(history.losses) for name, history in histories.items()},
-        seconds={name: np.asarray(history.seconds) for name, history in histories.items()},
-        per=NUM_PERSONS,
-        ylabel="bound per person [nats]",
-    )
+    values = {name: -np.asarray(history.losses) for name, history in histories.items()}
+    seconds = {name: np.asarray(history.seconds) for name, history in histories.items()}
+    bounds = plots.plot_bounds(values, seconds=seconds, per=NUM_PERSONS, ylabel="bound per person [nats]")
     bounds.figure.savefig(options.out / "bounds.png", dpi=110)
     for name, figure in ("posteriors", draw_posteriors(verdicts, answers)), ("scores", draw_scores(trees, answers)):
         for ax in figure.axes:
             ax.spines[["top", "right"]].set_visible(False)
         figure.savefig(options.out / f"{name}.png", dpi=110)
-    names = ", ".join(sorted(path.name for path in options.out.iterdir()))
-    print(f"wrote {names} to {options.out} in {time.perf_counter() - start:.0f} s")
+    print(f"wrote pictures and posterior to {options.out} in {time.perf_counter() - start:.0f} s")
 
 
 if __name__ == "__main__":
