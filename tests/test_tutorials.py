@@ -31,6 +31,7 @@ def test_digits(tmp_path, monkeypatch, capsys):
 def test_item_response(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(item_response, "NUM_PERSONS", 200)
     monkeypatch.setattr(item_response, "NUM_DRAWS", 50)
+    monkeypatch.setattr(item_response, "NUM_REPEATS", 2)
     names, rows = run(item_response, tmp_path, monkeypatch, capsys)
     assert names == {"posteriors.png", "scores.png", "bounds.png", "posterior.nc"}
     assert rows == ["abilities by", "AutoNormal", "full covariance", "annealed, underdamped", "annealed, overdamped"]
@@ -39,8 +40,10 @@ def test_item_response(tmp_path, monkeypatch, capsys):
 def test_item_response_quadrature_agrees_with_weighted_prior_draws(monkeypatch):
     monkeypatch.setattr(item_response, "NUM_PERSONS", 50)
     monkeypatch.setattr(item_response, "NUM_DRAWS", 5000)
+    answers = item_response.simulate()
     guide = MeanFieldGuide(item_response.model, init_scale=1.0)
-    verdict = item_response.judge(guide, item_response.simulate())
+    guide(answers)
+    verdict = item_response.judge(guide, answers)
     log_evidence = verdict.gap + verdict.log_w.mean(0)
     torch.testing.assert_close(verdict.log_w.logsumexp(0) - math.log(5000), log_evidence, atol=0.2, rtol=0.0)
     torch.testing.assert_close(verdict.weighted, verdict.exact, atol=0.1, rtol=0.0)

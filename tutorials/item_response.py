@@ -38,7 +38,7 @@ from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
 from pyro_lvgp.infer import ImportanceWeightedELBO, MeanFieldELBO
 from pyro_lvgp.training import FitResult, fit
 
-NUM_PERSONS, NUM_DRAWS = 400, 1000
+NUM_PERSONS, NUM_DRAWS, NUM_REPEATS = 400, 1000, 20
 NEEDS = torch.tensor([[True, False], [False, True]] + [[True, True]] * 10)  # of each item: reading, arithmetic
 NUM_ITEMS = len(NEEDS)
 
@@ -181,7 +181,7 @@ def estimate(num_samples: int, guide: AutoGuide, answers: Tensor) -> str:
     """The bound for each person with its standard error."""
     loss = ImportanceWeightedELBO("persons", num_samples, max_plate_nesting=1)
     pyro.set_rng_seed(0)
-    values = -np.array([loss.loss(model, guide, answers) for _ in range(20)]) / NUM_PERSONS
+    values = -np.array([loss.loss(model, guide, answers) for _ in range(NUM_REPEATS)]) / NUM_PERSONS
     return f"{values.mean():.3f} ± {values.std(ddof=1) / math.sqrt(len(values)):.3f}"
 
 

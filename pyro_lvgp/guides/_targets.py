@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from types import FunctionType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -12,7 +14,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
-from pyro_lvgp.annealing import Coordinates
+from pyro_lvgp.annealing import STEPS, Coordinates, Dynamics, State
 from pyro_lvgp.guides._coordinates import SiteCoordinates
 from pyro_lvgp.integration import IntegrateGaussians
 
@@ -65,16 +67,36 @@ def pure_score(
     return tuple(white) if differentiable else tuple(score.detach() for score in white)
 
 
+def compiled_step() -> Callable[..., State]:
+    """A transition to be compiled on first use, without a break."""
+    # A copy, whose compilations are its own: torch counts and keeps them by code object.
+    step: Any = FunctionType(_pure_step.__code__.replace(), _pure_step.__globals__, closure=_pure_step.__closure__)
+    return torch.compile(step, fullgraph=True)
+
+
+def _pure_step(
+    dynamics: Dynamics,
+    model: HasLogJoint,
+    sites: Whitened,
+    bases: Bases,
+    statistics: Any,
+    through: bool,
+    damping: Tensor,
+    state: State,
+    noise: Coordinates,
+    beta: Tensor,
+    step_size: Coordinates,
+) -> State:
+    """A transition whose every tensor is an argument, to be compiled once."""
+    score = partial(pure_score, model, sites, bases, statistics, through)
+    return STEPS[dynamics](score, state, noise, beta, step_size, damping)
+
+
 def read_statistics(model: HasLogJoint, drawn: Trace, integrate: bool, args: tuple, kwargs: dict) -> Any:
     """The model's statistics at the sites drawn, which may be integrated over if the bound does so."""
     statistics: Callable = IntegrateGaussians(drawn)(model.statistics) if integrate else model.statistics
     with _hidden_sites():
         return poutine.replay(statistics, drawn)(*args, **kwargs)
-
-
-def _hidden_sites() -> Messenger:
-    """Hides sites of the model from whoever traces the guide, but shows parameters, to be learned."""
-    return poutine.block(hide_types=["sample", "observe"])
 
 
 @dataclass(frozen=True)
@@ -137,3 +159,8 @@ SUBSAMPLED = (
     "weight does not account for. Anneal the sites of that plate only (local_plate=<its name>), pass a surrogate_model that "
     "does not depend on the mini-batch, or use all data"
 )
+
+
+def _hidden_sites() -> Messenger:
+    """Hides sites of the model from whoever traces the guide, but shows parameters, to be learned."""
+    return poutine.block(hide_types=["sample", "observe"])

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
-from types import FunctionType
 from typing import Any, Literal, get_args
 
 import pyro
@@ -22,15 +21,23 @@ from torch import Tensor
 from pyro_lvgp import annealing
 from pyro_lvgp.annealing import STEPS, Coordinates, Dynamics, Score, State, Transition
 from pyro_lvgp.distributions import PathDelta
-from pyro_lvgp.guides._targets import Bases, HasLogJoint, TracedScore, Whitened, pure_score, read_statistics
+from pyro_lvgp.guides._sampled import SampledGuide
+from pyro_lvgp.guides._targets import (
+    Bases,
+    HasLogJoint,
+    TracedScore,
+    Whitened,
+    compiled_step,
+    pure_score,
+    read_statistics,
+)
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
 from pyro_lvgp.integration import is_integrating
-from pyro_lvgp.seeding import seeded
 
 Schedule = Literal["learned", "linear", "sigmoid"] | float
 
 
-class AutoAnnealedLangevin(AutoGuide):
+class AutoAnnealedLangevin(SampledGuide):
     r"""Guide that anneals a Gaussian base towards the posterior by K Langevin transitions.
 
     .. math::
@@ -280,59 +287,9 @@ class AutoAnnealedLangevin(AutoGuide):
         if not self._compile:
             return score, partial(STEPS[self.dynamics], score, damping=damping)
         if self._compiled is None:
-            self._compiled = torch.compile(_fresh(_pure_step), fullgraph=True)
+            self._compiled = compiled_step()
         step = partial(self._compiled, self.dynamics, self.model, self._whitened, bases, statistics, through, damping)
         return score, step
-
-    def sample_posterior(
-        self, num_samples: int, *args, chunk_size: int = 100, vectorize: bool = True, **kwargs
-    ) -> dict[str, Tensor]:
-        """Draws of all sites, along a new first dimension.
-
-        :param num_samples: how many.
-        :param args: arguments of the model: a chain needs the data.
-        :param chunk_size: how many at once.
-        :param vectorize: False draws one by one, for models that do not broadcast over dimensions left of their plates.
-        """
-        with torch.no_grad(), poutine.block():
-            if not vectorize:
-                draws = [self(*args, **kwargs) for _ in range(num_samples)]
-                return {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
-            dim = -1 - _nesting(poutine.trace(self.model).get_trace(*args, **kwargs))
-            chunks = []
-            for chunk in torch.arange(num_samples).split(chunk_size):
-                with pyro.plate("_pyro_lvgp_draws", len(chunk), dim=dim):
-                    chunks.append(self(*args, **kwargs))
-        sites = dict(self.prototype_trace.iter_stochastic_nodes())
-        ranks = {name: len(site["fn"].batch_shape) + site["fn"].event_dim for name, site in sites.items()}
-        return {
-            name: torch.cat([x.reshape(len(x), *x.shape[x.dim() - rank :]) for x in (c[name] for c in chunks)])
-            for name, rank in ranks.items()
-        }
-
-    def median(self, *args, num_samples: int = 100, seed: int | None = 0, **kwargs) -> dict[str, Tensor]:
-        """Posterior medians by site, of draws.
-
-        :param args: arguments of the model: a chain needs the data.
-        :param num_samples: number of draws.
-        :param seed: of the draws; None draws from the global state.
-        """
-        medians = self.quantiles([0.5], *args, num_samples=num_samples, seed=seed, **kwargs)
-        return {name: value[0] for name, value in medians.items()}
-
-    def quantiles(
-        self, quantiles: list[float] | Tensor, *args, num_samples: int = 100, seed: int | None = 0, **kwargs
-    ) -> dict[str, Tensor]:
-        """Marginal posterior quantiles by site along a new first dimension, of draws.
-
-        :param quantiles: probabilities between 0 and 1.
-        :param args: arguments of the model: a chain needs the data.
-        :param num_samples: number of draws.
-        :param seed: of the draws; None draws from the global state.
-        """
-        with seeded(seed):
-            draws = self.sample_posterior(num_samples, *args, **kwargs)
-        return {name: x.quantile(torch.as_tensor(quantiles).to(x), dim=0) for name, x in draws.items()}
 
     def __getstate__(self):
         self._surrogate, self._compiled = (None,), None
@@ -355,12 +312,6 @@ def _fixed_schedule(schedule: Schedule, num_steps: int) -> Tensor | None:
     raise ValueError(f'expected schedule "learned", "linear", "sigmoid" or a positive power, got {schedule!r}')
 
 
-def _nesting(trace: Trace) -> int:
-    """How many dimensions the plates of a trace take."""
-    sites = (site for site in trace.nodes.values() if site["type"] == "sample")
-    return max((-frame.dim for site in sites for frame in site["cond_indep_stack"] if frame.vectorized), default=0)
-
-
 def _latents(drawn: Trace) -> Trace:
     """The sites drawn, conditioned ones too, for replay."""
     trace = Trace()
@@ -368,26 +319,3 @@ def _latents(drawn: Trace) -> Trace:
         if site["type"] == "sample":
             trace.add_node(name, **{**site, "is_observed": False})
     return trace
-
-
-def _fresh(function: Any) -> Callable[..., Any]:
-    """A copy whose compilations are its own: torch counts and keeps them by code object."""
-    return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
-
-
-def _pure_step(
-    dynamics: Dynamics,
-    model: HasLogJoint,
-    sites: Whitened,
-    bases: Bases,
-    statistics: Any,
-    through: bool,
-    damping: Tensor,
-    state: State,
-    noise: Coordinates,
-    beta: Tensor,
-    step_size: Coordinates,
-) -> State:
-    """A transition whose every tensor is an argument, to be compiled once."""
-    score = partial(pure_score, model, sites, bases, statistics, through)
-    return STEPS[dynamics](score, state, noise, beta, step_size, damping)

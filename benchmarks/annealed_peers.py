@@ -1,0 +1,136 @@
+"""Annealed guides beside NumPyro's AutoSemiDAIS and AutoDAIS on oil flow: bound, reconstruction and step time."""
+
+import statistics
+from collections.abc import Iterator
+
+import numpy as np
+import numpyro
+import pyro
+import torch
+from jaxtyping import Float
+from pyro.params.param_store import StateDict
+from torch import Tensor
+from tqdm import tqdm
+
+from benchmarks.oilflow import BATCH_SIZE, LATENT_DIM, LEARNING_RATE, NUM_INDUCING, standardised
+from benchmarks.peers.numpyro_dais import NumPyroDAIS
+from benchmarks.report import Measurement, Row, Settings
+from benchmarks.scores import negative_bound
+from pyro_lvgp.guides import AutoAnnealedLangevin
+from pyro_lvgp.infer import JointOptim, MeanFieldELBO
+from pyro_lvgp.models import BayesianGPLVM
+from pyro_lvgp.training import fit
+
+NUM_THREADS = 1
+PEER = f"NumPyro {numpyro.__version__}"
+PUBLISHED: list[Row] = []
+NOTES = """\
+One model, one start, one Adam rate; K transitions for all.  AutoSemiDAIS anneals the latents of the rows in a mini-batch, as
+ours does; AutoDAIS anneals latents and inducing outputs together, on all rows at every step.  Bounds are each library's own:
+both bound the same evidence; NumPyro draws u, ours integrates it out.  Ours has compiled transitions, NumPyro a compiled step;
+"compile" is what the first step takes over the median.  Blocks of steps alternate between the methods, and each has one core
+at most.  NumPyro's guides are mended in two places, see `benchmarks/peers/numpyro_dais.py`; with what it comes with, the chain
+of AutoDAIS does not follow the hyperparameters."""
+
+
+class Ours:
+    """Our model under an annealed guide, with a Pyro parameter store to itself."""
+
+    def __init__(self, Y: Float[Tensor, "N D"], *, num_steps: int, batch_size: int | None, seed: int):
+        self._Y, self._batch_size = Y, batch_size
+        self._store: StateDict = {"params": {}, "constraints": {}}
+        self._loss = MeanFieldELBO(num_samples=1, max_plate_nesting=1)
+        self._optim = JointOptim(torch.optim.Adam, {"lr": LEARNING_RATE, "fused": True})
+        self._seconds: list[float] = []
+        with pyro.get_param_store().scope(self._store):
+            self.model = BayesianGPLVM(len(Y), Y.shape[1], LATENT_DIM, num_inducing=NUM_INDUCING).to(Y.dtype)
+            self.model.initialize(Y, seed=seed)
+            self.guide = AutoAnnealedLangevin(self.model, num_steps=num_steps, compile=True)
+
+    @property
+    def compile_seconds(self) -> float:
+        """What the first step took over the median."""
+        return self._seconds[0] - statistics.median(self._seconds)
+
+    def train(self, num_steps: int, *, seed: int) -> list[float]:
+        """Take Adam steps; return the wall seconds of each."""
+        with pyro.get_param_store().scope(self._store):
+            result = fit(
+                self.model,
+                self.guide,
+                self._Y,
+                loss=self._loss,
+                optim=self._optim,
+                num_steps=num_steps,
+                batch_size=self._batch_size,
+                seed=seed,
+                progress=False,
+            )
+        seconds = np.diff(result.seconds, prepend=0.0).tolist()
+        self._seconds += seconds
+        return seconds
+
+    def negative_bound(self, *, num_evaluations: int, seed: int = 0) -> float:
+        """Minus the bound on all data per datum."""
+        with pyro.get_param_store().scope(self._store), torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return negative_bound(self._loss, self.model, self.guide, self._Y, draws=num_evaluations)
+
+    def predict(self) -> Float[Tensor, "N D"]:
+        """Mean of f at draws of latents and u, averaged over 64 of them."""
+        with pyro.get_param_store().scope(self._store):
+            return self.model.reconstruct(self.guide, self._Y).f_mean
+
+
+def run(*, quick: bool, seeds: int) -> Iterator[Measurement]:
+    """Measure all methods for each seed."""
+    for seed in range(seeds):
+        yield from measure(num_steps=100 if quick else 3000, seed=seed, lengths=(5,) if quick else (5, 10))
+
+
+def measure(*, num_steps: int, seed: int, lengths: tuple[int, ...] = (5, 10), block: int = 250) -> Iterator[Measurement]:
+    """Fit all methods by turns, a block of steps each, and measure them.
+
+    :param num_steps: steps of each method.
+    :param seed: seed of the start, of mini-batches and of noise.
+    :param lengths: numbers K of transitions, of which the first is also used on all rows.
+    :param block: steps of a method before the next has its turn.
+    """
+    Y = standardised()
+    methods: dict[str, Ours | NumPyroDAIS] = {}
+    for K, batch_size in [*((K, BATCH_SIZE) for K in lengths), (lengths[0], None)]:
+        rows = f"{batch_size or 'all'} rows"
+        ours = Ours(Y, num_steps=K, batch_size=batch_size, seed=seed)
+        peer = "AutoSemiDAIS" if batch_size else "AutoDAIS"
+        methods[f"pyro_lvgp, K = {K}, {rows}"] = ours
+        methods[f"{PEER} {peer}, K = {K}, {rows}"] = NumPyroDAIS(
+            Y,
+            ours.model,
+            num_steps=K,
+            learning_rate=LEARNING_RATE,
+            batch_size=batch_size,
+            guide="semi" if batch_size else "full",
+        )
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
+    with tqdm(total=num_steps * len(methods), desc=f"annealed_peers, seed {seed}", unit="step") as bar:
+        for done in range(0, num_steps, block):
+            for name, method in methods.items():
+                steps = min(block, num_steps - done)
+                seconds[name] += method.train(steps, seed=seed * num_steps + done)
+                bar.update(steps)
+    settings: Settings = {
+        "Q": LATENT_DIM,
+        "M": NUM_INDUCING,
+        "steps": num_steps,
+        "optimiser": f"Adam, rate {LEARNING_RATE:g}",
+        "dtype": "float64",
+    }
+    for name, method in methods.items():
+        values = {
+            "negative bound [nats/row]": method.negative_bound(num_evaluations=32),
+            "reconstruction MSE": (method.predict() - Y).square().mean().item(),
+            "step [ms]": 1e3 * statistics.median(seconds[name]),
+            "compile [s]": method.compile_seconds,
+        }
+        for metric, value in values.items():
+            yield Measurement("oilflow", name, metric, value, sum(seconds[name]), settings)

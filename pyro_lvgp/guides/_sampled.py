@@ -1,0 +1,77 @@
+"""What guides can do whose posterior is known by its draws only."""
+
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.infer.autoguide import AutoGuide
+from pyro.poutine import Trace
+from torch import Tensor
+
+from pyro_lvgp.seeding import seeded
+
+
+class SampledGuide(AutoGuide):
+    """Base of guides without closed-form marginals.
+
+    You implement ``forward``.  You get ``sample_posterior``, ``median`` and ``quantiles``.
+    """
+
+    prototype_trace: Any
+
+    def sample_posterior(
+        self, num_samples: int, *args, chunk_size: int = 100, vectorize: bool = True, **kwargs
+    ) -> dict[str, Tensor]:
+        """Draws of all sites, along a new first dimension.
+
+        :param num_samples: how many.
+        :param args: arguments of the model: a chain needs the data.
+        :param chunk_size: how many at once.
+        :param vectorize: False draws one by one, for models that do not broadcast over dimensions left of their plates.
+        """
+        with torch.no_grad(), poutine.block():
+            if not vectorize:
+                draws = [self(*args, **kwargs) for _ in range(num_samples)]
+                return {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
+            dim = -1 - _nesting(poutine.trace(self.model).get_trace(*args, **kwargs))
+            chunks = []
+            for chunk in torch.arange(num_samples).split(chunk_size):
+                with pyro.plate("_pyro_lvgp_draws", len(chunk), dim=dim):
+                    chunks.append(self(*args, **kwargs))
+        sites = dict(self.prototype_trace.iter_stochastic_nodes())
+        ranks = {name: len(site["fn"].batch_shape) + site["fn"].event_dim for name, site in sites.items()}
+        return {
+            name: torch.cat([x.reshape(len(x), *x.shape[x.dim() - rank :]) for x in (c[name] for c in chunks)])
+            for name, rank in ranks.items()
+        }
+
+    def median(self, *args, num_samples: int = 100, seed: int | None = 0, **kwargs) -> dict[str, Tensor]:
+        """Posterior medians by site, of draws.
+
+        :param args: arguments of the model: a chain needs the data.
+        :param num_samples: number of draws.
+        :param seed: of the draws; None draws from the global state.
+        """
+        medians = self.quantiles([0.5], *args, num_samples=num_samples, seed=seed, **kwargs)
+        return {name: value[0] for name, value in medians.items()}
+
+    def quantiles(
+        self, quantiles: list[float] | Tensor, *args, num_samples: int = 100, seed: int | None = 0, **kwargs
+    ) -> dict[str, Tensor]:
+        """Marginal posterior quantiles by site along a new first dimension, of draws.
+
+        :param quantiles: probabilities between 0 and 1.
+        :param args: arguments of the model: a chain needs the data.
+        :param num_samples: number of draws.
+        :param seed: of the draws; None draws from the global state.
+        """
+        with seeded(seed):
+            draws = self.sample_posterior(num_samples, *args, **kwargs)
+        return {name: x.quantile(torch.as_tensor(quantiles).to(x), dim=0) for name, x in draws.items()}
+
+
+def _nesting(trace: Trace) -> int:
+    """How many dimensions the plates of a trace take."""
+    frames = [frame for site in trace.nodes.values() if site["type"] == "sample" for frame in site["cond_indep_stack"]]
+    return max((-frame.dim for frame in frames if frame.dim is not None), default=0)
