@@ -16,6 +16,7 @@ from torch import Tensor
 Coordinates = tuple[Tensor, ...]
 Score = Callable[[Coordinates], Coordinates]
 Dynamics = Literal["overdamped", "underdamped"]
+Schedule = Literal["learned", "linear", "sigmoid"] | float
 Transition = Callable[["State", Coordinates, Tensor, Coordinates], "State"]
 
 
@@ -64,6 +65,25 @@ def sigmoid_schedule(num_steps: int, sharpness: float = 4.0) -> Float[Tensor, " 
     """
     grid = torch.sigmoid(sharpness * torch.linspace(-1.0, 1.0, num_steps + 1))
     return increasing_schedule(grid.diff())
+
+
+def fixed_schedule(schedule: Schedule, num_steps: int) -> Float[Tensor, " K"] | None:
+    """β_1 … β_K by name or power; None if they are learned.
+
+    :raises ValueError: if there is no such schedule.
+
+    >>> fixed_schedule("linear", 4)
+    tensor([0.2500, 0.5000, 0.7500, 1.0000])
+    """
+    if schedule == "learned":
+        return None
+    if schedule == "linear":
+        return power_schedule(num_steps, 1.0)
+    if schedule == "sigmoid":
+        return sigmoid_schedule(num_steps)
+    if isinstance(schedule, float | int) and schedule > 0:
+        return power_schedule(num_steps, float(schedule))
+    raise ValueError(f'expected schedule "learned", "linear", "sigmoid" or a positive power, got {schedule!r}')
 
 
 def overdamped_step(

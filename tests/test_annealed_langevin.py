@@ -379,8 +379,40 @@ def test_globals_are_not_annealed_under_subsampling():
     y, idx = torch.randn(10), torch.tensor([1, 2])
     guide = AutoAnnealedLangevin(regression, num_steps=2)
     assert guide(y)["slope"].shape == ()
-    with pytest.raises(ValueError, match=r"plate 'data' is subsampled(.|\n)*local_plate=(.|\n)*surrogate_model"):
+    with pytest.raises(ValueError, match=r"plate 'data', which (.|\n)*is subsampled(.|\n)*local_plate=(.|\n)*surrogate_model"):
         guide(y[idx], idx)
+
+
+def test_locals_are_not_annealed_while_a_plate_in_their_score_is_subsampled():
+    def model(y, columns=None):
+        with pyro.plate("data", 4, dim=-1):
+            x = pyro.sample("x", dist.Normal(0.0, 1.0))
+            with pyro.plate("columns", 10, subsample=columns, dim=-2):
+                pyro.sample("y", dist.Normal(x, 1.0), obs=y if columns is None else y[columns])
+
+    y = torch.randn(10, 4)
+    guide = AutoAnnealedLangevin(model, local_plate="data", num_steps=2)
+    assert guide(y)["x"].shape == (4,)
+    with pytest.raises(ValueError, match="plate 'columns', which their score sums over, is subsampled"):
+        guide(y, torch.tensor([1, 2]))
+
+
+def test_a_global_guide_may_be_a_function_that_returns_nothing():
+    def model(y):
+        scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        with pyro.plate("data", 3):
+            x = pyro.sample("x", dist.Normal(0.0, scale))
+            pyro.sample("y", dist.Normal(x, 1.0), obs=y)
+
+    def global_guide(y):
+        pyro.sample("scale", dist.LogNormal(pyro.param("loc", torch.tensor(0.3)), 0.1))
+
+    y = torch.randn(3)
+    guide = AutoAnnealedLangevin(model, local_plate="data", num_steps=2, global_guide=global_guide)
+    draws = guide.sample_posterior(200, y)
+    assert draws["scale"].shape == (200,)
+    assert draws["x"].shape == (200, 3)
+    assert abs(draws["scale"].log().mean() - 0.3) < 0.03
 
 
 def test_a_surrogate_makes_annealed_globals_right_under_subsampling():

@@ -417,7 +417,7 @@ def test_mini_batch_is_drawn_as_if_it_were_all_data(guide_id, model_id):
 @pairs_where(lambda entry, model: not entry.mini_batches and model != "global")
 def test_mini_batches_refused(guide_id, model_id):
     problem, guide = start(guide_id, model_id)
-    with pytest.raises(ValueError, match="while plate 'data' is subsampled"):
+    with pytest.raises(ValueError, match="while plate 'data', which their score sums over, is subsampled"):
         guide(*problem.batch(torch.tensor([3, 1])))
 
 

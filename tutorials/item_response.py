@@ -231,7 +231,8 @@ def draw_posteriors(verdicts: dict[str, Verdict], answers: Tensor) -> plt.Figure
                 normal = dist.MultivariateNormal(draws.mean(0), draws.T.cov()).log_prob(GRID)
                 relative = (normal - normal.max()).exp()  # 1 − mass inside
                 ax.contour(AXIS, AXIS, relative.view(len(AXIS), -1).T, [0.05, 0.5], colors=COLOURS[name])
-            text = f"gap {verdict.gap[n]:.2f} nats\nP(reading weaker)\n{verdict.guessed[n]:.2f}, exact {verdict.exact[n]:.2f}"
+            text = f"gap {verdict.gap[n]:.2f} nats\nP(reading weaker) = {verdict.guessed[n]:.2f}\n"
+            text += f"weighted {verdict.weighted[n]:.2f}, exact {verdict.exact[n]:.2f}"
             ax.text(0.97, 0.97, text, transform=ax.transAxes, ha="right", va="top", fontsize="small")
             ax.set(xlim=(-3.6, 3.2), ylim=(-3.6, 3.2), aspect="equal")
             if name == AUTO_NORMAL:
@@ -249,8 +250,7 @@ def draw_scores(trees: dict[str, Any], answers: Tensor) -> plt.Figure:
     """Numbers of persons by total score: observed, and replicated with 90 % intervals."""
     scores = np.arange(NUM_ITEMS + 1)
     figure, ax = plt.subplots(figsize=(7.0, 3.4), layout="constrained")
-    observed = np.bincount(answers.sum(1).long(), minlength=len(scores))
-    ax.bar(scores, observed, color="#DDDDDD", width=0.9, label="observed")
+    ax.bar(scores, np.bincount(answers.sum(1).long(), minlength=len(scores)), color="#DDDDDD", width=0.9, label="observed")
     for shift, (name, tree) in zip((-0.15, 0.15), trees.items(), strict=True):
         totals = tree.posterior_predictive["answers"].sum("item").values[0].astype(int)
         counts = np.stack([np.bincount(total, minlength=len(scores)) for total in totals])

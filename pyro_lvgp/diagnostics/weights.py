@@ -37,6 +37,7 @@ def log_weights(
     :param local_plate: the plate over data; by default the guide's ``local_plate`` or the model's, if there is one.
     :param seed: of the draws; None draws from the global state.
 
+    >>> import pyro
     >>> import pyro.distributions as dist
     >>> from pyro_lvgp.guides import MeanFieldGuide
     >>> def model(y):
@@ -46,7 +47,7 @@ def log_weights(
     >>> log_weights(model, MeanFieldGuide(model), torch.zeros(4), num_samples=10, local_plate="data").shape
     torch.Size([10, 4])
     """
-    plate = local_plate or getattr(guide, "local_plate", None) or getattr(model, "local_plate", None)
+    plate = local_plate or getattr(guide, "local_plate", getattr(model, "local_plate", None))
     if plate is None:
         options: Any = {"chunk_size": 1000, "predict": False, "log_likelihood": False}
         draws = sample_traces(model, guide, *args, num_samples=num_samples, seed=seed, **options, **kwargs)
@@ -133,6 +134,7 @@ def bound_sandwich(
 
     Source: Grosse, Ghahramani and Adams (2015), "Sandwiching the marginal likelihood using bidirectional Monte Carlo".
 
+    >>> import pyro
     >>> import pyro.distributions as dist
     >>> def model(y):
     ...     with pyro.plate("data", 3):

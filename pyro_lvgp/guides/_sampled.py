@@ -5,6 +5,7 @@ from typing import Any
 import pyro
 import torch
 from pyro import poutine
+from pyro.distributions.transforms import biject_to
 from pyro.infer.autoguide import AutoGuide
 from pyro.poutine import Trace
 from torch import Tensor
@@ -32,19 +33,24 @@ class SampledGuide(AutoGuide):
         """
         with torch.no_grad(), poutine.block():
             if not vectorize:
-                draws = [self(*args, **kwargs) for _ in range(num_samples)]
+                draws = [self._latents(args, kwargs) for _ in range(num_samples)]
                 return {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
             dim = -1 - _nesting(poutine.trace(self.model).get_trace(*args, **kwargs))
             chunks = []
             for chunk in torch.arange(num_samples).split(chunk_size):
                 with pyro.plate("_pyro_lvgp_draws", len(chunk), dim=dim):
-                    chunks.append(self(*args, **kwargs))
+                    chunks.append(self._latents(args, kwargs))
         sites = dict(self.prototype_trace.iter_stochastic_nodes())
         ranks = {name: len(site["fn"].batch_shape) + site["fn"].event_dim for name, site in sites.items()}
         return {
             name: torch.cat([x.reshape(len(x), *x.shape[x.dim() - rank :]) for x in (c[name] for c in chunks)])
             for name, rank in ranks.items()
         }
+
+    def _latents(self, args: tuple, kwargs: dict) -> dict[str, Tensor]:
+        """One draw of every site, those of parts too that return nothing."""
+        sites: Any = poutine.trace(self).get_trace(*args, **kwargs).nodes
+        return {name: sites[name]["value"] for name, _ in self.prototype_trace.iter_stochastic_nodes()}
 
     def median(self, *args, num_samples: int = 100, seed: int | None = 0, **kwargs) -> dict[str, Tensor]:
         """Posterior medians by site, of draws.
@@ -59,7 +65,7 @@ class SampledGuide(AutoGuide):
     def quantiles(
         self, quantiles: list[float] | Tensor, *args, num_samples: int = 100, seed: int | None = 0, **kwargs
     ) -> dict[str, Tensor]:
-        """Marginal posterior quantiles by site along a new first dimension, of draws.
+        """Marginal posterior quantiles by site along a new first dimension, of draws in unconstrained space.
 
         :param quantiles: probabilities between 0 and 1.
         :param args: arguments of the model: a chain needs the data.
@@ -68,7 +74,11 @@ class SampledGuide(AutoGuide):
         """
         with seeded(seed):
             draws = self.sample_posterior(num_samples, *args, **kwargs)
-        return {name: x.quantile(torch.as_tensor(quantiles).to(x), dim=0) for name, x in draws.items()}
+        transforms = {name: biject_to(self.prototype_trace.nodes[name]["fn"].support) for name in draws}
+        return {
+            name: transforms[name](transforms[name].inv(x).quantile(torch.as_tensor(quantiles).to(x), dim=0))
+            for name, x in draws.items()
+        }
 
 
 def _nesting(trace: Trace) -> int:

@@ -99,6 +99,15 @@ def read_statistics(model: HasLogJoint, drawn: Trace, integrate: bool, args: tup
         return poutine.replay(statistics, drawn)(*args, **kwargs)
 
 
+def replayable(drawn: Trace) -> Trace:
+    """The sites drawn, conditioned ones too, for replay."""
+    trace = Trace()
+    for name, site in drawn.nodes.items():
+        if site["type"] == "sample":
+            trace.add_node(name, **{**site, "is_observed": False})
+    return trace
+
+
 @dataclass(frozen=True)
 class TracedScore:
     """∇ log p by tracing any Pyro model once for each evaluation.
@@ -149,16 +158,14 @@ class TracedScore:
             scale = scale * frame.size / (frame.full_size or frame.size)
         elif self.local_plate is not None:
             return torch.zeros(())  # the same for every position of a local chain
-        elif any(frame.full_size not in (None, frame.size) for frame in frames.values()):
-            raise ValueError(SUBSAMPLED.format(next(f.name for f in frames.values() if f.full_size not in (None, f.size))))
+        for frame in frames.values():
+            if frame.name != self.local_plate and frame.full_size not in (None, frame.size):
+                raise ValueError(
+                    f"sites cannot be annealed while plate {frame.name!r}, which their score sums over, is subsampled: the "
+                    "score of a mini-batch is noise that the weight does not account for. Anneal sites inside that plate only "
+                    "(local_plate=<its name>), pass a surrogate_model that does not depend on the mini-batch, or use all data"
+                )
         return scale_and_mask(site["fn"].log_prob(site["value"]), scale, site["mask"]).sum()
-
-
-SUBSAMPLED = (
-    "sites outside of plates cannot be annealed while plate {!r} is subsampled: the score of a mini-batch is noise that the "
-    "weight does not account for. Anneal the sites of that plate only (local_plate=<its name>), pass a surrogate_model that "
-    "does not depend on the mini-batch, or use all data"
-)
 
 
 def _hidden_sites() -> Messenger:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import pyro
 import pyro.distributions as dist
@@ -16,10 +16,11 @@ from pyro.infer.autoguide import AutoCallable, AutoGuide
 from pyro.infer.autoguide.utils import deep_setattr
 from pyro.nn import PyroModule, PyroParam
 from pyro.poutine import Trace
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from pyro_lvgp import annealing
-from pyro_lvgp.annealing import STEPS, Coordinates, Dynamics, Score, State, Transition
+from pyro_lvgp.annealing import STEPS, Coordinates, Dynamics, Schedule, Score, State, Transition
 from pyro_lvgp.distributions import PathDelta
 from pyro_lvgp.guides._sampled import SampledGuide
 from pyro_lvgp.guides._targets import (
@@ -30,11 +31,10 @@ from pyro_lvgp.guides._targets import (
     compiled_step,
     pure_score,
     read_statistics,
+    replayable,
 )
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
 from pyro_lvgp.integration import is_integrating
-
-Schedule = Literal["learned", "linear", "sigmoid"] | float
 
 
 class AutoAnnealedLangevin(SampledGuide):
@@ -70,7 +70,8 @@ class AutoAnnealedLangevin(SampledGuide):
     :param differentiate_score: differentiate through the scores; False is cheaper, and its gradient biased.
     :param base_guide: a :class:`MeanFieldGuide` of the model, whose Gaussians the chains start from: diagonal, with full
         covariances, or amortised.  By default ``MeanFieldGuide(model)``.
-    :param global_guide: a guide for the sites that are not annealed; by default those of the base guide.
+    :param global_guide: a guide for the sites that are not annealed; by default those of the base guide.  A plain function
+        takes plates that the annealed sites share from ``guide.plates``.
     :param surrogate_model: a model of the same sites that the chain climbs instead; the bound remains that of ``model``.
     :param compile: compile a transition with ``torch.compile``, for models with ``log_joint``: some 20 seconds on first use,
         however many transitions.
@@ -124,13 +125,14 @@ class AutoAnnealedLangevin(SampledGuide):
             raise ValueError(f"expected 0 < step_size < max_step_size, got {step_size} and {max_step_size}")
         if not 0 < damping < 1:
             raise ValueError(f"expected damping between 0 and 1, got {damping}")
-        _fixed_schedule(schedule, num_steps)
+        annealing.fixed_schedule(schedule, num_steps)
         base_guide = base_guide or MeanFieldGuide(model, create_plates=create_plates)
         create_plates = create_plates or base_guide.create_plates
         super().__init__(model, create_plates=create_plates)
         self.num_steps, self.dynamics, self.differentiate_score = num_steps, dynamics, differentiate_score
-        self.local_plate = local_plate
-        self._requested = sites
+        self.local_plate: str | None = local_plate or getattr(model, "local_plate", None)
+        self._requested, self._requested_plate = sites, local_plate
+        self.annealed: tuple[str, ...] = ()
         self._schedule, self._step_size, self._learn, self._max = schedule, step_size, learn_step_size, max_step_size
         self._damping = damping
         self._surrogate = (surrogate_model,)  # in a tuple, as Pyro keeps the model: not a submodule
@@ -158,7 +160,7 @@ class AutoAnnealedLangevin(SampledGuide):
         self.base_guide._setup_prototype(*args, **kwargs)
         latents = dict(self.prototype_trace.iter_stochastic_nodes())
         frames = {name: [f.name for f in site["cond_indep_stack"]] for name, site in latents.items()}
-        plate = self.local_plate or getattr(self.model, "local_plate", None)
+        plate = self.local_plate
         names = self._requested
         if names is None:
             names = [name for name in latents if plate is None or plate in frames[name]]
@@ -167,31 +169,30 @@ class AutoAnnealedLangevin(SampledGuide):
                 f"expected latent sites to anneal, among {sorted(latents)}, got {sorted(names)} for plate {plate!r}; pass "
                 "local_plate=<the plate over data> or sites=[...]"
             )
-        if not all(plate in frames[name] for name in names):
-            if self.local_plate is not None:
+        if plate is not None and not all(plate in frames[name] for name in names):
+            if self._requested_plate is not None:
                 raise ValueError(
                     f"expected sites in plate {plate!r}, got {sorted(names)}; leave local_plate out to anneal sites inside "
                     "and outside of a plate jointly"
                 )
-            plate = None
-        self.local_plate = plate
-        self.annealed = tuple(names)
-        self._others = tuple(name for name in self.base_guide.coordinates if name not in self.annealed)
-        self._whitened = Whitened(tuple((name, self.base_guide.coordinates[name]) for name in self.annealed))
+            self.local_plate = None
+        self._others = tuple(name for name in self.base_guide.coordinates if name not in names)
+        self._whitened = Whitened(tuple((name, self.base_guide.coordinates[name]) for name in names))
         offers = isinstance(self.model, HasLogJoint) and self.model.local_sites == set(names)
         self._pure = offers and self._surrogate[0] is None
         if self._compile and not self._pure:
             raise ValueError(f"compile=True anneals the sites of the model's log_joint, got {sorted(names)}; see sites=")
         self._add_parameters(args)
+        self.annealed = tuple(names)
 
     def _add_parameters(self, args: tuple) -> None:
         self.step_sizes = PyroModule()
         for name, site in self._whitened.sites:
             loc = self.base_guide.loc_and_scale(name, args)[0].detach()
             size = loc.new_full((self.num_steps, *loc.shape[loc.dim() - site.event_dim :]), self._step_size)
-            parameter = PyroParam(size, constraints.interval(0.0, self._max)) if self._learn else size
-            deep_setattr(self.step_sizes, name, parameter)
-        beta = _fixed_schedule(self._schedule, self.num_steps)
+            learned = PyroParam(size, constraints.interval(0.0, self._max))
+            deep_setattr(self.step_sizes, name, learned if self._learn else nn.Buffer(size))
+        beta = annealing.fixed_schedule(self._schedule, self.num_steps)
         if beta is None:
             self.increments = PyroParam(loc.new_ones(self.num_steps), constraints.positive)
         else:
@@ -217,7 +218,8 @@ class AutoAnnealedLangevin(SampledGuide):
         # Chains need gradients, also where Pyro or the user has switched them off.
         differentiable = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.set_grad_enabled(differentiable):
-            if self.prototype_trace is None:
+            args, kwargs = tree_map(_outside_inference_mode, (args, kwargs))
+            if not self.annealed:
                 self._setup_prototype(*args, **kwargs)
             with poutine.trace() as drawn:
                 self._create_plates(*args, **kwargs)
@@ -232,7 +234,7 @@ class AutoAnnealedLangevin(SampledGuide):
                     site.to_white(site.unconstrain(end[name]), *base).expand_as(z)
                     for (name, site), base, z in zip(whitened, bases, noise, strict=True)
                 )
-            state = self._run(start, bases, _latents(drawn.trace), end is not None, args, kwargs)
+            state = self._run(start, bases, replayable(drawn.trace), end is not None, args, kwargs)
             base_z, last_z = (start, state.z) if end is None else (state.z, start)
             sign = 1.0 if end is None else -1.0
             for (name, site), base, z_0, z_K, log_ratio in zip(whitened, bases, base_z, last_z, state.log_ratio, strict=True):
@@ -292,30 +294,12 @@ class AutoAnnealedLangevin(SampledGuide):
         return score, step
 
     def __getstate__(self):
-        self._surrogate, self._compiled = (None,), None
-        return super().__getstate__()
+        return PyroModule.__getstate__(self) | {"_model": None, "master": None, "_surrogate": (None,), "_compiled": None}
+
+
+def _outside_inference_mode(value: Any) -> Any:
+    """Autograd does not take tensors made in inference mode, only their clones."""
+    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
 _LOG_2PI = math.log(2.0 * math.pi)
-
-
-def _fixed_schedule(schedule: Schedule, num_steps: int) -> Tensor | None:
-    """β_1 … β_K, unless it is learned."""
-    if schedule == "learned":
-        return None
-    if schedule == "linear":
-        return annealing.power_schedule(num_steps, 1.0)
-    if schedule == "sigmoid":
-        return annealing.sigmoid_schedule(num_steps)
-    if isinstance(schedule, float | int) and schedule > 0:
-        return annealing.power_schedule(num_steps, float(schedule))
-    raise ValueError(f'expected schedule "learned", "linear", "sigmoid" or a positive power, got {schedule!r}')
-
-
-def _latents(drawn: Trace) -> Trace:
-    """The sites drawn, conditioned ones too, for replay."""
-    trace = Trace()
-    for name, site in drawn.nodes.items():
-        if site["type"] == "sample":
-            trace.add_node(name, **{**site, "is_observed": False})
-    return trace

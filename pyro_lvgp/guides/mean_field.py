@@ -16,6 +16,8 @@ from pyro.infer.autoguide.initialization import InitMessenger, init_to_median
 from pyro.infer.autoguide.utils import deep_setattr, helpful_support_errors
 from pyro.nn import PyroModule, PyroParam
 from pyro.ops.tensor_utils import periodic_repeat
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 
 from pyro_lvgp.guides._coordinates import Covariance, SiteCoordinates
@@ -79,7 +81,10 @@ class MeanFieldGuide(AutoGuide):
                 raise ValueError(f'expected covariance["{site}"] to be "diagonal" or "full", got {kind!r}')
         default: Callable[[dict], Tensor] = getattr(model, "init_loc_fn", init_to_median)
         initial = _FullInitialValues(default if init_loc_fn is None else init_loc_fn)
-        super().__init__(InitMessenger(initial)(model), create_plates=create_plates or getattr(model, "create_plates", None))
+        given = _GivenSubsamples()
+        prototype = InitMessenger(initial)(given(model))
+        super().__init__(prototype, create_plates=create_plates or getattr(model, "create_plates", None))
+        self._given_subsamples = given
         self._initial = initial
         self._requested = dict(covariance or {})
         self._init_scale = init_scale
@@ -113,7 +118,7 @@ class MeanFieldGuide(AutoGuide):
                 raise ValueError(f"expected the name of a latent site, one of {sorted(sites)}, got {name!r}")
         create_plates = self.create_plates if self.master is None else self.master().create_plates
         for frame in self._prototype_frames.values():
-            explicit = frame.full_size not in (None, frame.size) and frame.name not in self.prototype_trace
+            explicit = frame.full_size not in (None, frame.size) and frame.name in self._given_subsamples.names
             if explicit and create_plates is None:
                 raise ValueError(
                     f"plate {frame.name!r} is subsampled by an index ({frame.size} of {frame.full_size}) that the guide "
@@ -140,6 +145,10 @@ class MeanFieldGuide(AutoGuide):
         else:
             parameter = PyroParam(torch.full_like(loc, self._init_scale), constraints.positive, event_dim)
         deep_setattr(self.scales, name, parameter)
+
+    def __getstate__(self):
+        # Pyro's own takes the model from the guide itself, not only from its copy.
+        return PyroModule.__getstate__(self) | {"_model": None, "master": None}
 
     def loc_and_scale(self, name: str, args: tuple) -> tuple[Tensor, Tensor]:
         """Parameters of a site in unconstrained space: of the whole plate, or in a plate's context of the rows in it.
@@ -206,6 +215,18 @@ class MeanFieldGuide(AutoGuide):
             transform = self.coordinates[name].transform
             result[name] = values if transform is None else transform(values)
         return result
+
+
+class _GivenSubsamples(Messenger):
+    """Names of the plates that the model subsamples by an index of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.names: set[str] = set()
+
+    def _pyro_sample(self, msg):
+        if site_is_subsample(msg) and msg["value"] is not None:
+            self.names.add(msg["name"])
 
 
 class _FullInitialValues:
