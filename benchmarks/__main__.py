@@ -12,7 +12,7 @@ from types import ModuleType
 import torch
 
 import benchmarks
-from benchmarks.report import aggregate, environment, to_markdown, write_json
+from benchmarks.report import Measurement, aggregate, environment, to_markdown, write_json
 
 
 def find_benchmarks() -> dict[str, ModuleType]:
@@ -63,10 +63,15 @@ def main(argv: Sequence[str] | None = None, known: Mapping[str, ModuleType] | No
     options = {"quick": args.quick, "seeds": seeds} | ({} if args.only is None else {"only": args.only})
     torch.set_num_threads(benchmark.NUM_THREADS)
     print(f"    python -m benchmarks {shlex.join(argv)}\n\n{environment()}\n", flush=True)
-    rows = [*aggregate(benchmark.run(**options)), *benchmark.PUBLISHED]
-    print(f"{to_markdown(rows)}\n\n{benchmark.NOTES}")
-    if args.json is not None:
-        write_json(rows, args.json)
+    measurements: list[Measurement] = []
+    try:
+        for measurement in benchmark.run(**options):
+            measurements.append(measurement)
+    finally:  # what was measured before an error or Ctrl-C is not lost
+        rows = [*aggregate(measurements), *benchmark.PUBLISHED]
+        print(f"{to_markdown(rows)}\n\n{benchmark.NOTES}")
+        if args.json is not None:
+            write_json(rows, args.json)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 Settings = dict[str, str | int | float]
@@ -74,7 +75,7 @@ def aggregate(measurements: Iterable[Measurement]) -> list[Row]:
                 "give a method with other settings another name"
             )
         values = [m.value for m in group]
-        sd = statistics.stdev(values) if len(values) > 1 else None
+        sd = float(np.std(values, ddof=1)) if len(values) > 1 else None  # NaN stays NaN
         seconds = statistics.mean(m.seconds for m in group)
         rows.append(Row(*key, statistics.mean(values), sd, len(values), seconds, group[0].settings))
     return rows
@@ -108,7 +109,10 @@ def _table(rows: Sequence[Row]) -> str:
         row = by_method[method]
         seconds = "–" if row.seconds is None else f"{row.seconds:.1f}"
         lines.append([method, *(cells.get((method, metric), "–") for metric in metrics), seconds, str(row.seeds)])
-    settings = [f"- {name}: " + ", ".join(f"{k} = {v}" for k, v in by_method[name].settings.items()) for name in methods]
+    told: dict[str, list[str]] = {}
+    for name in methods:
+        told.setdefault(", ".join(f"{k} = {v}" for k, v in by_method[name].settings.items()), []).append(name)
+    settings = [f"- {'all' if len(told) == 1 else '; '.join(names)}: {text}" for text, names in told.items()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n\n" + "\n".join(settings)
 
 

@@ -234,7 +234,7 @@ def draw_posteriors(verdicts: dict[str, Verdict], answers: Tensor) -> plt.Figure
             text = f"gap {verdict.gap[n]:.2f} nats\nP(reading weaker) = {verdict.guessed[n]:.2f}\n"
             text += f"weighted {verdict.weighted[n]:.2f}, exact {verdict.exact[n]:.2f}"
             ax.text(0.97, 0.97, text, transform=ax.transAxes, ha="right", va="top", fontsize="small")
-            ax.set(xlim=(-3.6, 3.2), ylim=(-3.6, 3.2), aspect="equal")
+            ax.set(xlim=(-3.8, 3.8), ylim=(-3.6, 4.0), aspect="equal")
             if name == AUTO_NORMAL:
                 ax.set_title(f"{label}\n{int(answers[n].sum())} of {NUM_ITEMS} right", fontsize="medium")
     return figure
