@@ -36,7 +36,7 @@ of AutoDAIS does not follow the hyperparameters."""
 class Ours:
     """Our model under an annealed guide, with a Pyro parameter store to itself."""
 
-    def __init__(self, Y: Float[Tensor, "N D"], *, num_steps: int, batch_size: int | None, seed: int):
+    def __init__(self, Y: Float[Tensor, "N D"], *, num_steps: int, batch_size: int | None, seed: int, compile: bool):
         self._Y, self._batch_size = Y, batch_size
         self._store: StateDict = {"params": {}, "constraints": {}}
         self._loss = MeanFieldELBO(num_samples=1, max_plate_nesting=1)
@@ -45,7 +45,7 @@ class Ours:
         with pyro.get_param_store().scope(self._store):
             self.model = BayesianGPLVM(len(Y), Y.shape[1], LATENT_DIM, num_inducing=NUM_INDUCING).to(Y.dtype)
             self.model.initialize(Y, seed=seed)
-            self.guide = AutoAnnealedLangevin(self.model, num_steps=num_steps, compile=True)
+            self.guide = AutoAnnealedLangevin(self.model, num_steps=num_steps, compile=compile)
 
     @property
     def compile_seconds(self) -> float:
@@ -88,19 +88,22 @@ def run(*, quick: bool, seeds: int) -> Iterator[Measurement]:
         yield from measure(num_steps=100 if quick else 3000, seed=seed, lengths=(5,) if quick else (5, 10))
 
 
-def measure(*, num_steps: int, seed: int, lengths: tuple[int, ...] = (5, 10), block: int = 250) -> Iterator[Measurement]:
+def measure(
+    *, num_steps: int, seed: int, lengths: tuple[int, ...] = (5, 10), block: int = 250, compile: bool = True
+) -> Iterator[Measurement]:
     """Fit all methods by turns, a block of steps each, and measure them.
 
     :param num_steps: steps of each method.
     :param seed: seed of the start, of mini-batches and of noise.
     :param lengths: numbers K of transitions, of which the first is also used on all rows.
     :param block: steps of a method before the next has its turn.
+    :param compile: compile our transitions.
     """
     Y = standardised()
     methods: dict[str, Ours | NumPyroDAIS] = {}
     for K, batch_size in [*((K, BATCH_SIZE) for K in lengths), (lengths[0], None)]:
         rows = f"{batch_size or 'all'} rows"
-        ours = Ours(Y, num_steps=K, batch_size=batch_size, seed=seed)
+        ours = Ours(Y, num_steps=K, batch_size=batch_size, seed=seed, compile=compile)
         peer = "AutoSemiDAIS" if batch_size else "AutoDAIS"
         methods[f"pyro_lvgp, K = {K}, {rows}"] = ours
         methods[f"{PEER} {peer}, K = {K}, {rows}"] = NumPyroDAIS(

@@ -13,7 +13,7 @@ import torch
 from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
-from pyro_lvgp.annealing import STEPS
+from pyro_lvgp.annealing import STEPS, power_schedule, sigmoid_schedule
 from pyro_lvgp.diagnostics import bound_sandwich, effective_sample_size, log_weights, pareto_k
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
 from pyro_lvgp.infer import ImportanceWeightedELBO, MeanFieldELBO
@@ -542,3 +542,42 @@ def test_pareto_k_finds_the_shape_of_the_tail():
     assert torch.allclose(pareto_k(-k * uniform.log()), k, atol=0.12)
     with pytest.raises(ValueError, match="25 draws or more to fit a tail, got 10"):
         pareto_k(torch.zeros(10))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "beta"),
+    [("linear", power_schedule(4, 1.0)), (2.0, power_schedule(4, 2.0)), ("sigmoid", sigmoid_schedule(4))],
+    ids=["linear", "power", "sigmoid"],
+)
+def test_fixed_schedules_and_step_sizes_are_buffers(schedule, beta):
+    model, Y = small(torch.float32)
+    guide = AutoAnnealedLangevin(model, num_steps=4, schedule=schedule, learn_step_size=False)
+    guide(Y)
+    learned = {name for name, _ in guide.named_parameters()}
+    assert not any("step_sizes" in name or "increments" in name for name in learned)
+    assert torch.equal(guide.beta, beta)
+    buffers = dict(guide.double().named_buffers())
+    assert buffers["beta"].dtype == buffers["step_sizes.X"].dtype == torch.float64
+
+
+def test_learned_schedules_and_step_sizes_are_parameters_within_their_bounds():
+    model, Y = small()
+    guide = AutoAnnealedLangevin(model, num_steps=4, dynamics="underdamped", step_size=0.3, max_step_size=0.5)
+    guide(Y)
+    assert torch.allclose(guide.step_sizes.X, torch.full((4, 2), 0.3))
+    with torch.no_grad():
+        guide.step_sizes.X_unconstrained += 100.0
+    assert guide.step_sizes.X.max() <= 0.5
+    assert torch.equal(guide.increments, torch.ones(4))
+    assert guide.damping.item() == pytest.approx(0.8)
+
+
+def test_draws_reach_prediction_and_new_rows():
+    """What models do with a guide they do with this one."""
+    model, Y = small()
+    guide = AutoAnnealedLangevin(model, num_steps=3)
+    guide(Y)
+    assert model.reconstruct(guide, Y, num_samples=4).mean.shape == (8, 3)
+    filled = model.impute(guide, Y, num_samples=4).mean
+    assert torch.equal(filled[~torch.isnan(Y)], Y[~torch.isnan(Y)])
+    assert model.infer_latents(guide, Y[:2], num_steps=5).mean.shape == (2, 2)

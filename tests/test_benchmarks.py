@@ -37,11 +37,13 @@ def fake():
 def test_list_names_every_benchmark_with_its_first_line(capsys):
     main(["--list"])
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["oilflow"]
-    assert lines[0].endswith(oilflow.__doc__.splitlines()[0])
+    assert [line.split()[0] for line in lines] == ["annealed", "annealed_peers", "oilflow"]
+    assert lines[-1].endswith(oilflow.__doc__.splitlines()[0])
 
 
-@pytest.mark.parametrize("argv", [["nosuch"], [], ["fake", "--seeds", "0"], ["fake", "--json", "no/such/folder/x.json"]])
+@pytest.mark.parametrize(
+    "argv", [["nosuch"], [], ["fake", "--seeds", "0"], ["fake", "--json", "no/such/folder/x.json"], ["fake", "--only", "toy"]]
+)
 def test_bad_arguments_exit_with_2_before_anything_runs(fake, argv, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(argv, fake)
@@ -78,6 +80,40 @@ def test_output_has_command_environment_table_and_notes(fake, capsys):
     assert "| published, Table 1 | 0.5 | – | – | 1 |" in out
     assert "- ours: steps = 9" in out
     assert out.endswith("Read with care.\n")
+
+
+def test_a_part_is_run_alone(fake, capsys):
+    whole = fake["fake"].run
+    fake["fake"].TASKS = {"toy": None, "other": None}
+    fake["fake"].run = lambda *, quick, seeds, only: whole(quick=quick, seeds=seeds) if only == "toy" else 1 / 0
+    main(["fake", "--only", "toy"], fake)
+    assert "| ours | 1 ± 1 | 7 ± 0 | 3.0 | 3 |" in capsys.readouterr().out
+
+
+def test_what_was_measured_before_an_error_is_not_lost(fake, capsys, tmp_path):
+    whole = fake["fake"].run
+
+    def run(*, quick, seeds):
+        yield from whole(quick=quick, seeds=seeds)
+        raise KeyboardInterrupt
+
+    fake["fake"].run = run
+    with pytest.raises(KeyboardInterrupt):
+        main(["fake", "--json", str(tmp_path / "rows.json")], fake)
+    assert "| ours | 1 ± 1 | 7 ± 0 | 3.0 | 3 |" in capsys.readouterr().out
+    assert len(json.loads((tmp_path / "rows.json").read_text())) == 3
+
+
+def test_methods_with_the_same_settings_share_a_line():
+    rows = aggregate(Measurement("toy", name, "error", 1.0, 2.0, {"steps": 3}) for name in ("one", "two"))
+    assert to_markdown(rows).endswith("- all: steps = 3")
+    other = aggregate([Measurement("toy", "three", "error", 1.0, 2.0, {"steps": 4})])
+    assert to_markdown([*rows, *other]).endswith("- one; two: steps = 3\n- three: steps = 4")
+
+
+def test_nan_is_shown_not_hidden():
+    rows = aggregate(Measurement("toy", "ours", "error", value, 2.0, {}) for value in (1.0, float("nan")))
+    assert "| nan ± nan |" in to_markdown(rows)
 
 
 def test_markdown_has_a_table_for_each_dataset():
