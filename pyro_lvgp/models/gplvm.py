@@ -42,13 +42,15 @@ class _Shared(NamedTuple):
 class Statistics(NamedTuple):
     """What :meth:`BayesianGPLVM.log_joint` needs besides the latents.
 
-    :param likelihood: its Gaussian form, or the data and which of them are observed.
+    :param Luu_inv: L_uu⁻¹.
+    :param likelihood: its quadratic form, or the data and which of them are observed.
+    :param score: what the closed form of the gradient needs, where there is one.
     """
 
     shared: _Shared
     Luu_inv: Float[Tensor, "*batch M M"]
     likelihood: Quadratic | tuple[Float[Tensor, "B D"], Bool[Tensor, "B D"]]
-    score: RBFScore | None
+    score: RBFScore | None = None
 
 
 class BayesianGPLVM(LatentVariableModel):
@@ -148,7 +150,7 @@ class BayesianGPLVM(LatentVariableModel):
     @property
     def _is_quadratic(self) -> bool:
         """Whether the likelihood of a row is a quadratic form, whose cost does not grow with D."""
-        return isinstance(self.likelihood, Gaussian) and self.likelihood_term == "svgp"
+        return type(self.likelihood) is Gaussian and self.likelihood_term == "svgp"
 
     def _read_shared(self) -> _Shared:
         inducing_points, kernel = self.inducing_points, self.kernel.theta()
@@ -180,21 +182,23 @@ class BayesianGPLVM(LatentVariableModel):
         """
         observed = self._observed(y, idx)
         with self._pyro_context:
-            return self._statistics(y, observed, self._read_shared())
+            shared = self._read_shared()
+        statistics = self._statistics(y, observed, shared)
+        if isinstance(statistics.likelihood, Quadratic) and type(self.kernel) is RBF and self.kernel.active_dims is None:
+            score = rbf_score(statistics.likelihood, statistics.Luu_inv, shared.inducing_points, *shared.kernel)
+            return statistics._replace(score=score)
+        return statistics
 
     def _statistics(self, y: Tensor, observed: Tensor, shared: _Shared) -> Statistics:
         identity = torch.eye(self.num_inducing, dtype=shared.Luu.dtype, device=shared.Luu.device)
         Luu_inv = solve_lower(shared.Luu, identity)
         if not self._is_quadratic:
-            return Statistics(shared, Luu_inv, (torch.nan_to_num(y), observed), None)
+            return Statistics(shared, Luu_inv, (torch.nan_to_num(y), observed))
         assert shared.likelihood is not None
         precision = shared.likelihood.reciprocal().expand(*shared.likelihood.shape[:-1], self.data_dim)
         residual = torch.nan_to_num(y) - self.mean
         form = gaussian_quadratic(residual, observed, precision, shared.u.unsqueeze(-3), shared.u_scale_tril)
-        score = None
-        if type(self.kernel) is RBF and self.kernel.active_dims is None:
-            score = rbf_score(form, Luu_inv, shared.inducing_points, *shared.kernel)
-        return Statistics(shared, Luu_inv, form, score)
+        return Statistics(shared, Luu_inv, form)
 
     def log_joint(self, latents: Mapping[str, Tensor], statistics: Statistics) -> Float[Tensor, "*particles B"]:
         r"""``log p(y_n | x_n, u) + log p(x_n)`` of each row: a pure function of tensors, for scores and for compilers.
