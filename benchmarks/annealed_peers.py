@@ -28,9 +28,9 @@ NOTES = """\
 One model, one start, one Adam rate; K transitions for all.  AutoSemiDAIS anneals the latents of the rows in a mini-batch, as
 ours does; AutoDAIS anneals latents and inducing outputs together, on all rows at every step.  Bounds are each library's own:
 both bound the same evidence; NumPyro draws u, ours integrates it out.  Ours has compiled transitions, NumPyro a compiled step;
-"compile" is what the first step takes over the median; torch also finds earlier compilations on the disk.  Blocks of steps alternate between the methods, and each has one core
-at most.  NumPyro's guides are mended in two places, see `benchmarks/peers/numpyro_dais.py`; with what it comes with, the chain
-of AutoDAIS does not follow the hyperparameters."""
+"compile" is what the first step takes over the median, and torch also finds earlier compilations on the disk.  Blocks of
+steps alternate between the methods, and each has one core at most.  NumPyro's guides are mended in two places, see
+`benchmarks/peers/numpyro_dais.py`; with what it comes with, the chain of AutoDAIS does not follow the hyperparameters."""
 
 
 class Ours:

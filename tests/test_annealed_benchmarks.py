@@ -8,6 +8,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
+pytest.importorskip("gpytorch")
 pytest.importorskip("numpyro")
 
 from benchmarks import annealed, annealed_peers, scores
@@ -71,8 +72,8 @@ def test_expected_log_likelihood_and_bound_differ_by_the_divergences(fitted):
         u, L = guide.locs.u, guide.scales.u
         kl += 0.5 * (u.square().sum() + L.square().sum() - u.numel()) - L.diagonal(dim1=-2, dim2=-1).log().sum()
     bound = -scores.negative_bound(MeanFieldELBO(max_plate_nesting=1), model, guide, Y, draws=400)
-    expected = scores.expected_log_likelihood(model, guide, Y, draws=4000)
-    assert bound + kl.item() / 12 == pytest.approx(expected, abs=0.05)
+    expected = scores.expected_log_likelihood(model, guide, Y, draws=1000)
+    assert bound + kl.item() / 12 == pytest.approx(expected, abs=0.1)
 
 
 def test_reconstruction_tells_seen_from_hidden(fitted):
