@@ -102,8 +102,8 @@ class ObservedRows(dist.Independent):
     For any other value, and for everything else, the entries are made, once.
 
     :param value: rows [N, D].
-    :param log_prob: their log densities [*batch, N].
-    :param entries: makes the distribution of the entries [*batch, N, D].
+    :param log_prob: their log densities ``[*batch, N]``.
+    :param entries: makes the distribution of the entries ``[*batch, N, D]``.
     """
 
     # Properties of Independent that would make the entries.
