@@ -27,7 +27,7 @@ def safe_cholesky(
     batch that fail and for no others, at most four times.
 
     :param K: symmetric matrices.
-    :param jitter: first jitter; 1e-8 in float64 and 1e-5 in float32 by default.
+    :param jitter: first jitter; 1e-8 in float64 and 1e-5 in float32 by default.  After 0 comes the default.
     :param name: what to call the matrix in an error.
     :param describe: gives the kernel's parameters, to show in an error.
     :raises NotPositiveDefiniteError: if ``K`` holds a NaN or infinity, or the largest jitter does not suffice.
@@ -35,7 +35,8 @@ def safe_cholesky(
     >>> safe_cholesky(torch.ones(2, 2, dtype=torch.float64)).shape
     torch.Size([2, 2])
     """
-    first = _FIRST_JITTER.get(K.dtype, 1e-5) if jitter is None else jitter
+    smallest = _FIRST_JITTER.get(K.dtype, 1e-5)
+    first = smallest if jitter is None else jitter
     scale = K.diagonal(dim1=-2, dim2=-1).mean(-1)
     eps = torch.full_like(scale, first)
     for _ in range(_NUM_TRIES):
@@ -43,7 +44,7 @@ def safe_cholesky(
         failed = info > 0
         if not failed.any():
             return L
-        eps = torch.where(failed, 10 * eps, eps)
+        eps = torch.where(failed, (10 * eps).clamp_min(smallest), eps)
     at = f" at {describe()}" if describe is not None else ""
     if not torch.isfinite(K).all():
         raise NotPositiveDefiniteError(

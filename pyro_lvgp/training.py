@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 from pyro_lvgp.infer import JointOptim
 from pyro_lvgp.param_store import shared_parameters, warn_if_shared
 from pyro_lvgp.seeding import seeded
+from pyro_lvgp.validation import position_of_data
 
 Schedule = Literal["constant", "cosine"] | Callable[[int], float]
 
@@ -67,7 +68,7 @@ def fit(
 
     :param model: a Pyro model.
     :param guide: a Pyro guide.
-    :param args: tensors to call both with, with a row for each datum; NaN marks missing entries of the first.
+    :param args: tensors to call both with, with a row for each datum; NaN marks missing entries of the last.
     :param loss: bound to climb; ``Trace_ELBO()`` by default.
     :param num_steps: number of steps.
     :param batch_size: rows in a mini-batch; None for all rows at every step.
@@ -105,7 +106,7 @@ def fit(
     if optim is None:
         optim = JointOptim(torch.optim.Adam, {"lr": learning_rate, "fused": True}, schedule=_factor(schedule, num_steps))
     svi = SVI(model, guide, optim, loss or Trace_ELBO())
-    result = FitResult(num_entries=int((~torch.isnan(args[0])).sum()) if args else 1)
+    result = FitResult(num_entries=int((~torch.isnan(args[position_of_data(args)])).sum()) if args else 1)
     with seeded(seed), ExitStack() as unchecked, tqdm(total=num_steps, disable=not progress, unit="step") as bar:
         start, smoothed = time.perf_counter(), math.nan
         try:

@@ -1,5 +1,8 @@
 """Checks of data at the door: what was expected, what came, and how to mend it."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -64,3 +67,29 @@ def check_index(idx: Tensor | None, num_rows: int, num_data: int) -> None:
         raise IndexError(
             f"expected indices in 0…{num_data - 1}, got {int(idx.min())}…{int(idx.max())}; num_data of the model is {num_data}"
         )
+
+
+def position_of_data(args: Sequence[Any]) -> int:
+    """Which of a model's arguments is the data, NaN where missing: the last floating-point tensor.
+
+    :raises ValueError: if there is none.
+    """
+    for position in reversed(range(len(args))):
+        if torch.is_tensor(args[position]) and args[position].is_floating_point():
+            return position
+    raise ValueError(f"expected data among the arguments of the model, got {[type(arg).__name__ for arg in args]}; pass y")
+
+
+def check_series(x: Tensor, y: Tensor) -> None:
+    """Raise unless x [..., N, P] are inputs for the data y [..., N, D] of one series or of several."""
+    fits = y.dim() in (2, 3) and x.dim() in (2, y.dim()) and x.shape[-2] == y.shape[-2] and x.shape[:-2] in ((), y.shape[:-2])
+    if not fits:
+        raise ValueError(
+            "expected inputs [points, columns] and data [points, outputs], or [series, points, ...] of either, got "
+            f"{list(x.shape)} and {list(y.shape)}; a single column needs [:, None]"
+        )
+    if not (x.is_floating_point() and x.dtype == y.dtype and x.device == y.device):
+        raise TypeError(f"expected inputs and data of one floating-point dtype and device, got {x.dtype} and {y.dtype}")
+    if not torch.isfinite(x).all():
+        raise ValueError("expected finite inputs, got NaN or infinity; pad series with any input and rows of NaN in the data")
+    check_values(y.reshape(-1, y.shape[-1]), rows=False)

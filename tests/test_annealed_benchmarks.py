@@ -7,15 +7,18 @@ import numpy as np
 import pyro.distributions as dist
 import pytest
 import torch
+from matplotlib import pyplot as plt
+from matplotlib.colors import to_rgb
 
 pytest.importorskip("gpytorch")
 pytest.importorskip("numpyro")
 
-from benchmarks import annealed, annealed_peers, scores
+from benchmarks import annealed, annealed_peers, annealed_pictures, scores
 from benchmarks.report import aggregate
 from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.infer import MeanFieldELBO
 from pyro_lvgp.models import BayesianGPLVM
+from pyro_lvgp.plots import PALETTE
 
 
 @pytest.fixture(autouse=True)
@@ -123,3 +126,21 @@ def test_peers_are_measured():
     assert np.isfinite(list(values.values())).all()
     bounds = [value for (_, metric), value in values.items() if metric.startswith("negative bound")]
     assert max(bounds) < 1.5 * min(bounds)  # four bounds on one evidence from one start
+
+
+@pytest.mark.skipif("PYRO_LVGP_DATA" not in os.environ, reason="PYRO_LVGP_DATA names no folder with the data sets")
+def test_pictures_are_drawn(tmp_path, capsys):
+    with torch.compiler.set_stance("force_eager"):  # compilation would take minutes
+        annealed_pictures.main(["--quick", "--out", str(tmp_path / "new")])
+    assert capsys.readouterr().out.startswith("    python -m benchmarks.annealed_pictures --quick --out")
+    expected = {  # a curve for each of four fits, three flow regimes, and what hides pixels
+        "annealed_learning_curves.png": PALETTE[:4],
+        "annealed_oilflow_latents.png": PALETTE[:3],
+        "annealed_frey_faces.png": ("#C9D6E8",),
+    }
+    assert {path.name for path in (tmp_path / "new").iterdir()} == set(expected)
+    for name, colours in expected.items():
+        assert (tmp_path / "new" / name).stat().st_size < 300_000
+        image = plt.imread(tmp_path / "new" / name)[..., :3]
+        for colour in colours:
+            assert (abs(image - to_rgb(colour)) < 1e-3).all(-1).sum() > 20

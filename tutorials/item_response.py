@@ -102,8 +102,8 @@ def make_guides() -> Guides:
     return {
         AUTO_NORMAL: AutoNormal(model, init_loc_fn=init_to_median, create_plates=plates),
         FULL: MeanFieldGuide(model, covariance={"ability": "full"}, create_plates=plates),
-        ANNEALED: AutoAnnealedLangevin(model, dynamics="underdamped", **chain),
-        "annealed, overdamped": AutoAnnealedLangevin(model, **chain),
+        ANNEALED: AutoAnnealedLangevin(model, **chain),
+        "annealed, overdamped": AutoAnnealedLangevin(model, dynamics="overdamped", step_size=0.2, **chain),
     }
 
 

@@ -2,5 +2,6 @@
 
 from pyro_lvgp.guides.annealed_langevin import AutoAnnealedLangevin
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
+from pyro_lvgp.guides.structured import StructuredGPGuide
 
-__all__ = ["AutoAnnealedLangevin", "MeanFieldGuide"]
+__all__ = ["AutoAnnealedLangevin", "MeanFieldGuide", "StructuredGPGuide"]

@@ -61,9 +61,10 @@ class AutoAnnealedLangevin(SampledGuide):
         it has one, else None: all sites are annealed jointly.
     :param sites: anneal these only.
     :param num_steps: number K of transitions.
-    :param dynamics: ``"overdamped"`` Langevin, or ``"underdamped"``, with a momentum.
+    :param dynamics: ``"underdamped"`` Langevin, with a momentum, or ``"overdamped"``.
     :param schedule: β_1 … β_K: ``"learned"``, ``"linear"``, ``"sigmoid"``, or the power p of ``(k / K)^p``.
-    :param step_size: initial step size, in units of the base's standard deviation.
+    :param step_size: initial step size η, in units of the base's standard deviation; a gradient moves a datum by η² / 2 of
+        itself, or by η if overdamped.
     :param learn_step_size: learn step sizes, for each transition and latent dimension.
     :param max_step_size: they stay below it; unadjusted Langevin diverges above 2 / λ_max.
     :param damping: initial γ of the momentum, which is learned.
@@ -104,9 +105,9 @@ class AutoAnnealedLangevin(SampledGuide):
         local_plate: str | None = None,
         sites: Sequence[str] | None = None,
         num_steps: int = 8,
-        dynamics: Dynamics = "overdamped",
+        dynamics: Dynamics = "underdamped",
         schedule: Schedule = "learned",
-        step_size: float = 0.2,
+        step_size: float = 0.4,
         learn_step_size: bool = True,
         max_step_size: float = 1.0,
         damping: float = 0.8,

@@ -5,6 +5,7 @@ from pyro_lvgp.infer.joint_optim import JointOptim
 from pyro_lvgp.infer.local_elbo import LocalELBO
 from pyro_lvgp.infer.mean_field_elbo import MeanFieldELBO
 from pyro_lvgp.infer.sampling import SampledTraces, sample_traces
+from pyro_lvgp.infer.structured_elbo import StructuredELBO
 from pyro_lvgp.integration import IntegrateGaussians
 
 __all__ = [
@@ -14,5 +15,6 @@ __all__ = [
     "LocalELBO",
     "MeanFieldELBO",
     "SampledTraces",
+    "StructuredELBO",
     "sample_traces",
 ]

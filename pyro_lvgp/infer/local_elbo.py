@@ -5,19 +5,18 @@ from abc import abstractmethod
 from contextlib import nullcontext
 from typing import Any
 
-import torch
 from pyro import poutine
-from pyro.infer import ELBO
-from pyro.infer.util import is_validation_enabled, torch_item
+from pyro.infer.util import is_validation_enabled
 from pyro.poutine import Trace
 from pyro.poutine.broadcast_messenger import BroadcastMessenger
 from pyro.poutine.indep_messenger import CondIndepStackFrame
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import prune_subsample_sites
-from pyro.util import check_model_guide_match, warn_if_nan
+from pyro.util import check_model_guide_match
 from torch import Tensor
 
 from pyro_lvgp.infer._terms import Sites, check_reparameterised
+from pyro_lvgp.infer.differentiable import DifferentiableELBO
 from pyro_lvgp.integration import IntegrateGaussians, Integrating
 
 SAMPLES = "_local_samples"
@@ -37,13 +36,13 @@ class _LocalSamples(Messenger):
             BroadcastMessenger._pyro_sample(msg)
 
 
-class LocalELBO(ELBO):
+class LocalELBO(DifferentiableELBO):
     """Base of bounds that draw the globals once and the sites of one plate S times.
 
     Sites outside the plate must not depend on draws inside it, in the model or in the guide.
 
-    You implement ``_particle(model_sites, guide_sites)``, the bound of one draw of the globals.  You get ``loss``,
-    ``loss_and_grads`` and ``differentiable_loss``, for ``SVI`` and for ``loss(model, guide)``.
+    You implement ``_particle(model_sites, guide_sites)``, the bound of one draw of the globals.  You get
+    ``differentiable_loss``, and with it all of a bound.
 
     :param local_plate: name of the plate over data.
     :param num_samples: S.
@@ -69,20 +68,6 @@ class LocalELBO(ELBO):
     @abstractmethod
     def _particle(self, model_sites: Sites, guide_sites: Sites) -> Tensor:
         """The bound of one draw of the globals."""
-
-    def loss(self, model: Any, guide: Any, *args, **kwargs) -> float:
-        """Minus an estimate of the bound, without gradients."""
-        with torch.no_grad():
-            return torch_item(self.differentiable_loss(model, guide, *args, **kwargs))
-
-    def loss_and_grads(self, model: Any, guide: Any, *args, **kwargs) -> float:
-        """Minus an estimate of the bound; its gradients are added to the parameters'."""
-        loss = self.differentiable_loss(model, guide, *args, **kwargs)
-        if loss.requires_grad:
-            loss.backward(retain_graph=self.retain_graph)
-        value = torch_item(loss)
-        warn_if_nan(value, "loss")
-        return value
 
     def differentiable_loss(self, model: Any, guide: Any, *args, **kwargs) -> Tensor:
         """Minus an estimate of the bound, to differentiate."""

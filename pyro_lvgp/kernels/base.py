@@ -200,8 +200,11 @@ class _Combination(Kernel):
         if not kernels:
             raise ValueError(f"expected one or more kernels, got none; give kernels to {type(self).__name__}(...).")
         parts = [k if isinstance(k, Kernel) else _Constant(k) for k in kernels]
-        super().__init__(batch_shape=torch.broadcast_shapes(*(k.batch_shape for k in parts)))
+        super().__init__(batch_shape=self._joint_batch_shape([k.batch_shape for k in parts]))
         self.kernels: Iterable[Any] = PyroModuleList(parts)
+
+    def _joint_batch_shape(self, shapes: list[torch.Size]) -> Sequence[int]:
+        return torch.broadcast_shapes(*shapes)
 
     # The parts are read without entering Pyro's context, which this kernel has entered if it is to be entered.
     def theta(self) -> Theta:
@@ -257,6 +260,39 @@ class Product(_Combination):
 
     def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
         return reduce(mul, self._diagonals(X, theta))
+
+
+class Stack(_Combination):
+    """Different kernels as one batch: ``k_q(x, z)``, q = 1 … Q, one process or function each.
+
+    Points ``[*batch, 1, N, P]``, or ``[N, P]``, give matrices ``[*batch, Q, N, M]``.
+
+    :param kernels: kernels, each with batch shape ``()``, which counts once, or ``(q,)``.
+    :raises ValueError: if a kernel has another batch shape.
+
+    >>> from pyro_lvgp.kernels import RBF, Periodic
+    >>> kernel = Stack(RBF(1, batch_shape=(2,)), RBF(1) * Periodic(1))
+    >>> kernel(torch.randn(10, 1)).shape
+    torch.Size([3, 10, 10])
+    """
+
+    def _joint_batch_shape(self, shapes: list[torch.Size]) -> Sequence[int]:
+        if any(len(shape) > 1 for shape in shapes):
+            raise ValueError(f"expected kernels of batch shape () or (q,), got {list(map(tuple, shapes))}; stack simpler ones")
+        return (sum(shape.numel() for shape in shapes),)
+
+    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
+        return _concatenate(self._covariances(X, Z, theta), 2)
+
+    def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
+        return _concatenate(self._diagonals(X, theta), 1)
+
+
+def _concatenate(parts: list[Tensor], event_dim: int) -> Tensor:
+    """Along the dimension left of the event, [*batch, q, *event] each, where one without it counts once."""
+    parts = [part if part.dim() > event_dim else part.unsqueeze(0) for part in parts]
+    batch = torch.broadcast_shapes(*(part.shape[: -event_dim - 1] for part in parts))
+    return torch.cat([part.expand(*batch, *part.shape[-event_dim - 1 :]) for part in parts], -event_dim - 1)
 
 
 def _numbers(value: Tensor) -> str:

@@ -1,0 +1,154 @@
+"""Pictures of the annealed benchmark: `python -m benchmarks.annealed_pictures [--quick] [--out FOLDER]`."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+import pyro
+import torch
+from jaxtyping import Bool, Float
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from benchmarks.annealed import BATCH_SIZE, LEARNING_RATE, METHODS, NUM_INDUCING, NUM_THREADS, TASKS, Task
+from benchmarks.report import environment
+from pyro_lvgp import plots
+from pyro_lvgp.datasets import load_dataset
+from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
+from pyro_lvgp.infer import JointOptim
+from pyro_lvgp.models import BayesianGPLVM
+from pyro_lvgp.training import FitResult, fit
+
+SEED, QUICK_STEPS = 0, 5
+MEAN_FIELD, ANNEALED = "mean field", "annealed, K = 10"
+CURVES = (MEAN_FIELD, "IW, S = 5", ANNEALED, "annealed, K = 10 × IW, S = 5")
+NUM_FACES, FACE = 8, (28, 20)
+
+
+class Fitted(NamedTuple):
+    """A fit, and what it saw.
+
+    :param rows: which rows of the task those of ``Y`` are.
+    :param Y: the rows trained on, NaN where hidden.
+    """
+
+    model: BayesianGPLVM
+    guide: AutoAnnealedLangevin | MeanFieldGuide
+    history: FitResult
+    rows: Bool[Tensor, " N"]
+    Y: Float[Tensor, "B D"]
+
+
+def fit_method(task: Task, name: str, num_steps: int) -> Fitted:
+    """Fit a method as :func:`benchmarks.annealed.measure` does, on the rows that it trains on."""
+    print(f"\n{name}", flush=True)
+    method = METHODS[name]
+    rows = torch.rand(len(task.Y), generator=torch.Generator().manual_seed(SEED)) >= 0.1
+    Y = task.Y[rows] if task.hidden is None else task.Y.masked_fill(task.hidden, torch.nan)[rows]
+    with torch.random.fork_rng():
+        torch.manual_seed(SEED)
+        model = BayesianGPLVM(len(Y), Y.shape[1], task.latent_dim, num_inducing=NUM_INDUCING).to(Y.dtype)
+        model.initialize(Y, seed=SEED)
+        guide = method.guide(model)
+        history = fit(
+            model,
+            guide,
+            Y,
+            loss=method.loss(),
+            optim=JointOptim(torch.optim.Adam, {"lr": LEARNING_RATE, "fused": True}),
+            num_steps=num_steps,
+            batch_size=BATCH_SIZE,
+            seed=SEED,
+        )
+    return Fitted(model, guide, history, rows, Y)
+
+
+def draw_curves(fits: Mapping[str, Fitted]) -> Figure:
+    """Negative bounds against steps and against seconds."""
+    losses = {name: np.asarray(fitted.history.losses) for name, fitted in fits.items()}
+    seconds = {name: np.asarray(fitted.history.seconds) for name, fitted in fits.items()}
+    num_rows = len(next(iter(fits.values())).Y)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4.0), sharey=True, layout="constrained")
+    figure.suptitle("Oil flow: negative bound of each method on the rows trained on, smoothed over steps", fontsize="medium")
+    plots.plot_bounds(losses, per=num_rows, ylabel="negative bound [nats/row]", ax=left)
+    plots.plot_bounds(losses, seconds=seconds, per=num_rows, ylabel="", ax=right)
+    left.legend(frameon=False, fontsize="small", loc="upper right")  # unlike bounds, their negatives fall
+    right.get_legend().remove()
+    right.set_xlabel("wall seconds, compilation included")
+    return figure
+
+
+def draw_latents(fits: Mapping[str, Fitted], labels: np.ndarray) -> Figure:
+    """The two most relevant latents of every row, above the relevances of all."""
+    figure = plt.figure(figsize=(9.5, 6.8), layout="constrained")
+    figure.suptitle("Oil flow: posterior medians of the latents, in standard deviations of their prior", fontsize="medium")
+    axes = figure.subplots(2, len(fits), height_ratios=(2.0, 1.0), sharey="row")
+    for (name, fitted), top, bottom in zip(fits.items(), *axes, strict=True):
+        relevance = 1.0 / fitted.model.kernel.lengthscale
+        regimes = [f"regime {label}" for label in labels[fitted.rows.numpy()]]
+        plots.plot_latents(fitted.guide.median(fitted.Y)["X"], regimes, relevance=relevance, ax=top)
+        plots.plot_ard(relevance, ax=bottom)
+        top.set_title(name, fontsize="medium")
+    axes[0, 0].get_legend().remove()  # one explains both
+    axes[1, 1].set_ylabel("")
+    return figure
+
+
+def draw_faces(fitted: Fitted, task: Task) -> Figure:
+    """Faces of which the model saw a quarter, evenly spaced among all of them, and how it fills the rest."""
+    idx = torch.isnan(fitted.Y).any(1).nonzero()[:, 0]
+    truth, seen = task.Y[fitted.rows][idx], fitted.Y[idx]
+    hidden = torch.isnan(seen)
+    f_mean = fitted.model.reconstruct(fitted.guide, seen, idx, num_samples=16).f_mean
+    rmse = task.scale * (f_mean - truth)[hidden].square().mean().sqrt()
+    shown = torch.linspace(0, len(idx) - 1, NUM_FACES).long()
+    filled = torch.where(hidden, f_mean, truth)
+    figure = plots.plot_reconstructions(truth[shown], filled[shown], FACE, Y_masked=seen[shown], num=NUM_FACES)
+    figure.suptitle(
+        f"Frey faces, {ANNEALED}, {len(fitted.history.losses)} steps: hidden pixels (blue) filled by the mean of f\n"
+        f"RMSE over the hidden pixels of all {len(idx)} faces that have some: {rmse:.3f} of grey level / 255",
+        fontsize="medium",
+    )
+    return figure
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Fit, and write three pictures.
+
+    :param argv: arguments; those of the process by default.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.annealed_pictures", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="few steps: does it run?")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder for the pictures")
+    options = parser.parse_args(argv)
+    options.out.mkdir(parents=True, exist_ok=True)
+    matplotlib.use("Agg")
+    torch.set_num_threads(NUM_THREADS)
+    print(f"    {shlex.join([*parser.prog.split(), *argv])}\n\n{environment()}", flush=True)
+
+    with pyro.settings.context(module_local_params=True):  # several guides side by side
+        oilflow, frey = TASKS["oilflow"](), TASKS["frey"]()
+        fits = {name: fit_method(oilflow, name, QUICK_STEPS if options.quick else oilflow.checkpoints[-1]) for name in CURVES}
+        face = fit_method(frey, ANNEALED, QUICK_STEPS if options.quick else frey.checkpoints[-1])
+        regimes = load_dataset("oilflow")["y"]
+        figures = {
+            "learning_curves": draw_curves(fits),
+            "oilflow_latents": draw_latents({name: fits[name] for name in (MEAN_FIELD, ANNEALED)}, regimes),
+            "frey_faces": draw_faces(face, frey),
+        }
+    for name, figure in figures.items():
+        path = options.out / f"annealed_{name}.png"
+        figure.savefig(path, dpi=110)
+        plt.close(figure)
+        print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

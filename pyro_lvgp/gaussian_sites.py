@@ -1,0 +1,162 @@
+r"""The posterior of a Gaussian process under Gaussian sites: pure tensor functions.
+
+A site says :math:`l(f_n) = N(f_n; \mu_n, v_n)` about the process at input n.  With :math:`W = \mathrm{diag}(v)^{-1/2}` and
+:math:`c = W\mu`,
+
+.. math::
+
+    q(f) = \frac{1}{Z} N(f; m, K) \prod_n l(f_n), \qquad B = I + W K W = L_B L_B^T, \qquad
+    (K + S)^{-1} = W B^{-1} W,
+
+so that nothing is ever singular: the eigenvalues of B are at least 1, and a site that says nothing has :math:`W_n = c_n = 0`.
+The constants :math:`\log W_n - \tfrac12 \log 2\pi` of the sites cancel in every bound and are left out of both log l and
+log Z.
+
+Source: section 3.2 of the GP-VAE thesis; Rasmussen and Williams (2006), section 3.4.3, for B.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pyro_lvgp.linalg import safe_cholesky, solve_lower
+
+
+class Posterior(NamedTuple):
+    """q(f) at the inputs, by its marginals and what its other moments need.
+
+    :param mean: of f_n.
+    :param variance: of f_n.
+    :param W: square roots of the sites' precisions.
+    :param c: W times the sites' means, less the prior mean.
+    :param LB: Cholesky factor of B.
+    :param alpha: B⁻¹ c.
+    """
+
+    mean: Float[Tensor, "*batch N"]
+    variance: Float[Tensor, "*batch N"]
+    W: Float[Tensor, "*batch N"]
+    c: Float[Tensor, "*batch N"]
+    LB: Float[Tensor, "*batch N N"]
+    alpha: Float[Tensor, "*batch N"]
+
+
+def condition(
+    K: Float[Tensor, "*#batch N N"],
+    prior_mean: Float[Tensor, "*#batch N"],
+    site_mean: Float[Tensor, "*#batch N"],
+    site_precision: Float[Tensor, "*#batch N"],
+) -> Posterior:
+    """The posterior under sites.
+
+    :param K: prior covariance.
+    :param prior_mean: m.
+    :param site_mean: μ, anything finite where the precision is 0.
+    :param site_precision: 1/v, zero where a site says nothing.
+
+    >>> posterior = condition(torch.eye(2), torch.zeros(2), torch.tensor([2.0, 5.0]), torch.tensor([1.0, 0.0]))
+    >>> posterior.mean, posterior.variance
+    (tensor([1., 0.]), tensor([0.5000, 1.0000]))
+    """
+    told = site_precision > 0.0
+    # √ has no derivative at 0.
+    W = torch.where(told, torch.where(told, site_precision, 1.0).sqrt(), 0.0)
+    c = W * (site_mean - prior_mean)
+    WK = W[..., :, None] * K
+    N = K.shape[-1]
+    # The eigenvalues of B are at least 1: rounding alone may ask for jitter.
+    LB = safe_cholesky(torch.eye(N, dtype=K.dtype, device=K.device) + WK * W[..., None, :], jitter=0.0, name="I + W K W")
+    alpha = torch.cholesky_solve(c[..., None], LB).squeeze(-1)
+    LB_inv_WK = solve_lower(LB, WK)
+    mean = prior_mean + (WK * alpha[..., :, None]).sum(-2)
+    # diag(K) − diag(K W B⁻¹ W K), which is known to rounding of diag(K) only
+    prior_variance = K.diagonal(dim1=-2, dim2=-1)
+    variance = torch.maximum(prior_variance - LB_inv_WK.square().sum(-2), torch.finfo(K.dtype).eps * prior_variance)
+    W, mean = W.expand(variance.shape), mean.expand(variance.shape)
+    return Posterior(mean, variance, W, c, LB, alpha)
+
+
+def log_normaliser(posterior: Posterior) -> Float[Tensor, "*batch"]:
+    """``log Z = −½ cᵀB⁻¹c − ½ log|B|``, without the constants of the sites."""
+    half_log_det = posterior.LB.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return -0.5 * (posterior.c * posterior.alpha).sum(-1) - half_log_det
+
+
+def log_sites(posterior: Posterior, centred: Float[Tensor, "*#batch N"]) -> Float[Tensor, "*batch N"]:
+    """``log l(f_n) = −½ (W_n (f_n − m_n) − c_n)²``, without the constants of the sites.
+
+    :param posterior: what :func:`condition` returned.
+    :param centred: f less the prior mean.
+    """
+    return -0.5 * (posterior.W * centred - posterior.c).square()
+
+
+def expected_log_sites(
+    posterior: Posterior, centred: Float[Tensor, "*#batch N"], variance: Float[Tensor, "*#batch N"]
+) -> Float[Tensor, "*batch N"]:
+    """``E[log l(f_n)]`` for Gaussian f, without the constants of the sites.
+
+    :param posterior: what :func:`condition` returned.
+    :param centred: mean of f less the prior mean.
+    :param variance: of f.
+    """
+    return log_sites(posterior, centred) - 0.5 * posterior.W.square() * variance
+
+
+def kl_divergence(posterior: Posterior) -> Float[Tensor, "*batch"]:
+    """``KL(q ‖ prior) = E_q[log l] − log Z``."""
+    # At the posterior mean  W (f − m) − c = −B⁻¹c.
+    expected = -0.5 * (posterior.alpha.square() + posterior.W.square() * posterior.variance)
+    return expected.sum(-1) - log_normaliser(posterior)
+
+
+def predict(
+    posterior: Posterior,
+    K_new: Float[Tensor, "*#batch M N"],
+    variance_new: Float[Tensor, "*#batch M"],
+    prior_mean_new: Float[Tensor, "*#batch M"],
+) -> tuple[Float[Tensor, "*batch M"], Float[Tensor, "*batch M"]]:
+    """Marginal means and variances at other inputs.
+
+    :param posterior: what :func:`condition` returned.
+    :param K_new: covariance between those inputs and the ones with sites.
+    :param variance_new: prior variances there.
+    :param prior_mean_new: prior means there.
+    """
+    KW = K_new * posterior.W[..., None, :]
+    mean = prior_mean_new + (KW @ posterior.alpha[..., None]).squeeze(-1)
+    variance = variance_new - solve_lower(posterior.LB, KW.mT).square().sum(-2)
+    return mean, torch.maximum(variance, torch.finfo(variance.dtype).eps * variance_new)
+
+
+def predictive_covariance(
+    posterior: Posterior, K_new: Float[Tensor, "*#batch M N"], K_new_new: Float[Tensor, "*#batch M M"]
+) -> Float[Tensor, "*batch M M"]:
+    """Covariance at other inputs, ``K** − K* W B⁻¹ W K*ᵀ``; with ``K_new = K_new_new = K`` that of q(f) itself.
+
+    :param posterior: what :func:`condition` returned.
+    :param K_new: covariance between those inputs and the ones with sites.
+    :param K_new_new: prior covariance there.
+    """
+    A = solve_lower(posterior.LB, (K_new * posterior.W[..., None, :]).mT)
+    return K_new_new - A.mT @ A
+
+
+def draw(
+    posterior: Posterior, prior_draw: Float[Tensor, "*#batch N"], K: Float[Tensor, "*#batch N N"], noise: Tensor
+) -> Float[Tensor, "*batch N"]:
+    """A joint draw of q(f) from one of the prior, by Matheron's rule ``f + K W B⁻¹ (c + ε − W f)``.
+
+    :param posterior: what :func:`condition` returned.
+    :param prior_draw: f, less the prior mean.
+    :param K: prior covariance.
+    :param noise: ε, standard normal, of the draw's shape.
+    :returns: the draw, less the prior mean.
+
+    Source: Wilson et al. (2020), "Efficiently sampling functions from Gaussian process posteriors".
+    """
+    residual = posterior.c + noise - posterior.W * prior_draw
+    weights = posterior.W * torch.cholesky_solve(residual[..., None], posterior.LB).squeeze(-1)
+    return prior_draw + (K @ weights[..., None]).squeeze(-1)

@@ -1,0 +1,251 @@
+"""Guides that multiply a Gaussian-process prior by sites from an encoder."""
+
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.distributions import constraints
+from pyro.infer.autoguide import AutoGuide
+from pyro.infer.autoguide.utils import deep_setattr
+from pyro.nn import PyroModule, PyroParam
+from pyro.poutine import Trace
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor, nn
+from torch.distributions import MultivariateNormal
+
+from pyro_lvgp.gaussian_process import GaussianProcess, StructuredPosterior
+from pyro_lvgp.guides.mean_field import MeanFieldGuide
+from pyro_lvgp.networks import as_pyro_module
+from pyro_lvgp.validation import position_of_data
+
+
+class StructuredGPGuide(AutoGuide):
+    r"""Guide that keeps the prior of a Gaussian-process site and adds what an encoder says about it.
+
+    .. math::
+
+        q(f) = \frac{1}{Z} \, p(f) \prod_{n,k} N\big(f_{nk};\, \mu_k(y_n),\, v_k(y_n)\big)
+
+    where p(f) is the prior at that site of the *model*, with its kernels and inputs as they are now.  So it serves any Pyro
+    model with a Gaussian-process site: a :class:`~pyro_lvgp.gaussian_process.GaussianProcess` or a ``MultivariateNormal``,
+    whose last dimension runs over the points.  A row with nothing observed has no site, which makes the same guide predict at
+    new inputs: give them with NaN for their data.  All other sites get mean-field Gaussians.
+
+    A site with a ``Normal`` prior, latents that are independent from point to point, is multiplied in the same way.
+
+    Under :class:`~pyro_lvgp.infer.StructuredELBO` only marginals of q(f) are formed; ``Trace_ELBO`` takes joint draws, and
+    ``TraceMeanField_ELBO`` the analytic KL, which is registered.
+
+    :param model: a Pyro model.
+    :param encoder: for the site ``f`` of our models: a module that maps data ``[*, N, D]``, NaN where missing, to loc and
+        scale ``[*, N, Q]`` of the sites, see :mod:`pyro_lvgp.networks`; None for sites of their own for each datum.
+    :param sites: the same for any sites by name, ``{"rate": encoder}``.
+    :param init_scale: initial scale of sites that no encoder makes, and of mean-field Gaussians.
+    :param create_plates: as for Pyro's autoguides, for the mean-field sites.
+    :raises ValueError: for a site that is not there or has another prior, or an encoding of the wrong shape.
+
+    Encoders see the last floating-point argument of the model.
+
+    Source: eqs. 3.5 and 3.28 of the GP-VAE thesis; Ashman et al. (2020), "Sparse Gaussian process variational autoencoders".
+
+    >>> from pyro_lvgp.kernels import RBF
+    >>> from pyro_lvgp.networks import MLP, IndexNet
+    >>> from pyro_lvgp.models import GPVAE
+    >>> model = GPVAE(RBF(1, lengthscale=0.2, batch_shape=(2,)), MLP(2, 4))
+    >>> guide = StructuredGPGuide(model, IndexNet(4, 2))
+    >>> t, y = torch.linspace(0.0, 1.0, 10)[:, None], torch.randn(10, 4)
+    >>> guide(t, y)["f"].shape
+    torch.Size([2, 10])
+    """
+
+    prototype_trace: Any
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        encoder: nn.Module | None = None,
+        *,
+        sites: Mapping[str, nn.Module | None] | None = None,
+        init_scale: float = 0.1,
+        create_plates: Callable[..., Any] | None = None,
+    ):
+        if sites is None:
+            if not hasattr(model, "gp_site"):
+                raise ValueError(
+                    f"expected sites={{<name of a Gaussian-process site>: encoder}}, got none for {type(model).__name__}"
+                )
+            sites = {model.gp_site: encoder}
+        elif encoder is not None:
+            raise ValueError("expected an encoder or sites, got both; name the encoder's site in sites")
+        if not init_scale > 0:
+            raise ValueError(f"expected a positive init_scale, got {init_scale}")
+        super().__init__(model)
+        self._encoded = {name: encoder is not None for name, encoder in sites.items()}
+        self._init_scale = init_scale
+        self.encoders = PyroModule()
+        for name, network in sites.items():
+            if network is not None:
+                deep_setattr(self.encoders, name, as_pyro_module(network))
+        self.mean_field = MeanFieldGuide(
+            poutine.block(model, hide=list(sites)),
+            init_scale=init_scale,
+            create_plates=create_plates or getattr(model, "create_plates", None),
+            **({"init_loc_fn": model.init_loc_fn} if hasattr(model, "init_loc_fn") else {}),
+        )
+
+    def _check_prototype(self, part_trace: Trace) -> None:
+        """Called by the mean-field part when it traces the model."""
+
+    def _setup_prototype(self, *args, **kwargs):
+        super()._setup_prototype(*args, **kwargs)
+        latents = dict(self.prototype_trace.iter_stochastic_nodes())
+        for name in self._encoded:
+            if name not in latents:
+                raise ValueError(f"expected the name of a latent site, one of {sorted(latents)}, got {name!r}")
+        self.mean_field._setup_prototype(*args, **kwargs)
+        self.locs, self.scales = PyroModule(), PyroModule()
+        for name, encoded in self._encoded.items():
+            prior = _without_independent(name, latents[name]["fn"])
+            if not encoded:
+                self._add_parameters(name, latents[name], prior)
+
+    def _add_parameters(self, name: str, site: Any, prior: Any) -> None:
+        """Sites of all data, also where a plate shows some of them."""
+        shape = list(prior.batch_shape + prior.event_shape)
+        event_dim = site["fn"].event_dim
+        for frame in site["cond_indep_stack"]:
+            shape[frame.dim - event_dim] = frame.full_size or frame.size
+        loc = prior.mean.new_zeros(shape)
+        deep_setattr(self.locs, name, PyroParam(loc, constraints.real, event_dim))
+        scale = torch.full_like(loc, self._init_scale)
+        deep_setattr(self.scales, name, PyroParam(scale, constraints.positive, event_dim))
+
+    def forward(self, *args, **kwargs) -> dict[str, Tensor]:
+        if self.prototype_trace is None:
+            self._setup_prototype(*args, **kwargs)
+        with _Replace(lambda name, prior: self._posterior(name, prior, args)), _HideObserved():
+            trace = poutine.trace(self.model).get_trace(*args, **kwargs)
+        return {name: trace.nodes[name]["value"] for name, _ in self.prototype_trace.iter_stochastic_nodes()}
+
+    def _posterior(self, name: str, prior: Any, args: tuple) -> Any:
+        """What stands for the prior of a site."""
+        if name not in self._encoded:
+            posterior, transform = self.mean_field._posterior(name, args), self.mean_field.coordinates[name].transform
+            return posterior if transform is None else dist.TransformedDistribution(posterior, transform)
+        base = _without_independent(name, prior)
+        loc, scale, told = self._sites(name, base, args)
+        precision = torch.where(told, scale.square().reciprocal(), 0.0)
+        if isinstance(base, torch.distributions.Normal):
+            # N(m, s²) N(μ, v): natural parameters add up.
+            total = base.variance.reciprocal() + precision
+            posterior = dist.Normal((base.mean / base.variance + precision * loc) / total, total.rsqrt())
+        else:
+            posterior = StructuredPosterior(base, loc, precision)
+        return posterior.to_event(prior.event_dim - posterior.event_dim)
+
+    def _sites(self, name: str, prior: Any, args: tuple) -> tuple[Tensor, Tensor, Tensor]:
+        """Loc and scale of the sites, in the layout of the prior, and which of them are told anything."""
+        y = args[position_of_data(args)]
+        # [..., points, latent dimensions] as encoders have it, or the other way round as processes do
+        by_point = isinstance(prior, torch.distributions.Normal)
+        shape = prior.batch_shape + prior.event_shape
+
+        def align(x: Tensor) -> Tensor:
+            return _align(x if by_point else x.mT, shape, name)
+
+        told = (~torch.isnan(y)).any(-1, keepdim=True)
+        if not self._encoded[name]:
+            return attrgetter(name)(self.locs), attrgetter(name)(self.scales), align(told)
+        loc, scale = attrgetter(name)(self.encoders)(y)
+        return align(loc), align(scale), align(told)
+
+    def __getstate__(self):
+        return PyroModule.__getstate__(self) | {"_model": None, "master": None}
+
+    @torch.no_grad()
+    def median(self, *args, **kwargs) -> dict[str, Tensor]:
+        """Posterior medians by site.
+
+        :param args: arguments of the model.
+        """
+        return {name: value[0] for name, value in self.quantiles([0.5], *args, **kwargs).items()}
+
+    @torch.no_grad()
+    def quantiles(self, quantiles: list[float] | Tensor, *args, **kwargs) -> dict[str, Tensor]:
+        """Marginal posterior quantiles by site, along a new first dimension; those of f at the medians of all other sites.
+
+        :param quantiles: probabilities between 0 and 1.
+        :param args: arguments of the model.
+        """
+        if self.prototype_trace is None:
+            raise ValueError("the guide has no parameters before its first call: fit it, or call guide(*args) once")
+        result = self.mean_field.quantiles(quantiles, *args, **kwargs)
+        others = self.mean_field.median(*args, **kwargs)
+
+        def at_median(name: str, prior: Any) -> Any:
+            if name in others:
+                return dist.Delta(others[name], event_dim=prior.event_dim)
+            posterior = self._posterior(name, prior, args)
+            q = torch.as_tensor(quantiles, dtype=posterior.mean.dtype, device=posterior.mean.device)
+            normal = torch.distributions.Normal(posterior.mean, posterior.variance.sqrt())
+            result[name] = normal.icdf(q.reshape(-1, *(1,) * normal.mean.dim()))
+            return dist.Delta(posterior.mean, event_dim=prior.event_dim)
+
+        with poutine.block(), _Replace(at_median):
+            self.model(*args, **kwargs)
+        return result
+
+
+class _Replace(Messenger):
+    """Draw latent sites from something else than their priors."""
+
+    def __init__(self, posterior: Callable[[str, Any], Any]):
+        super().__init__()
+        self._posterior = posterior
+
+    def _pyro_sample(self, msg):
+        if not (msg["is_observed"] or site_is_subsample(msg) or msg["infer"].get("_deterministic")):
+            msg["fn"] = self._posterior(msg["name"], msg["fn"])
+
+
+class _HideObserved(poutine.block_messenger.BlockMessenger):
+    """Guides have no observed sites."""
+
+    def __init__(self):
+        super().__init__(lambda msg: msg["type"] == "sample" and msg["is_observed"])
+
+
+def _without_independent(name: str, prior: Any) -> Any:
+    """The prior over one latent dimension."""
+    while isinstance(prior, torch.distributions.Independent):
+        prior = prior.base_dist
+    if not isinstance(prior, GaussianProcess | MultivariateNormal | torch.distributions.Normal):
+        raise ValueError(
+            f"expected a GaussianProcess, MultivariateNormal or Normal prior at site {name!r}, got {type(prior).__name__}; "
+            "leave the site out of sites to give it a mean-field Gaussian"
+        )
+    return prior
+
+
+def _align(x: Tensor, shape: torch.Size, name: str) -> Tensor:
+    """An encoding in the layout of the site: with dimensions of size 1 where the site's plates have them."""
+    event = min(len(shape), 2)
+    if event == 1 and 1 in x.shape[-2:]:
+        x = x.flatten(-2)  # a site without latent dimensions
+    lead, result = list(x.shape[:-event]), list(x.shape[-event:])
+    for size in reversed(shape[: len(shape) - event]):
+        result.insert(0, lead.pop() if lead and lead[-1] == size else 1)
+    try:
+        if lead:
+            raise RuntimeError
+        torch.broadcast_shapes(result, shape)
+    except RuntimeError as error:
+        raise ValueError(
+            f"expected an encoding that lines up with site {name!r} of shape {list(shape)} [..., latent dimensions, points], "
+            f"got {list(x.shape)}; encoders return loc and scale [..., points, latent dimensions]"
+        ) from error
+    return x.reshape(result)
