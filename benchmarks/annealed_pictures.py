@@ -75,7 +75,9 @@ def draw_curves(fits: Mapping[str, Fitted]) -> Figure:
     seconds = {name: np.asarray(fitted.history.seconds) for name, fitted in fits.items()}
     num_rows = len(next(iter(fits.values())).Y)
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4.0), sharey=True, layout="constrained")
-    figure.suptitle("Oil flow: negative bound of each method on the rows trained on, smoothed over steps", fontsize="medium")
+    figure.suptitle(
+        "Oil flow: negative bound of each method on the rows trained on, smoothed over steps (faint: not)", fontsize="medium"
+    )
     plots.plot_bounds(losses, per=num_rows, ylabel="negative bound [nats/row]", ax=left)
     plots.plot_bounds(losses, seconds=seconds, per=num_rows, ylabel="", ax=right)
     left.legend(frameon=False, fontsize="small", loc="upper right")  # unlike bounds, their negatives fall
@@ -111,9 +113,9 @@ def draw_faces(fitted: Fitted, task: Task) -> Figure:
     filled = torch.where(hidden, f_mean, truth)
     figure = plots.plot_reconstructions(truth[shown], filled[shown], FACE, Y_masked=seen[shown], num=NUM_FACES)
     figure.suptitle(
-        f"Frey faces, {ANNEALED}, {len(fitted.history.losses)} steps: hidden pixels (blue) filled by the mean of f\n"
-        f"RMSE over the hidden pixels of all {len(idx)} faces that have some: {rmse:.3f} of grey level / 255",
-        fontsize="medium",
+        f"Frey faces, {ANNEALED}, {len(fitted.history.losses)} steps: 75 % of the pixels of a face hidden (blue),\n"
+        f"filled by the mean of f; RMSE {rmse:.3f} in units of grey level / 255, over all {len(idx)} such faces",
+        fontsize="small",
     )
     return figure
 

@@ -99,7 +99,9 @@ class GaussianProcess(_Process):
         return (self.scale_tril @ noise[..., None]).squeeze(-1)
 
     def log_prob(self, value):
-        return MultivariateNormal(self.mean[..., :], scale_tril=self.scale_tril, validate_args=False).log_prob(value)
+        if self._validate_args:
+            self._validate_sample(value)
+        return MultivariateNormal(self.mean, scale_tril=self.scale_tril, validate_args=False).log_prob(value)
 
 
 class StructuredPosterior(_Process):

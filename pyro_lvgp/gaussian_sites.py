@@ -62,7 +62,8 @@ def condition(
     """
     told = site_precision > 0.0
     # √ has no derivative at 0.
-    W = torch.where(told, torch.where(told, site_precision, 1.0).sqrt(), 0.0)
+    precision = torch.where(told, site_precision, 1.0)
+    W = torch.where(told, precision.sqrt(), 0.0)
     c = W * (site_mean - prior_mean)
     WK = W[..., :, None] * K
     N = K.shape[-1]
@@ -71,10 +72,12 @@ def condition(
     alpha = torch.cholesky_solve(c[..., None], LB).squeeze(-1)
     LB_inv_WK = solve_lower(LB, WK)
     mean = prior_mean + (WK * alpha[..., :, None]).sum(-2)
-    # diag(K) − diag(K W B⁻¹ W K), which is known to rounding of diag(K) only
+    # diag(K) − diag(K W B⁻¹ W K)
     prior_variance = K.diagonal(dim1=-2, dim2=-1)
-    variance = torch.maximum(prior_variance - LB_inv_WK.square().sum(-2), torch.finfo(K.dtype).eps * prior_variance)
-    W, mean = W.expand(variance.shape), mean.expand(variance.shape)
+    variance = _positive(prior_variance - LB_inv_WK.square().sum(-2), prior_variance)
+    # No wider than the site alone, whatever rounding says: E[log l] of a sharp site would fall without bound.
+    variance = torch.where(told, torch.minimum(variance, precision.reciprocal()), variance)
+    mean, variance = torch.broadcast_tensors(mean, variance)
     return Posterior(mean, variance, W, c, LB, alpha)
 
 
@@ -128,7 +131,8 @@ def predict(
     KW = K_new * posterior.W[..., None, :]
     mean = prior_mean_new + (KW @ posterior.alpha[..., None]).squeeze(-1)
     variance = variance_new - solve_lower(posterior.LB, KW.mT).square().sum(-2)
-    return mean, torch.maximum(variance, torch.finfo(variance.dtype).eps * variance_new)
+    mean, variance = torch.broadcast_tensors(mean, _positive(variance, variance_new))
+    return mean, variance
 
 
 def predictive_covariance(
@@ -160,3 +164,9 @@ def draw(
     residual = posterior.c + noise - posterior.W * prior_draw
     weights = posterior.W * torch.cholesky_solve(residual[..., None], posterior.LB).squeeze(-1)
     return prior_draw + (K @ weights[..., None]).squeeze(-1)
+
+
+def _positive(variance: Float[Tensor, "*batch N"], prior_variance: Float[Tensor, "*#batch N"]) -> Float[Tensor, "*batch N"]:
+    """Variances, which are known to rounding of the prior's only; where that is 0, a number with room for 1 / variance²."""
+    info = torch.finfo(variance.dtype)
+    return torch.maximum(variance, info.eps * prior_variance).clamp_min(info.tiny**0.4)

@@ -1,12 +1,14 @@
-"""Where to start: linear latents of partly observed data."""
+"""What is fitted in closed form or by turns: where latents and inducing points start, and where latents lie in the end."""
 
 from typing import Literal
 
 import numpy as np
+import pyro.distributions as dist
 import torch
 from jaxtyping import Float
 from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA, FactorAnalysis
+from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
 InitialLatents = Literal["pca", "factor-analysis"]
@@ -50,3 +52,26 @@ def cluster_centres(X: Float[Tensor, "N Q"], num_centres: int, *, seed: int = 0)
     """K-means centres of the rows of X: inducing points that lie where the data lie."""
     centres = KMeans(num_centres, n_init=1, random_state=seed).fit(X.detach().cpu().double().numpy()).cluster_centers_
     return torch.as_tensor(centres).to(X)
+
+
+def latent_mixture(
+    X: Float[Tensor, "N Q"], num_components: int = 20, *, regularization: float = 1e-4, seed: int = 0
+) -> dist.MixtureSameFamily:
+    """A mixture of Gaussians fitted to draws of the latents: where they lie, which N(0, I) does not know.
+
+    As a prior for new rows (:meth:`~pyro_lvgp.models.BayesianGPLVM.infer_latents`) it helps where much of a row is missing.
+
+    :param X: draws from the posterior of the training latents; several draws of each make the fit smooth.
+    :param num_components: number of Gaussians, each with a full covariance.
+    :param regularization: added to the variances, in squared units of X.
+    :param seed: seed of scikit-learn's EM algorithm.
+
+    Source: Ghosh et al. (2020), "From variational to deterministic autoencoders", on density estimation after the fit.
+
+    >>> latent_mixture(torch.randn(100, 2), 3).sample().shape
+    torch.Size([2])
+    """
+    values = X.detach().cpu().double().numpy()
+    fitted = GaussianMixture(num_components, reg_covar=regularization, random_state=seed).fit(values)
+    weights, means, covariances = (torch.as_tensor(x).to(X) for x in (fitted.weights_, fitted.means_, fitted.covariances_))
+    return dist.MixtureSameFamily(dist.Categorical(weights), dist.MultivariateNormal(means, covariances))

@@ -170,6 +170,40 @@ def test_infer_latents_equals_factor_analysis_for_a_linear_kernel():
         torch.testing.assert_close(q.scale[n], precision.diagonal().rsqrt(), rtol=0.1, atol=0.0)
 
 
+def test_infer_latents_finds_both_modes_under_a_mixture_prior():
+    """Given u, a linear kernel makes the posterior under a mixture of Gaussians another one, in closed form."""
+    model = _model(kernel=Linear(Q), likelihood=Gaussian(0.5))
+    guide = MeanFieldGuide(model, init_scale=1e-4)
+    guide(torch.randn(N, D))
+    guide.locs.u = 0.3 * torch.randn(D, M)
+    with torch.no_grad():
+        W = model.predict(guide, torch.eye(Q)).f_mean.mT
+    means, scale = torch.tensor([[-2.0] * Q, [2.0] * Q]), 0.3
+    prior = dist.MixtureSameFamily(dist.Categorical(torch.tensor([0.7, 0.3])), dist.Normal(means, scale).to_event(1))
+    Y_new = 0.3 * torch.randn(5, D)
+    q = model.infer_latents(guide, Y_new, prior=prior, num_starts=40)
+    for n, y in enumerate(Y_new):
+        evidence = dist.MultivariateNormal(means @ W.mT, scale**2 * W @ W.mT + 0.5 * torch.eye(D))
+        weight = (torch.tensor([0.7, 0.3]).log() + evidence.log_prob(y)).softmax(0)
+        gain = scale**2 * W.mT @ torch.linalg.inv(scale**2 * W @ W.mT + 0.5 * torch.eye(D))
+        loc = means + (y - means @ W.mT) @ gain.mT
+        found = q.component_distribution.mean[n]
+        share = q.mixture_distribution.probs[n]
+        for k in range(2):
+            at = (found - loc[k]).norm(dim=-1) < 0.2
+            assert share[at].sum().item() == pytest.approx(weight[k].item(), abs=0.05)
+    filled = model.impute(guide, Y_new.masked_fill(torch.rand(Y_new.shape) < 0.3, torch.nan), latents=q)
+    assert filled.mean.isfinite().all()
+
+
+def test_infer_latents_wants_as_many_candidates_as_starts(Y):
+    model = _model()
+    guide = MeanFieldGuide(model)
+    guide(Y)
+    with pytest.raises(ValueError, match=f"at most {M} starts"):
+        model.infer_latents(guide, Y, num_starts=M + 1)
+
+
 def test_infer_latents_leaves_model_guide_and_random_state_alone(Y):
     model = _model()
     guide = MeanFieldGuide(model)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from sklearn.decomposition import PCA, FactorAnalysis
 
-from pyro_lvgp.initialization import cluster_centres, linear_latents
+from pyro_lvgp.initialization import cluster_centres, latent_mixture, linear_latents
 
 
 @pytest.fixture
@@ -117,3 +117,16 @@ class TestClusterCentres:
         X = torch.randn(50, 2)
         assert torch.equal(cluster_centres(X, 8, seed=1), cluster_centres(X, 8, seed=1))
         assert not torch.equal(cluster_centres(X, 8, seed=1), cluster_centres(X, 8, seed=2))
+
+
+def test_latent_mixture_finds_clusters():
+    centres = torch.tensor([[-3.0, 0.0], [3.0, 1.0]], dtype=torch.float64)
+    which = (torch.rand(4000) < 0.25).long()
+    X = centres[which] + 0.5 * torch.randn(4000, 2, dtype=torch.float64)
+    mixture = latent_mixture(X, 2)
+    order = mixture.component_distribution.mean[:, 0].argsort()
+    torch.testing.assert_close(mixture.component_distribution.mean[order], centres, rtol=0.0, atol=0.05)
+    expected = torch.tensor([0.75, 0.25], dtype=torch.float64)
+    torch.testing.assert_close(mixture.mixture_distribution.probs[order], expected, rtol=0.0, atol=0.03)
+    covariances = mixture.component_distribution.covariance_matrix
+    torch.testing.assert_close(covariances, 0.25 * torch.eye(2).double().expand(2, 2, 2), rtol=0.0, atol=0.03)

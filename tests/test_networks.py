@@ -129,6 +129,12 @@ def test_sum_nets_by_hand(Net, hidden_dims):
         torch.testing.assert_close((loc, scale), loc_and_scale(encoder.rho(total / D**0.5), 0.2))
 
 
+def test_point_net_tells_outputs_apart_by_their_embeddings_alone(Y):
+    encoder = PointNet(D, Q).to(Y.dtype)
+    encoder.h[0].bias.data[:] = encoder.h[0].bias.data[0]
+    torch.testing.assert_close(encoder(Y[:, [2, 0, 3, 1]]), encoder(Y))
+
+
 @pytest.mark.parametrize("hidden_dims", [(), (6,), (6, 5)])
 def test_factor_net_is_a_product_of_densities(hidden_dims):
     Y = torch.randn(5, D, dtype=torch.double)

@@ -1,6 +1,7 @@
 """Guides that multiply a Gaussian-process prior by sites from an encoder."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
@@ -108,8 +109,12 @@ class StructuredGPGuide(AutoGuide):
                 raise ValueError(f"expected the name of a latent site, one of {sorted(latents)}, got {name!r}")
         self.mean_field._setup_prototype(*args, **kwargs)
         self.locs, self.scales = PyroModule(), PyroModule()
+        self._with_latents: dict[str, bool] = {}  # or one number for each point
         for name, encoded in self._encoded.items():
-            prior = _without_independent(name, latents[name]["fn"])
+            prior, y = _without_independent(name, latents[name]["fn"]), args[position_of_data(args)]
+            if y.dim() < 2:
+                raise ValueError(f"expected data [..., points, outputs], got {list(y.shape)}; a single output needs [:, None]")
+            self._with_latents[name] = len(prior.batch_shape + prior.event_shape) >= y.dim()
             if not encoded:
                 self._add_parameters(name, latents[name], prior)
 
@@ -127,9 +132,11 @@ class StructuredGPGuide(AutoGuide):
     def forward(self, *args, **kwargs) -> dict[str, Tensor]:
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
-        with _Replace(lambda name, prior: self._posterior(name, prior, args)), _HideObserved():
-            trace = poutine.trace(self.model).get_trace(*args, **kwargs)
-        return {name: trace.nodes[name]["value"] for name, _ in self.prototype_trace.iter_stochastic_nodes()}
+        latents = [name for name, _ in self.prototype_trace.iter_stochastic_nodes()]
+        drawn = _StopAfter(latents)
+        with _Replace(lambda name, prior: self._posterior(name, prior, args)), _HideObserved(), suppress(_AllDrawn):
+            drawn(self.model)(*args, **kwargs)
+        return {name: drawn.values[name] for name in latents}
 
     def _posterior(self, name: str, prior: Any, args: tuple) -> Any:
         """What stands for the prior of a site."""
@@ -155,7 +162,7 @@ class StructuredGPGuide(AutoGuide):
         shape = prior.batch_shape + prior.event_shape
 
         def align(x: Tensor) -> Tensor:
-            return _align(x if by_point else x.mT, shape, name)
+            return _align(x if by_point else x.mT, shape, name, self._with_latents[name])
 
         told = (~torch.isnan(y)).any(-1, keepdim=True)
         if not self._encoded[name]:
@@ -164,7 +171,8 @@ class StructuredGPGuide(AutoGuide):
         return align(loc), align(scale), align(told)
 
     def __getstate__(self):
-        return PyroModule.__getstate__(self) | {"_model": None, "master": None}
+        # The prototype holds priors, and they parameters, of the model.
+        return PyroModule.__getstate__(self) | {"_model": None, "master": None, "prototype_trace": None}
 
     @torch.no_grad()
     def median(self, *args, **kwargs) -> dict[str, Tensor]:
@@ -219,6 +227,25 @@ class _HideObserved(poutine.block_messenger.BlockMessenger):
         super().__init__(lambda msg: msg["type"] == "sample" and msg["is_observed"])
 
 
+class _AllDrawn(Exception):
+    """Nothing of the model is left that a guide needs."""
+
+
+class _StopAfter(Messenger):
+    """Note the values of latent sites, and leave the model after the last: a guide needs no decoder and no likelihood."""
+
+    def __init__(self, names: list[str]):
+        super().__init__()
+        self.values: dict[str, Tensor] = {}
+        self._left = set(names)
+
+    def _pyro_post_sample(self, msg):
+        self.values[msg["name"]] = msg["value"]
+        self._left.discard(msg["name"])
+        if not self._left:
+            raise _AllDrawn
+
+
 def _without_independent(name: str, prior: Any) -> Any:
     """The prior over one latent dimension."""
     while isinstance(prior, torch.distributions.Independent):
@@ -231,21 +258,16 @@ def _without_independent(name: str, prior: Any) -> Any:
     return prior
 
 
-def _align(x: Tensor, shape: torch.Size, name: str) -> Tensor:
+def _align(x: Tensor, shape: torch.Size, name: str, with_latents: bool) -> Tensor:
     """An encoding in the layout of the site: with dimensions of size 1 where the site's plates have them."""
-    event = min(len(shape), 2)
-    if event == 1 and 1 in x.shape[-2:]:
-        x = x.flatten(-2)  # a site without latent dimensions
-    lead, result = list(x.shape[:-event]), list(x.shape[-event:])
+    event = 2 if with_latents else 1
+    laid_out = x if with_latents else x.flatten(-2)
+    lead, result = list(laid_out.shape[:-event]), list(laid_out.shape[-event:])
     for size in reversed(shape[: len(shape) - event]):
         result.insert(0, lead.pop() if lead and lead[-1] == size else 1)
-    try:
-        if lead:
-            raise RuntimeError
-        torch.broadcast_shapes(result, shape)
-    except RuntimeError as error:
+    if lead or len(result) != len(shape) or any(size not in (1, whole) for size, whole in zip(result, shape, strict=True)):
         raise ValueError(
             f"expected an encoding that lines up with site {name!r} of shape {list(shape)} [..., latent dimensions, points], "
             f"got {list(x.shape)}; encoders return loc and scale [..., points, latent dimensions]"
-        ) from error
-    return x.reshape(result)
+        )
+    return laid_out.reshape(result)

@@ -268,7 +268,7 @@ class Stack(_Combination):
     Points ``[*batch, 1, N, P]``, or ``[N, P]``, give matrices ``[*batch, Q, N, M]``.
 
     :param kernels: kernels, each with batch shape ``()``, which counts once, or ``(q,)``.
-    :raises ValueError: if a kernel has another batch shape.
+    :raises ValueError: if a kernel has another batch shape, or points have no dimension of size 1 for it.
 
     >>> from pyro_lvgp.kernels import RBF, Periodic
     >>> kernel = Stack(RBF(1, batch_shape=(2,)), RBF(1) * Periodic(1))
@@ -282,17 +282,19 @@ class Stack(_Combination):
         return (sum(shape.numel() for shape in shapes),)
 
     def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
-        return _concatenate(self._covariances(X, Z, theta), 2)
+        return self._concatenate(self._covariances(X, Z, theta), 2)
 
     def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
-        return _concatenate(self._diagonals(X, theta), 1)
+        return self._concatenate(self._diagonals(X, theta), 1)
 
-
-def _concatenate(parts: list[Tensor], event_dim: int) -> Tensor:
-    """Along the dimension left of the event, [*batch, q, *event] each, where one without it counts once."""
-    parts = [part if part.dim() > event_dim else part.unsqueeze(0) for part in parts]
-    batch = torch.broadcast_shapes(*(part.shape[: -event_dim - 1] for part in parts))
-    return torch.cat([part.expand(*batch, *part.shape[-event_dim - 1 :]) for part in parts], -event_dim - 1)
+    def _concatenate(self, parts: list[Tensor], event_dim: int) -> Tensor:
+        """Along the dimension left of the event, [*batch, q, *event] each, where one without it counts once."""
+        parts = [part if part.dim() > event_dim else part.unsqueeze(0) for part in parts]
+        batch = torch.broadcast_shapes(*(part.shape[: -event_dim - 1] for part in parts))
+        stack = torch.cat([part.expand(*batch, *part.shape[-event_dim - 1 :]) for part in parts], -event_dim - 1)
+        if (got := stack.shape[-event_dim - 1]) != (expected := self.batch_shape[0]):
+            raise ValueError(f"expected {expected} kernels, got {got} from a batch of points; give them as X.unsqueeze(-3)")
+        return stack
 
 
 def _numbers(value: Tensor) -> str:

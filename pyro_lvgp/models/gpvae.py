@@ -83,8 +83,8 @@ class GPVAE(PyroModule):
 
     def forward(
         self,
-        x: Float[Tensor, "*series N P"],
-        y: Float[Tensor, "*series N D"] | None = None,
+        x: Float[Tensor, "*#series N P"],
+        y: Float[Tensor, "*#series N D"] | None = None,
         idx: Int[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "*particles N D"]:
         """The generative model of one series, or of series; or of a mini-batch, of points of one or of whole series.
@@ -93,34 +93,41 @@ class GPVAE(PyroModule):
         :param y: observations, NaN where missing; None to generate.
         :param idx: indices of the mini-batch.
         """
-        theta = self.likelihood.theta()
-        with self._mini_batch_of_points(x, y, idx), self.series_plate(x, y, idx):
-            f = pyro.sample("f", self.prior(x))
-            with pyro.plate("points", x.shape[-2], dim=-1):
-                latents = (f.squeeze(-3) if f.dim() > 2 else f).mT
-                if self.independent_dim:
-                    white = dist.Normal(latents.new_zeros(self.independent_dim), 1.0).to_event(1)
+        # What has a prior by PyroSample is read outside all plates: kernel, likelihood and decoder serve all series.
+        prior, theta = self.prior(x), self.likelihood.theta()
+        scale, series = self._mini_batch_of_points(x, y, idx), self.series_plate(x, y, idx)
+        points = pyro.plate("points", x.shape[-2], dim=-1)
+        with scale, series:
+            f = pyro.sample("f", prior)
+            latents = (f.squeeze(-3) if f.dim() > 2 else f).mT
+            if self.independent_dim:
+                white = dist.Normal(latents.new_zeros(self.independent_dim), 1.0).to_event(1)
+                with points:
                     latents = _join(latents, pyro.sample("w", white))
-                function = self.decoder(latents)
-                if isinstance(function, tuple):
-                    function, theta = function
-                entries = self.likelihood.distribution(function, theta)
-                if y is None:
-                    return pyro.sample("y", entries.to_event(1))
-                return pyro.sample("y", entries.mask(~torch.isnan(y)).to_event(1), obs=torch.nan_to_num(y))
+        function = self.decoder(latents)
+        if isinstance(function, tuple):
+            function, theta = function
+        entries = self.likelihood.distribution(function, theta)
+        with scale, series, points:
+            if y is None:
+                return pyro.sample("y", entries.to_event(1))
+            return pyro.sample("y", entries.mask(~torch.isnan(y)).to_event(1), obs=torch.nan_to_num(y))
 
-    def prior(self, x: Float[Tensor, "*series N P"]) -> Any:
+    def prior(self, x: Float[Tensor, "*#series N P"]) -> Any:
         """The processes at inputs."""
         return GaussianProcess(self.kernel, _inputs(x), self.kernel.theta()).to_event(1)
 
     def series_plate(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> Any:
-        """The plate over series, if there are several; guides open the same one."""
+        """The plate over series, or a context that does nothing if there is one only."""
         sizes = [len(data) for data in (y, x) if data is not None and data.dim() == 3]
         if not sizes:
             return nullcontext()
         return pyro.plate("series", sizes[0] if idx is None else self._total(idx), subsample=idx, dim=-2)
 
-    create_plates = series_plate
+    def create_plates(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> list[pyro.plate]:
+        """The plates that guides open as well."""
+        series = self.series_plate(x, y, idx)
+        return [series] if isinstance(series, pyro.plate) else []
 
     def _mini_batch_of_points(self, x: Tensor, y: Tensor | None, idx: Tensor | None) -> Any:
         one_series = x.dim() == 2 and (y is None or y.dim() == 2)
@@ -131,7 +138,7 @@ class GPVAE(PyroModule):
             raise ValueError(f"expected num_data with mini-batches, got one of {len(idx)} and none; pass num_data to GPVAE")
         return self.num_data
 
-    def check(self, x: Float[Tensor, "*series N P"], y: Float[Tensor, "*series N D"]) -> None:
+    def check(self, x: Float[Tensor, "*#series N P"], y: Float[Tensor, "*#series N D"]) -> None:
         """Raise if the data cannot be used: shapes, dtype, missing or infinite inputs, outputs never observed."""
         check_series(x, y)
         self.likelihood.check(y)
@@ -139,9 +146,9 @@ class GPVAE(PyroModule):
     def predict(
         self,
         guide: Guide,
-        x: Float[Tensor, "*series N P"],
-        y: Float[Tensor, "*series N D"],
-        x_new: Float[Tensor, "*series M P"] | None = None,
+        x: Float[Tensor, "*#series N P"],
+        y: Float[Tensor, "*#series N D"],
+        x_new: Float[Tensor, "*#series M P"] | None = None,
         *,
         num_samples: int = 100,
         joint: bool = False,
@@ -173,7 +180,7 @@ class GPVAE(PyroModule):
         return MixturePrediction(tuple(mixture))
 
     def impute(
-        self, guide: Guide, x: Float[Tensor, "*series N P"], y: Float[Tensor, "*series N D"], *, num_samples: int = 100
+        self, guide: Guide, x: Float[Tensor, "*#series N P"], y: Float[Tensor, "*#series N D"], *, num_samples: int = 100
     ) -> Imputation:
         """Fill the missing entries; observed ones are returned as they are, with variance zero.
 
@@ -188,8 +195,8 @@ class GPVAE(PyroModule):
     def forecast(
         self,
         guide: Guide,
-        x: Float[Tensor, "*series N 1"],
-        y: Float[Tensor, "*series N D"],
+        x: Float[Tensor, "*#series N 1"],
+        y: Float[Tensor, "*#series N D"],
         num_steps: int,
         *,
         num_samples: int = 100,
@@ -203,13 +210,15 @@ class GPVAE(PyroModule):
         :param num_steps: how many steps to look ahead.
         :param num_samples: draws of the latents.
         :param joint: as in :meth:`predict`.
-        :raises ValueError: if there is more than one input column, or the steps are not equal.
+        :raises ValueError: if there is one time only or more than one input column, or the steps are not equal and positive.
         """
         step = x.diff(dim=-2)
-        if x.shape[-1] != 1 or not torch.allclose(step, step[..., :1, :], rtol=1e-3):
+        even = step.numel() and (step > 0.0).all() and torch.allclose(step, step[..., :1, :], rtol=1e-3)
+        if x.shape[-1] != 1 or not even:
+            steps = step.flatten().tolist() or [0.0]
             raise ValueError(
-                f"expected evenly spaced times of shape [..., N, 1], got {list(x.shape)} with steps from {step.min():g} to "
-                f"{step.max():g}; give the inputs to predict(...) yourself"
+                f"expected two or more times of shape [..., N, 1], increasing in equal steps, got {list(x.shape)} with steps "
+                f"from {min(steps):g} to {max(steps):g}; give the inputs to predict(...) yourself"
             )
         ahead = torch.arange(1, num_steps + 1, dtype=x.dtype, device=x.device)[:, None]
         x_new = x[..., -1:, :] + ahead * step[..., -1:, :]

@@ -116,6 +116,8 @@ class LatentVariableModel(PyroModule):
         guide: Guide,
         Y: Float[Tensor, "B D"],
         *,
+        prior: TorchDistributionMixin | None = None,
+        num_starts: int = 1,
         num_steps: int = 300,
         learning_rate: float = 0.05,
         num_samples: int = 8,
@@ -124,33 +126,48 @@ class LatentVariableModel(PyroModule):
         r"""Posterior over the latents of new rows, partly observed ones too; nothing is retrained.
 
         Maximises :math:`E_{q(x)q(\text{globals})}[\log p(y \mid x) + \log p(x) - \log q(x)]` over a Gaussian q(x) for each
-        row, starting at the best of :meth:`latent_candidates`.  A guide with an encoder for ``X`` starts at its encoding:
-        with ``num_steps=0`` that is the answer.
+        row, starting at the best of some candidates.  A guide with an encoder for ``X`` starts at its encoding: with
+        ``num_steps=0`` that is the answer.  A row of which much is missing may fit in several places: with more starts, q(x)
+        is a mixture of the Gaussians found, weighted by ``exp`` of their bounds, those that overlap counting once.
 
         :param guide: a fitted guide; its globals are averaged over, and stay as they are.
         :param Y: new rows, NaN where missing.
+        :param prior: p(x) of one row, instead of N(0, I), such as :func:`~pyro_lvgp.initialization.latent_mixture` of the
+            training latents; candidates are then drawn from it, and otherwise are :meth:`latent_candidates`.
+        :param num_starts: Gaussians for each row.
         :param num_steps: Adam steps.
         :param learning_rate: of those steps.
         :param num_samples: draws of the globals, one taken at each step.
         :param seed: seed of the noise; the global random state is left alone.
-        :returns: ``Normal(loc, scale).to_event(1)`` of batch shape [B].
+        :returns: ``Normal(loc, scale).to_event(1)`` of batch shape [B], or a ``MixtureSameFamily`` of them.
+        :raises ValueError: if there are fewer candidates than starts.
         """
         check_data(Y, self.data_dim, like=self.latent_candidates(), name="Y")
         check_values(Y, columns=False, name="Y")
+        prior = dist.Normal(torch.zeros_like(self.latent_candidates()[0]), 1.0).to_event(1) if prior is None else prior
         with seeded(seed):
             draws = list(self._global_draws(guide, num_samples))
-            loc, scale = self._first_latents(guide, Y, draws)
+            loc, scale = self._first_latents(guide, Y, draws[0], prior, num_starts)
+            rows = Y.repeat(num_starts, 1)
             loc, log_scale = loc.clone().requires_grad_(), scale.log().clone().requires_grad_()
             optimizer = torch.optim.Adam([loc, log_scale], lr=learning_rate)
             decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(num_steps, 1))
-            for step in range(num_steps):
+
+            def bounds(step: int) -> Tensor:
                 q = dist.Normal(loc, log_scale.exp())
                 X = q.rsample()
-                bound = self._log_joint_rows(draws[step % num_samples], X, Y) + q.entropy().sum(-1)
-                loc.grad, log_scale.grad = torch.autograd.grad(-bound.sum(), [loc, log_scale])
+                return self._log_likelihood_rows(draws[step % num_samples], X, rows) + prior.log_prob(X) + q.entropy().sum(-1)
+
+            for step in range(num_steps):
+                loc.grad, log_scale.grad = torch.autograd.grad(-bounds(step).sum(), [loc, log_scale])
                 optimizer.step()
                 decay.step()
-        return dist.Normal(loc.detach(), log_scale.detach().exp()).to_event(1)
+            q = dist.Normal(loc.detach(), log_scale.detach().exp()).to_event(1)
+            if num_starts == 1:
+                return q
+            with torch.no_grad():
+                bound = torch.stack([bounds(step) for step in range(4 * num_samples)]).mean(0)
+        return _mixture(q, bound, num_starts)
 
     def impute(
         self,
@@ -203,29 +220,51 @@ class LatentVariableModel(PyroModule):
             model = poutine.condition(self, {**globals_, "X": X})
             return _rows(poutine.trace(model).get_trace(None, idx))
 
-    def _log_joint_rows(self, globals_: dict[str, Tensor], X: Tensor, Y: Tensor) -> Float[Tensor, " B"]:
-        """Log p(y_n | x_n, globals) + log p(x_n)."""
+    def _log_likelihood_rows(self, globals_: dict[str, Tensor], X: Tensor, Y: Tensor) -> Float[Tensor, " B"]:
+        """Log p(y_n | x_n, globals) of what is observed."""
         entries = self._rows_given(globals_, X).base_dist
-        log_likelihood = entries.mask(~torch.isnan(Y)).log_prob(torch.nan_to_num(Y)).sum(-1)
-        return log_likelihood + dist.Normal(0.0, 1.0).log_prob(X).sum(-1)
+        return entries.mask(~torch.isnan(Y)).log_prob(torch.nan_to_num(Y)).sum(-1)
 
-    def _first_latents(self, guide: Guide, Y: Tensor, draws: list[dict[str, Tensor]]) -> tuple[Tensor, Tensor]:
+    def _first_latents(
+        self, guide: Guide, Y: Tensor, globals_: dict[str, Tensor], prior: TorchDistributionMixin, num_starts: int
+    ) -> tuple[Tensor, Tensor]:
+        """Where to start, [num_starts · B, Q]: at the best candidate, or at several by Gumbel's trick without replacement."""
         encoder = getattr(getattr(guide, "encoders", None), "X", None)
-        if encoder is not None:
+        if encoder is not None and num_starts == 1:
             with torch.no_grad():
                 loc, scale = encoder(Y)
             # A full covariance starts at its marginals.
             return loc, scale if scale.shape == loc.shape else scale.square().sum(-1).sqrt()
-        candidates = self.latent_candidates()
+        candidates = (
+            prior.sample((_NUM_CANDIDATES,)) if isinstance(prior, dist.MixtureSameFamily) else self.latent_candidates()
+        )
+        if len(candidates) < num_starts:
+            raise ValueError(f"expected at most {len(candidates)} starts, as many as there are candidates, got {num_starts}")
         with torch.no_grad():
-            scores = torch.stack([self._log_joint_rows(draws[0], candidate.expand(len(Y), -1), Y) for candidate in candidates])
-        loc = candidates[scores.argmax(0)]
+            scores = torch.stack(
+                [self._log_likelihood_rows(globals_, x.expand(len(Y), -1), Y) + prior.log_prob(x) for x in candidates]
+            )
+        if num_starts > 1:  # one of each place that is likely, rather than the best place many times
+            scores = 0.5 * scores - torch.empty_like(scores).exponential_().log()
+        loc = candidates[scores.topk(num_starts, 0).indices].flatten(0, 1)
         return loc, torch.full_like(loc, 0.1)
+
+
+_NUM_CANDIDATES = 500
 
 
 def _rows(trace: Trace) -> Any:
     """The distribution of the observations, an ``Independent`` around a ``NoisyFunction``."""
     return trace.nodes["y"]["fn"]
+
+
+def _mixture(q: Any, bound: Float[Tensor, " SB"], num_starts: int) -> TorchDistributionMixin:
+    """Gaussians that started at several places, [S · B] of them, weighted by exp(bound); those that met count once."""
+    loc, scale, bound = (x.unflatten(0, (num_starts, -1)).transpose(0, 1) for x in (q.base_dist.loc, q.base_dist.scale, bound))
+    gaussians = dist.Normal(loc, scale).to_event(1)
+    overlap = dist.Normal(loc[:, None], scale[:, None]).to_event(1).log_prob(loc[:, :, None])  # log q_j at the mean of q_i
+    weight = bound - (overlap.logsumexp(-1) - overlap.diagonal(dim1=-2, dim2=-1))
+    return dist.MixtureSameFamily(dist.Categorical(logits=weight), gaussians)
 
 
 def _average(rows: Iterator[TorchDistributionMixin]) -> Prediction:

@@ -1,0 +1,185 @@
+"""Half-hidden rows: oil flow rows of which 6 of 12 entries are missing, Frey faces of which 75 % are."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+
+import pyro
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from sklearn.covariance import LedoitWolf
+from sklearn.impute import KNNImputer
+from sklearn.mixture import GaussianMixture
+from torch import Tensor
+from tqdm import tqdm
+
+from benchmarks.annealed import TASKS as ANNEALED_TASKS
+from benchmarks.report import Measurement, Row, Settings
+from benchmarks.scores import predictive
+from pyro_lvgp.datasets import load_dataset
+from pyro_lvgp.guides import MeanFieldGuide
+from pyro_lvgp.infer import ImportanceWeightedELBO, LocalELBO, MeanFieldELBO
+from pyro_lvgp.initialization import latent_mixture
+from pyro_lvgp.likelihoods import Gaussian
+from pyro_lvgp.models import BayesianGPLVM
+from pyro_lvgp.models.latent_variable_model import Guide
+from pyro_lvgp.training import fit
+
+NUM_THREADS = 1
+NUM_COMPONENTS, NUM_STARTS, NUM_DRAWS = 20, 16, 300
+PUBLISHED: list[Row] = []
+NOTES = """\
+Oil flow: 900 complete rows to train on, 100 others with 6 entries hidden each, standardised by the training rows.  RMSE and
+mean negative log predictive density (NLPD) of the hidden entries, each given the observed ones of its row.  "N(0, I)" and
+"mixture" are the prior of the new rows' latents: the model's, and 20 Gaussians fitted to the training latents; both have
+posteriors of 16 Gaussians for each row (`infer_latents(num_starts=16)`).  Median NLPD is that of the entries' NLPD.
+Frey: 75 % of the pixels of 5 % of the rows hidden, all other rows complete; RMSE in grey level / 255."""
+
+
+def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:
+    """Measure all methods on both sets, or on one, for each seed."""
+    for name in [only] if only else list(TASKS):
+        for seed in tqdm(range(seeds), desc=name, unit="seed"):
+            yield from TASKS[name](seed, 50 if quick else None)
+
+
+def oilflow(seed: int, num_steps: int | None) -> Iterator[Measurement]:
+    """Rows never trained on, of which half is hidden."""
+    X = torch.as_tensor(load_dataset("oilflow")["X"], dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(X), generator=generator)
+    train, test = X[order[:900]], X[order[900:]]
+    train, test = (train - train.mean(0)) / train.std(0), (test - train.mean(0)) / train.std(0)
+    hidden = torch.rand(test.shape, generator=generator, dtype=torch.float64).argsort(-1) < 6
+    Y = test.masked_fill(hidden, torch.nan)
+
+    def measure(
+        method: str, mean: Tensor, log_density: Tensor | None, seconds: float, settings: Settings
+    ) -> Iterator[Measurement]:
+        values = {"RMSE": (mean - test)[hidden].square().mean().sqrt().item()}
+        if log_density is not None:
+            values |= {"NLPD": -log_density[hidden].mean().item(), "median NLPD": -log_density[hidden].median().item()}
+        for metric, value in values.items():
+            yield Measurement("oilflow, 6 of 12 entries hidden", method, metric, value, seconds, settings)
+
+    start = time.perf_counter()
+    filled = torch.as_tensor(KNNImputer(n_neighbors=5).fit(train.numpy()).transform(Y.numpy()))
+    yield from measure("KNNImputer(5)", filled, None, time.perf_counter() - start, {})
+    for number in (1, NUM_COMPONENTS):
+        start = time.perf_counter()
+        fitted = GaussianMixture(number, reg_covar=1e-4, n_init=3, random_state=seed).fit(train.numpy())
+        weights, means, covariances = map(torch.as_tensor, (fitted.weights_, fitted.means_, fitted.covariances_))
+        mean, log_density = mixture_given(weights, means, covariances, Y, test)
+        yield from measure(f"{number} Gaussian(s), EM", mean, log_density, time.perf_counter() - start, {})
+    steps = num_steps or 8000
+    settings: Settings = {"Q": 10, "M": 100, "steps": steps, "batch": 200, "optimiser": "Adam, 0.02 by cosine to 0"}
+    for name, (make, loss) in METHODS.items():
+        with pyro.get_param_store().scope(), torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model = BayesianGPLVM(900, 12, 10, num_inducing=100, likelihood=Gaussian(data_dim=12)).double()
+            guide = make(model.initialize(train, seed=seed))
+            history = fit(
+                model,
+                guide,
+                train,
+                loss=loss(),
+                num_steps=steps,
+                batch_size=200,
+                learning_rate=0.02,
+                schedule="cosine",
+                seed=seed,
+                progress=False,
+            )
+            draws = torch.cat([guide(train)["X"].detach() for _ in range(4)])
+            priors = {"N(0, I)": None, "mixture": latent_mixture(draws, NUM_COMPONENTS, seed=seed)}
+            for prior_name, prior in priors.items():
+                mean, log_density = moments(model, guide, Y, test, prior)
+                yield from measure(f"{name}, {prior_name}", mean, log_density, history.seconds[-1], settings)
+
+
+def frey(seed: int, num_steps: int | None) -> Iterator[Measurement]:
+    """Faces trained on as far as they are seen."""
+    task = ANNEALED_TASKS["frey"]()
+    assert task.hidden is not None
+    truth, hidden = task.Y, task.hidden
+    Y = truth.masked_fill(hidden, torch.nan)
+
+    def measure(method: str, filled: Tensor, seconds: float, settings: Settings) -> Measurement:
+        rmse = task.scale * (filled - truth)[hidden].square().mean().sqrt().item()
+        return Measurement("frey, 75 % of the pixels of 5 % of the rows hidden", method, "RMSE", rmse, seconds, settings)
+
+    complete, partial = Y[~hidden.any(-1)], hidden.any(-1)
+    start = time.perf_counter()
+    filled = torch.as_tensor(KNNImputer(n_neighbors=5).fit_transform(Y.numpy()))
+    yield measure("KNNImputer(5)", filled, time.perf_counter() - start, {})
+    start = time.perf_counter()
+    gaussian = LedoitWolf().fit(complete.double().numpy())
+    location, covariance = torch.as_tensor(gaussian.location_)[None], torch.as_tensor(gaussian.covariance_)[None]
+    filled = truth.double()
+    filled[partial], _ = mixture_given(torch.ones(1).double(), location, covariance, Y[partial].double(), filled[partial])
+    yield measure("Gaussian, Ledoit-Wolf", filled, time.perf_counter() - start, {})
+    steps = num_steps or 500
+    settings: Settings = {"Q": 30, "M": 100, "steps": steps, "batch": 200, "optimiser": "Adam, 0.01 by cosine to 0"}
+    with pyro.get_param_store().scope(), torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = BayesianGPLVM(len(Y), Y.shape[1], 30, num_inducing=100).initialize(Y, seed=seed)
+        guide, loss = MeanFieldGuide(model), MeanFieldELBO(num_samples=2, max_plate_nesting=1)
+        history = fit(
+            model,
+            guide,
+            Y,
+            loss=loss,
+            num_steps=steps,
+            batch_size=200,
+            learning_rate=0.01,
+            schedule="cosine",
+            seed=seed,
+            progress=False,
+        )
+        filled = model.impute(guide, Y, num_samples=16).mean
+    yield measure("mean field", filled, history.seconds[-1], settings)
+
+
+METHODS: dict[str, tuple[Callable[[BayesianGPLVM], Guide], Callable[[], LocalELBO]]] = {
+    "mean field": (MeanFieldGuide, lambda: MeanFieldELBO(num_samples=2, max_plate_nesting=1)),
+    "IW, S = 5": (MeanFieldGuide, lambda: ImportanceWeightedELBO(num_samples=5, max_plate_nesting=1)),
+}
+TASKS = {"oilflow": oilflow, "frey": frey}
+
+
+@torch.no_grad()
+def moments(
+    model: BayesianGPLVM,
+    guide: Guide,
+    Y: Float[Tensor, "B D"],
+    truth: Float[Tensor, "B D"],
+    prior: TorchDistributionMixin | None,
+) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B D"]]:
+    """Predictive mean, and log density at the truth, of each entry given the observed ones of its row."""
+    with torch.enable_grad():
+        q = model.infer_latents(guide, Y, prior=prior, num_starts=NUM_STARTS)
+    X = q.sample((NUM_DRAWS,))
+    mean, variance = (x.unflatten(0, X.shape[:2]) for x in predictive(model, guide, X.flatten(0, 1)))
+    log_density = dist.Normal(mean, variance.sqrt()).log_prob(truth).logsumexp(0) - math.log(NUM_DRAWS)
+    return mean.mean(0), log_density
+
+
+def mixture_given(
+    weights: Tensor, means: Tensor, covariances: Tensor, Y: Float[Tensor, "B D"], truth: Float[Tensor, "B D"]
+) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B D"]]:
+    """The same for a mixture of Gaussians, in closed form; where observed, the mean is the data."""
+    mean, log_density = Y.clone(), torch.zeros_like(Y)
+    for n, row in enumerate(Y):
+        m = torch.isnan(row)
+        o = ~m
+        given = dist.MultivariateNormal(means[:, o], covariances[:, o][:, :, o])
+        log_weight = (weights.log() + given.log_prob(row[o])).log_softmax(0)[:, None]
+        gain = torch.linalg.solve(covariances[:, o][:, :, o], covariances[:, o][:, :, m])
+        part_mean = means[:, m] + ((row[o] - means[:, o])[:, None] @ gain).squeeze(1)
+        variance = covariances[:, m][:, :, m] - covariances[:, m][:, :, o] @ gain
+        part = dist.Normal(part_mean, variance.diagonal(dim1=-2, dim2=-1).sqrt())
+        mean[n, m] = (log_weight.exp() * part_mean).sum(0)
+        log_density[n, m] = (log_weight + part.log_prob(truth[n, m])).logsumexp(0)
+    return mean, log_density

@@ -1,0 +1,638 @@
+"""GP-VAEs: with linear decoders against the multi-output Gaussian processes that they are; their shapes, priors and errors."""
+
+import math
+from typing import NamedTuple
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import Predictive, Trace_ELBO
+from pyro.nn import PyroModule, PyroSample
+from torch import Tensor, nn
+from torch.distributions import MultivariateNormal
+
+from pyro_lvgp import gaussian_sites
+from pyro_lvgp.guides import MeanFieldGuide, StructuredGPGuide
+from pyro_lvgp.infer import StructuredELBO
+from pyro_lvgp.kernels import RBF, Matern
+from pyro_lvgp.likelihoods import Gaussian, Poisson
+from pyro_lvgp.models import GPVAE
+from pyro_lvgp.models.mixture import MixturePrediction
+from pyro_lvgp.networks import MLP, FactorNet
+from pyro_lvgp.training import fit
+
+N, M, D, B = 6, 3, 3, 3
+NOISE = 0.3
+LOADINGS = torch.tensor([[1.0, 2.0], [-1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)  # orthogonal columns
+DRAWS = 20_000
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    torch.set_default_dtype(torch.float64)
+
+
+class Exact(NamedTuple):
+    """A multi-output Gaussian process given the data of one series, at their inputs and then at new ones."""
+
+    log_evidence: Tensor
+    f_mean: Tensor  # [Q N]
+    f_covariance: Tensor  # [Q N, Q N]
+    mean: Tensor  # of outputs, [N, D]
+    function_covariance: Tensor  # [D N, D N]
+
+
+def exact(model, x, y, x_new=None):
+    """The Gaussian process y_nd = Σ_q w_dq f_q(x_n) + b_d + noise, whose kernel is Σ_q w_q w_qᵀ ⊗ k_q."""
+    x_all = x if x_new is None else torch.cat([x, x_new])
+    K = torch.block_diag(*model.kernel(x_all))
+    A = torch.kron(model.decoder.weight, torch.eye(len(x_all)))  # [D N, Q N]
+    bias = model.decoder.bias.repeat_interleave(len(x_all))
+    values = torch.full((D, len(x_all)), torch.nan)
+    values[:, : len(x)] = y.mT
+    values = values.flatten()
+    seen = ~torch.isnan(values)
+    total = A[seen] @ K @ A[seen].mT + model.likelihood.variance * torch.eye(int(seen.sum()))
+    gain = K @ A[seen].mT @ torch.linalg.inv(total)
+    f_mean, f_covariance = gain @ (values - bias)[seen], K - gain @ A[seen] @ K
+    return Exact(
+        MultivariateNormal(bias[seen], total).log_prob(values[seen]),
+        f_mean,
+        f_covariance,
+        (A @ f_mean + bias).unflatten(0, (D, -1)).mT,
+        A @ f_covariance @ A.mT,
+    )
+
+
+def exact_variance(model, found):
+    """Of outputs [N, D], noise included."""
+    return found.function_covariance.diagonal().unflatten(0, (D, -1)).mT + model.likelihood.variance
+
+
+def make_linear(num_latents, *series, **options):
+    """One latent and holes in the data, or two with orthogonal loadings and whole rows only: the likelihood factorises."""
+    variance, lengthscale = torch.tensor([1.2, 0.8])[:num_latents], torch.tensor([[0.3], [0.6]])[:num_latents]
+    kernel = Matern(1, variance=variance, lengthscale=lengthscale, batch_shape=(num_latents,))
+    model = GPVAE(kernel, nn.Linear(num_latents, D), Gaussian(NOISE), **options)
+    model.decoder.weight, model.decoder.bias = LOADINGS[:, :num_latents].clone(), torch.tensor([0.5, 0.0, -0.5])
+    x = torch.rand(*series, N, 1).sort(-2).values
+    y = model(x).detach()
+    y[..., 1, :] = torch.nan
+    if num_latents == 1:
+        y[..., 0, 1:] = torch.nan
+        y[..., 3, 0] = torch.nan
+    return model, x, y
+
+
+def exact_sites(model, y):
+    """Location and scale [*, N, Q] of the likelihood as a function of each latent."""
+    W, seen = model.decoder.weight, (~torch.isnan(y)).to(y)
+    norm = seen @ W.square()
+    told = norm > 0.0
+    loc = torch.where(told, ((y - model.decoder.bias).nan_to_num() * seen) @ W / norm, 0.0)
+    return loc, torch.where(told, (model.likelihood.variance / norm).sqrt(), 1.0)
+
+
+def make_exact(num_latents, *series):
+    """With a guide whose own sites are the likelihood's."""
+    model, x, y = make_linear(num_latents, *series)
+    guide = StructuredGPGuide(model)
+    guide(x, y)
+    loc, scale = (part.mT.detach().reshape(guide.locs.f.shape) for part in exact_sites(model, y))
+    guide.locs.f, guide.scales.f = loc, scale
+    return model, guide, x, y
+
+
+class ExactEncoder(nn.Module):
+    """The same sites as an encoder, for data never seen."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.sites = lambda y: exact_sites(model, y)
+
+    def forward(self, y):
+        return self.sites(y)
+
+
+def one_by_one(model, x, y, x_new=None):
+    if y.dim() == 2:
+        return [exact(model, x, y, x_new)]
+    new = [None] * B if x_new is None else x_new if x_new.dim() == 3 else [x_new] * B
+    return [exact(model, *row) for row in zip(x, y, new, strict=True)]
+
+
+every_linear = pytest.mark.parametrize("num_latents", [1, 2], ids=["one latent", "two latents"])
+one_and_several = pytest.mark.parametrize("series", [(), (B,)], ids=["one series", "several"])
+
+
+# ---- exact sites
+
+
+@every_linear
+@one_and_several
+def test_exact_sites_give_the_exact_evidence(num_latents, series):
+    """The doubly stochastic value and joint draws have no noise left; the semi-analytic value has."""
+    model, guide, x, y = make_exact(num_latents, *series)
+    evidence = sum(found.log_evidence for found in one_by_one(model, x, y)).item()
+    for bound in (*(StructuredELBO(value="doubly-stochastic", gradient=g) for g in ("path", "score")), Trace_ELBO()):
+        for _ in range(2):
+            assert bound.loss(model, guide, x, y) == pytest.approx(-evidence, rel=1e-9)
+    elbo = StructuredELBO(num_particles=500, max_plate_nesting=2)
+    losses = torch.tensor([elbo.loss(model, guide, x, y) for _ in range(20)])
+    error = losses.std() / 20**0.5
+    assert 0.0 < error < 0.1
+    assert abs(losses.mean() + evidence) < 4.5 * error
+
+
+@every_linear
+@one_and_several
+def test_exact_sites_give_the_exact_posterior(num_latents, series):
+    model, guide, x, y = make_exact(num_latents, *series)
+    x_new = torch.rand(*series, M, 1)
+    q = poutine.trace(guide).get_trace(x, y).nodes["f"]["fn"].base_dist
+    new = q.at(x_new[:, None, None] if series else x_new[None], joint=True)
+    K = q.prior.covariance_matrix
+    covariance = gaussian_sites.predictive_covariance(q.posterior, K, K)
+    lay_out = (lambda part: part.squeeze(1)) if series else (lambda part: part[None])
+    moments = [lay_out(part) for part in (q.mean, covariance, new.mean, new.covariance_matrix)]
+    for mean, covariance, new_mean, new_covariance, found in zip(*moments, one_by_one(model, x, y, x_new), strict=True):
+        f_mean = found.f_mean.unflatten(0, (num_latents, -1))
+        torch.testing.assert_close(mean, f_mean[:, :N])
+        torch.testing.assert_close(new_mean, f_mean[:, N:])
+        blocks = found.f_covariance.unflatten(0, (num_latents, -1)).unflatten(-1, (num_latents, -1))
+        for k in range(num_latents):
+            torch.testing.assert_close(covariance[k], blocks[k, :N, k, :N])
+            torch.testing.assert_close(new_covariance[k], blocks[k, N:, k, N:], rtol=1e-6, atol=1e-6)
+
+
+@every_linear
+def test_exact_sites_give_the_slopes_of_the_exact_evidence(num_latents):
+    """Those of sites vanish, those of the kernel have no noise, and those of the decoder have the right mean."""
+    model, guide, x, y = make_exact(num_latents)
+    evidence = exact(model, x, y).log_evidence
+    own = [guide.locs.f_unconstrained, guide.scales.f_unconstrained]
+    kernel, others = list(model.kernel.parameters()), [*model.decoder.parameters(), *model.likelihood.parameters()]
+    expected = torch.autograd.grad(evidence, kernel + others)
+    elbo = StructuredELBO(value="doubly-stochastic", num_particles=200, max_plate_nesting=1)
+    runs = []
+    for _ in range(20):
+        loss = elbo.differentiable_loss(model, guide, x, y)
+        slopes = torch.autograd.grad(-loss, own + kernel + others)
+        for slope in slopes[:2]:
+            torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0.0, atol=1e-9)
+        for slope, exactly in zip(slopes[2:4], expected[:2], strict=True):
+            torch.testing.assert_close(slope, exactly)
+        runs.append(torch.cat([slope.flatten() for slope in slopes[4:]]))
+    runs, rest = torch.stack(runs), torch.cat([slope.flatten() for slope in expected[2:]])
+    error = runs.std(0) / 20**0.5
+    assert error.norm() < 0.05 * rest.norm()
+    assert ((runs.mean(0) - rest).abs() < 4.5 * error).all()
+
+
+@every_linear
+def test_other_sites_give_less_by_the_divergence(num_latents):
+    """The bound is the evidence less KL(q ‖ p(f | y))."""
+    model, guide, x, y = make_exact(num_latents)
+    found = exact(model, x, y)
+    elbo = StructuredELBO(num_particles=1000, max_plate_nesting=1)
+    for _ in range(4):
+        guide.locs.f, guide.scales.f = torch.randn(num_latents, N), 0.2 + torch.rand(num_latents, N)
+        q = poutine.trace(guide).get_trace(x, y).nodes["f"]["fn"].base_dist
+        K = q.prior.covariance_matrix
+        covariance = torch.block_diag(*gaussian_sites.predictive_covariance(q.posterior, K, K))
+        divergence = torch.distributions.kl_divergence(
+            MultivariateNormal(q.mean.flatten(), covariance), MultivariateNormal(found.f_mean, found.f_covariance)
+        )
+        losses = torch.tensor([elbo.loss(model, guide, x, y) for _ in range(16)])
+        error = losses.std() / 4.0
+        assert error < 0.05 * divergence
+        assert abs(found.log_evidence - divergence + losses.mean()) < 6.0 * error
+
+
+def test_a_fit_finds_the_exact_sites():
+    model, x, y = make_linear(1)
+    guide, loss = StructuredGPGuide(model), StructuredELBO(value="doubly-stochastic", max_plate_nesting=1)
+    fit(model, guide, x, y, loss=loss, num_steps=200, learning_rate=0.1, schedule="cosine", progress=False)
+    found = exact(model, x, y)
+    q = poutine.trace(guide).get_trace(x, y).nodes["f"]["fn"].base_dist
+    spread = found.f_covariance.diagonal().sqrt()
+    assert ((q.mean[0] - found.f_mean).abs() < 0.15 * spread).all()
+    torch.testing.assert_close(q.variance[0].sqrt(), spread, rtol=0.1, atol=0.0)
+    bound = -StructuredELBO(value="doubly-stochastic", num_particles=1000).loss(model, guide, x, y)
+    assert found.log_evidence - 0.1 < bound < found.log_evidence + 0.02
+
+
+def make_with_white(*series):
+    """One smooth latent and one that is independent from point to point, with orthogonal loadings and exact sites."""
+    smooth, x, y = make_linear(1, *series)
+    pyro.clear_param_store()  # of the decoder that is replaced
+    y = torch.where(torch.isnan(y).all(-1, keepdim=True), torch.nan, torch.randn(y.shape))
+    model = GPVAE(smooth.kernel, nn.Linear(2, D), Gaussian(NOISE), independent_dim=1)
+    model.decoder.weight, model.decoder.bias = LOADINGS.clone(), torch.tensor([0.5, 0.0, -0.5])
+
+    class Column(nn.Module):
+        def __init__(self, column):
+            super().__init__()
+            self.column = column
+
+        def forward(self, y):
+            return tuple(part[..., self.column, None] for part in exact_sites(model, y))
+
+    guide = StructuredGPGuide(model, sites={"f": Column(0), "w": Column(1)})
+    guide(x, y)
+    return model, guide, x, y
+
+
+class _Both(NamedTuple):
+    """The same model with the white latent as a process."""
+
+    kernel: object
+    decoder: nn.Module
+    likelihood: Gaussian
+
+
+def as_two_processes(model):
+    def kernel(x):
+        return torch.cat([model.kernel(x), torch.eye(len(x))[None]])
+
+    return _Both(kernel, model.decoder, model.likelihood)
+
+
+@one_and_several
+def test_latents_independent_from_point_to_point(series):
+    """``w`` is a process with a white kernel: evidence, posterior, and predictions at new inputs and at the data."""
+    model, guide, x, y = make_with_white(*series)
+    x_new = torch.rand(*series, M, 1)
+    exactly = one_by_one(as_two_processes(model), x, y, x_new)
+    evidence = sum(found.log_evidence for found in exactly)
+    elbo = StructuredELBO(num_particles=500, max_plate_nesting=2)
+    losses = torch.tensor([elbo.loss(model, guide, x, y) for _ in range(16)])
+    error = losses.std() / 4.0
+    assert error < 0.1
+    assert abs(losses.mean() + evidence) < 6.0 * error
+    w = poutine.trace(guide).get_trace(x, y).nodes["w"]["fn"].base_dist
+    for mean, variance, found in zip(
+        *((part if series else part[None]) for part in (w.mean, w.variance)), exactly, strict=True
+    ):
+        torch.testing.assert_close(mean[:, 0], found.f_mean[N + M :][:N])
+        torch.testing.assert_close(variance[:, 0], found.f_covariance.diagonal()[N + M :][:N])
+    for at, rows in ((None, slice(0, N)), (x_new, slice(N, N + M))):
+        assert_predicts(model.predict(guide, x, y, at, num_samples=DRAWS), model, exactly, rows)
+
+
+# ---- predictions
+
+
+def assert_predicts(found, model, exactly, rows):
+    """Means and variances of outputs, within 4.5 standard errors."""
+    lay_out = (lambda part: part) if found.mean.dim() == 3 else (lambda part: part[None])
+    for mean, variance, expected in zip(lay_out(found.mean), lay_out(found.variance), exactly, strict=True):
+        expected_variance = exact_variance(model, expected)[rows]
+        of_function = expected_variance - model.likelihood.variance
+        assert mean.shape == expected.mean[rows].shape
+        assert ((mean - expected.mean[rows]).abs() < 4.5 * (of_function / DRAWS).sqrt()).all()
+        assert ((variance - expected_variance).abs() < 4.5 * of_function * (2.0 / DRAWS) ** 0.5).all()
+
+
+@one_and_several
+@pytest.mark.parametrize("inputs", ["data", "new", "shared"])
+@pytest.mark.parametrize("joint", [False, True], ids=["marginal", "joint"])
+def test_predictions_are_the_exact_process_s(series, inputs, joint):
+    model, guide, x, y = make_exact(2, *series)
+    x_new = {"data": None, "new": torch.rand(*series, M, 1), "shared": torch.rand(M, 1)}[inputs]
+    found = model.predict(guide, x, y, x_new, num_samples=DRAWS, joint=joint)
+    rows = slice(0, N) if x_new is None else slice(N, N + M)
+    exactly = one_by_one(model, x, y, x_new)
+    assert_predicts(found, model, exactly, rows)
+    (part,) = found.parts
+    functions = part.mean if series else part.mean[:, None]
+    assert functions.shape == (DRAWS, B if series else 1, rows.stop - rows.start, D)
+    for drawn, expected in zip(functions.unbind(1), exactly, strict=True):
+        covariance = expected.function_covariance.unflatten(0, (D, -1)).unflatten(-1, (D, -1))[:, rows][..., rows]
+        between = covariance[0, :, 0]  # of the first output, from point to point
+        centred = drawn[..., 0] - expected.mean[rows, 0]
+        sampled = centred.mT @ centred / DRAWS
+        variance = between.diagonal()
+        error = ((variance[:, None] * variance + between.square()) / DRAWS).sqrt()
+        if not joint:
+            between = torch.diag(variance)
+        assert ((sampled - between).abs() < 4.5 * error).all()
+
+
+def test_predictions_for_series_and_inputs_never_seen():
+    """An encoder serves them; inputs may be shared by all series."""
+    model, x, y = make_linear(1, B)
+    guide = StructuredGPGuide(model, ExactEncoder(model))
+    guide(torch.rand(4, 1), torch.randn(2, 4, D))
+    x_new = torch.rand(M, 1)
+    for inputs in (x, x[0]):
+        found = model.predict(guide, inputs, y, x_new, num_samples=DRAWS)
+        exactly = [exact(model, *row, x_new) for row in zip(inputs.expand(B, N, 1), y, strict=True)]
+        assert_predicts(found, model, exactly, slice(N, N + M))
+
+
+def test_imputation_fills_holes_and_leaves_data_alone():
+    for series in ((), (B,)):
+        pyro.clear_param_store()
+        model, guide, x, y = make_exact(1, *series)
+        missing = torch.isnan(y)
+        mean, variance = model.impute(guide, x, y, num_samples=DRAWS)
+        assert torch.equal(mean[~missing], y[~missing])
+        assert (variance[~missing] == 0.0).all()
+        exactly = one_by_one(model, x, y)
+        expected = torch.stack([found.mean for found in exactly]).reshape(y.shape)
+        expected_variance = torch.stack([exact_variance(model, found) for found in exactly]).reshape(y.shape)
+        error = ((expected_variance - NOISE) / DRAWS).sqrt()
+        assert ((mean - expected).abs() < 4.5 * error)[missing].all()
+        assert ((variance - expected_variance).abs() < 4.5 * error * ((expected_variance - NOISE) * 2.0).sqrt())[missing].all()
+
+
+@one_and_several
+def test_a_forecast_is_a_joint_prediction_at_the_next_times(series):
+    model, guide, _, y = make_exact(1, *series)
+    # Each series has steps of its own.
+    x = torch.arange(N)[:, None] * torch.linspace(0.1, 0.2, *(series or (1,)))[:, None, None] - 3.0
+    x = x if series else x[0]
+    step = x[..., 1:2, :] - x[..., :1, :]
+    ahead = x[..., -1:, :] + torch.tensor([1.0, 2.0, 3.0])[:, None] * step
+    for options in ({}, {"joint": False}):
+        draws = []
+        for prediction in (
+            lambda o=options: model.forecast(guide, x, y, 3, num_samples=5, **o),
+            lambda o=options: model.predict(guide, x, y, ahead, num_samples=5, **({"joint": True} | o)),
+        ):
+            pyro.set_rng_seed(3)
+            draws.append(prediction().parts[0].mean)
+        assert draws[0].shape == (5, *series, 3, D)
+        torch.testing.assert_close(*draws)
+
+
+@pytest.mark.parametrize(
+    "times",
+    [[0.0, 1.0, 3.0], [0.0], [2.0, 1.0, 0.0], [1.0, 1.0, 1.0]],
+    ids=["uneven", "one", "decreasing", "repeated"],
+)
+def test_forecasts_need_even_times(times):
+    model, guide, _, y = make_exact(1)
+    x = torch.tensor(times)[:, None]
+    with pytest.raises(
+        ValueError, match=rf"increasing in equal steps, got \[{len(x)}, 1\] with steps from .* give the inputs to"
+    ):
+        model.forecast(guide, x, y[: len(x)], 2)
+
+
+def test_forecasts_need_times(unchecked):
+    model, guide, _, y = make_exact(1)
+    with pytest.raises(ValueError, match=r"two or more times of shape \[..., N, 1\], increasing in equal steps, got \[6, 2\]"):
+        model.forecast(guide, torch.arange(N)[:, None].expand(N, 2).double(), y, 2)
+
+
+def test_predictions_draw_what_has_a_prior():
+    """Once for each draw of the latents: the noise of the mixture's parts differs."""
+    model, x, y = make_linear(1, B)
+    model.likelihood.variance = PyroSample(dist.LogNormal(0.0, 1.0))
+    model.kernel.lengthscale = PyroSample(dist.LogNormal(torch.zeros(1, 1), 1.0).to_event(2))
+    guide = StructuredGPGuide(model, FactorNet(D, 1, [2]), init_scale=0.5)
+    guide(x, y)
+    guide.mean_field.locs.likelihood.variance = torch.tensor(0.7)
+    for at, rows, num in ((None, N, 3), (torch.rand(M, 1), M, 80)):
+        found = model.predict(guide, x, y, at, num_samples=num)
+        assert len(found.parts) == num
+        assert found.sample().shape == (num, B, rows, D)
+        log_variance = torch.stack([part.variance.log().reshape(-1) for part in found.parts])
+        assert (log_variance == log_variance[:, :1]).all()
+    assert log_variance[:, 0].mean() == pytest.approx(0.7, abs=4.5 * 0.5 / num**0.5)
+    assert log_variance[:, 0].std() == pytest.approx(0.5, abs=4.5 * 0.5 / (2 * num) ** 0.5)
+
+
+class WithVariance(nn.Module):
+    """A decoder that gives the variance of each entry too."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(2, 2 * D)
+
+    def forward(self, latents):
+        function, log_variance = self.net(latents).chunk(2, -1)
+        return function, log_variance.exp()
+
+
+@one_and_several
+def test_a_decoder_of_means_and_variances(series):
+    kernel = RBF(1, batch_shape=(2,))
+    model, x = GPVAE(kernel, WithVariance()), torch.rand(*series, N, 1)
+    y = torch.randn(*series, N, D)
+    y[..., 2, :2] = torch.nan
+    guide = StructuredGPGuide(model, FactorNet(D, 2, [3]))
+    trace = poutine.trace(poutine.replay(model, poutine.trace(guide).get_trace(x, y))).get_trace(x, y)
+    trace.compute_log_prob()
+    f = trace.nodes["f"]["value"]
+    function, variance = model.decoder((f.squeeze(1) if series else f).mT)
+    expected = torch.where(torch.isnan(y), 0.0, dist.Normal(function, variance.sqrt()).log_prob(y.nan_to_num())).sum(-1)
+    torch.testing.assert_close(trace.nodes["y"]["log_prob"], expected)
+    (part,) = model.predict(guide, x, y, num_samples=7).parts
+    assert part.variance.shape == (7, *series, N, D)
+    assert part.variance.std() > 0.0
+
+
+def test_counts():
+    model = GPVAE(RBF(1, batch_shape=(2,)), MLP(2, D, [4]), Poisson())
+    x, y = torch.rand(B, N, 1), torch.poisson(torch.full((B, N, D), 2.0))
+    y[0, 1] = torch.nan
+    guide = StructuredGPGuide(model, FactorNet(D, 2, [4]))
+    fit(model, guide, x, y, loss=StructuredELBO(), num_steps=2, progress=False)
+    found = model.predict(guide, x, y, torch.rand(M, 1), num_samples=50)
+    torch.testing.assert_close(found.variance, found.mean + found.parts[0].mean.var(0, correction=0))
+    assert (found.sample() % 1.0 == 0.0).all()
+    with pytest.raises(ValueError, match=r"Poisson likelihood: expected counts 0, 1, …, got -1"):
+        fit(model, guide, x, y - 1.0 - y.nan_to_num(), num_steps=1, progress=False)
+
+
+def test_seeds_and_dtypes(dtype):
+    model, x, y = make_linear(2, B)
+    model, x, y = model.to(dtype), x.to(dtype), y.to(dtype)
+    guide = StructuredGPGuide(model, FactorNet(D, 2).to(dtype))
+    guide(x, y)
+    found = []
+    for seed in (1, 1, 2):
+        pyro.set_rng_seed(seed)
+        prediction = model.predict(guide, x, y, torch.rand(M, 1, dtype=dtype), num_samples=4)
+        found.append(torch.cat([prediction.sample(), prediction.mean[None], prediction.log_prob(y[:, :M])[None]]))
+        assert found[-1].dtype == dtype
+        assert not found[-1].requires_grad
+    torch.testing.assert_close(found[0], found[1], rtol=0.0, atol=0.0, equal_nan=True)
+    assert not torch.allclose(found[0][:5], found[2][:5])
+
+
+# ---- mixtures
+
+
+def test_mixtures_by_hand():
+    means, variances = torch.randn(5, N, D), 0.1 + torch.rand(5, N, D)
+    parts = tuple(dist.Normal(m, v.sqrt()) for m, v in zip(means.split([2, 3]), variances.split([2, 3]), strict=True))
+    mixture, y = MixturePrediction(parts), torch.randn(N, D)
+    y[0, 1] = torch.nan
+    log_prob = mixture.log_prob(y)
+    for n in range(N):
+        for d in range(D):
+            mean = sum(means[s, n, d] for s in range(5)) / 5
+            square = sum(means[s, n, d] ** 2 + variances[s, n, d] for s in range(5)) / 5
+            torch.testing.assert_close(mixture.mean[n, d], mean)
+            torch.testing.assert_close(mixture.variance[n, d], square - mean**2)
+            torch.testing.assert_close(mixture.stddev[n, d], (square - mean**2).sqrt())
+            terms = [
+                -((y[n, d] - means[s, n, d]) ** 2) / (2 * variances[s, n, d])
+                - 0.5 * math.log(2 * math.pi * variances[s, n, d])
+                for s in range(5)
+            ]
+            if (n, d) == (0, 1):
+                assert log_prob[n, d].isnan()
+            else:
+                torch.testing.assert_close(log_prob[n, d], torch.logsumexp(torch.stack(terms), 0) - math.log(5.0))
+
+
+def test_mixtures_far_from_the_data_do_not_underflow():
+    mixture = MixturePrediction((dist.Normal(torch.tensor([[[0.0]], [[1.0]]]), 0.01),))
+    expected = dist.Normal(1.0, 0.01).log_prob(torch.tensor(3.0)) - math.log(2.0)
+    torch.testing.assert_close(mixture.log_prob(torch.tensor([[3.0]])).squeeze(), expected)
+
+
+def test_quantiles_of_mixtures():
+    """Half the draws are far below and half far above: a quarter is the lower half's median."""
+    means = torch.tensor([-10.0, 10.0]).repeat(5000).reshape(-1, 1, 1)
+    mixture = MixturePrediction((dist.Normal(means, 1.0),))
+    error = (math.pi / 2.0 / 5000) ** 0.5  # of a median
+    assert mixture.quantile(0.25).item() == pytest.approx(-10.0, abs=5.0 * error)
+    assert mixture.quantile(0.75).item() == pytest.approx(10.0, abs=5.0 * error)
+
+
+# ---- the model
+
+
+@pytest.mark.parametrize("white", [0, 2])
+@pytest.mark.parametrize(("x_shape", "series"), [((), ()), ((B,), (B,)), ((), (B,))], ids=["one", "several", "shared inputs"])
+def test_sites_and_density(x_shape, series, white):
+    model = GPVAE(RBF(1, lengthscale=0.2, batch_shape=(2,)), MLP(2 + white, D, [4]), Gaussian(0.4), independent_dim=white)
+    x, y = torch.linspace(0.0, 1.0, N)[:, None].expand(*x_shape, N, 1), torch.randn(*series, N, D)
+    y[..., 1, :], y[..., 2, 0] = torch.nan, torch.nan
+    trace = poutine.trace(model).get_trace(x, y)
+    trace.compute_log_prob()
+    f = trace.nodes["f"]["value"]
+    assert f.shape == ((B, 1, 2, N) if series else (2, N))
+    latents = (f.squeeze(1) if series else f).mT
+    expected = MultivariateNormal(torch.zeros(N), model.kernel(x[0] if x_shape else x) + 1e-8 * torch.eye(N)).log_prob(f).sum()
+    if white:
+        w = trace.nodes["w"]["value"]
+        assert w.shape == (*series, N, white)
+        expected = expected + dist.Normal(0.0, 1.0).log_prob(w).sum()
+        latents = torch.cat([latents, w], -1)
+    log_prob = dist.Normal(model.decoder(latents), 0.4**0.5).log_prob(y.nan_to_num())
+    torch.testing.assert_close(trace.log_prob_sum(), expected + log_prob[~torch.isnan(y)].sum(), rtol=1e-6, atol=1e-6)
+    plates = {name: {frame.name for frame in trace.nodes[name]["cond_indep_stack"]} for name in ("f", "y", *["w"][:white])}
+    outer = {"series"} if series else set()
+    assert plates.pop("f") == outer
+    assert all(names == outer | {"points"} for names in plates.values())
+
+
+@one_and_several
+def test_data_from_the_prior(series):
+    """Means of zero and the covariance of the multi-output process."""
+    model, x, _ = make_linear(2, *series)
+    model.decoder.bias = torch.zeros(D)
+    draws = Predictive(model, num_samples=4000, parallel=True)(x)["y"].reshape(4000, *series, N, D)
+    A = torch.kron(model.decoder.weight, torch.eye(N))
+    for drawn, inputs in zip(draws.unbind(1) if series else [draws], x if series else [x], strict=True):
+        flat = drawn.mT.flatten(1)
+        covariance = A @ torch.block_diag(*model.kernel(inputs)) @ A.mT + NOISE * torch.eye(N * D)
+        variance = covariance.diagonal()
+        error = ((variance[:, None] * variance + covariance.square()) / 4000).sqrt()
+        assert ((flat.mT @ flat / 4000 - covariance).abs() < 5.0 * error).all()
+        assert (flat.mean(0).abs() < 4.5 * (variance / 4000).sqrt()).all()
+
+
+class Scaled(PyroModule):
+    """A decoder with a prior on its scale."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = PyroSample(dist.LogNormal(0.0, 1.0))
+        self.net = nn.Linear(2, D)
+
+    def forward(self, latents):
+        return self.scale * self.net(latents)
+
+
+@one_and_several
+def test_priors_on_kernel_likelihood_and_decoder_are_shared(series):
+    """By all series and points; a mean-field guide works too."""
+    model = GPVAE(RBF(1, batch_shape=(2,)), Scaled())
+    model.kernel.lengthscale = PyroSample(dist.LogNormal(torch.zeros(2, 1), 1.0).to_event(2))
+    model.likelihood.variance = PyroSample(dist.LogNormal(0.0, 1.0))
+    x, y = torch.rand(*series, N, 1), torch.randn(*series, N, D)
+    shapes = {"kernel.lengthscale": (2, 1), "likelihood.variance": (), "decoder.scale": ()}
+    for guide in (StructuredGPGuide(model, FactorNet(D, 2)), MeanFieldGuide(model)):
+        values = guide(x, y)
+        trace = poutine.trace(poutine.condition(model, {"f": values["f"]})).get_trace(x, y)
+        for name, shape in shapes.items():
+            assert values[name].shape == trace.nodes[name]["value"].shape == shape
+            assert not trace.nodes[name]["cond_indep_stack"]
+        assert math.isfinite(Trace_ELBO().loss(model, guide, x, y))
+
+
+def test_fit_on_mini_batches_of_series():
+    model, x, y = make_linear(1, 9, num_data=9)
+    guide = StructuredGPGuide(model, FactorNet(D, 1, [8]))
+    elbo = StructuredELBO(num_particles=200, max_plate_nesting=2)
+    before = elbo.loss(model, guide, x, y)
+    history = fit(model, guide, x, y, loss=StructuredELBO(), batch_size=3, num_steps=30, learning_rate=0.05, progress=False)
+    assert history.num_entries == (~torch.isnan(y)).sum()
+    assert elbo.loss(model, guide, x, y) < before - 10.0
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "error", "message"),
+    [
+        (torch.rand(N), torch.randn(N, D), ValueError, r"got \[6\] and \[6, 3\]; a single column needs \[:, None\]"),
+        (torch.rand(N, 1), torch.randn(N), ValueError, r"got \[6, 1\] and \[6\]"),
+        (torch.rand(N - 1, 1), torch.randn(N, D), ValueError, r"got \[5, 1\] and \[6, 3\]"),
+        (torch.rand(B, N, 1), torch.randn(N, D), ValueError, r"got \[3, 6, 1\] and \[6, 3\]"),
+        (torch.rand(B, N, 1), torch.randn(B + 1, N, D), ValueError, r"got \[3, 6, 1\] and \[4, 6, 3\]"),
+        (
+            torch.rand(N, 1).float(),
+            torch.randn(N, D).double(),
+            TypeError,
+            "one floating-point dtype and device, got torch.float32",
+        ),
+        (torch.arange(N)[:, None], torch.ones(N, D).long(), TypeError, "one floating-point dtype and device, got torch.int64"),
+        (torch.full((N, 1), torch.nan), torch.randn(N, D), ValueError, "expected finite inputs, .* pad series with any input"),
+        (
+            torch.rand(N, 1),
+            torch.full((N, D), torch.inf),
+            ValueError,
+            "expected finite entries or NaN for missing ones, got inf",
+        ),
+        (torch.rand(N, 1), torch.full((N, D), torch.nan), ValueError, "expected an observed entry in every column of y"),
+    ],
+)
+def test_data_that_do_not_fit(x, y, error, message, unchecked):
+    model = GPVAE(RBF(1, batch_shape=(2,)), MLP(2, D))
+    with pytest.raises(error, match=message):
+        model.check(x, y)
+
+
+def test_data_that_fit():
+    model, y = GPVAE(RBF(1, batch_shape=(2,)), MLP(2, D)), torch.randn(B, N, D)
+    y[0], y[1, 2:], y[2, 3, 1] = torch.nan, torch.nan, torch.nan
+    model.check(torch.rand(B, N, 1), y)
+    model.check(torch.rand(N, 1), y)
+    model.check(torch.rand(N, 1), y[1])
+
+
+def test_a_negative_number_of_latents():
+    with pytest.raises(ValueError, match="expected independent_dim of 0 or more, got -1"):
+        GPVAE(RBF(1), MLP(1, D), independent_dim=-1)

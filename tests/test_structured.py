@@ -1,0 +1,663 @@
+"""Prior times sites as a guide, and its bound: against quadrature, closed forms, and the bound of each series by itself."""
+
+import math
+from functools import partial
+from itertools import product
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from pyro.nn import PyroSample
+from pyro.poutine.messenger import Messenger
+from torch import nn
+from torch.distributions import MultivariateNormal, kl_divergence
+
+from pyro_lvgp import gaussian_sites
+from pyro_lvgp.gaussian_process import GaussianProcess, StructuredPosterior
+from pyro_lvgp.guides import MeanFieldGuide, StructuredGPGuide
+from pyro_lvgp.infer import StructuredELBO
+from pyro_lvgp.kernels import RBF, Linear, Matern, Stack
+from pyro_lvgp.likelihoods import Gaussian
+from pyro_lvgp.models import GPVAE
+from pyro_lvgp.networks import MLP, FactorNet, IndexNet, PointNet, ZeroImputation
+
+N, D, Q, B = 5, 3, 2, 4
+ESTIMATORS = [
+    {"value": value, "gradient": gradient}
+    for value, gradient in product(("semi-analytic", "doubly-stochastic"), ("path", "score"))
+]
+every_estimator = pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: "-".join(e.values()))
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    torch.set_default_dtype(torch.float64)
+
+
+@pytest.fixture
+def fixed_noise(monkeypatch):
+    """Every draw of a marginal is one standard deviation above its mean: bounds can be compared draw by draw."""
+    monkeypatch.setattr(StructuredPosterior, "rsample_marginals", lambda self: self.mean + self.variance.sqrt())
+
+
+def make_data(*series):
+    """Inputs and data with holes, among them the whole row 1."""
+    x = torch.linspace(0.0, 1.0, N)[:, None] + 0.05 * torch.rand(*series, N, 1)
+    y = torch.randn(*series, N, D)
+    y[torch.rand(y.shape) < 0.2] = torch.nan
+    y[..., 1, :] = torch.nan
+    return x, y
+
+
+def make_model(**options):
+    kernel = Matern(1, variance=torch.tensor([1.2, 0.8]), lengthscale=torch.tensor([[0.3], [0.5]]), batch_shape=(Q,))
+    return GPVAE(kernel, MLP(Q + options.get("independent_dim", 0), D, [3], nn.Tanh), Gaussian(0.4), **options)
+
+
+def make(*series, **options):
+    model = make_model(**options)
+    guide = StructuredGPGuide(model, FactorNet(D, Q, [2]))
+    data = make_data(*series)
+    guide(*data)
+    return model, guide, *data
+
+
+def posterior_of(guide, *args, site="f"):
+    """q of a site."""
+    fn = poutine.trace(guide).get_trace(*args).nodes[site]["fn"]
+    return fn.base_dist if isinstance(fn, torch.distributions.Independent) else fn
+
+
+def condition_told(K, prior_mean, loc, scale, told):
+    """q(f) and its KL from the prior, by matrices of the told points alone."""
+    K_told, centred = K[..., told, :][..., told], (loc - prior_mean)[..., told, None]
+    gain = K[..., told] @ torch.linalg.inv(K_told + torch.diag_embed(scale[..., told].square()))
+    mean, covariance = prior_mean + (gain @ centred).squeeze(-1), K - gain @ K[..., told, :]
+    q = MultivariateNormal(mean[..., told], covariance[..., told, :][..., told])
+    kl = kl_divergence(q, MultivariateNormal((prior_mean + torch.zeros_like(mean))[..., told], K_told))
+    return mean, covariance.diagonal(dim1=-2, dim2=-1), kl
+
+
+def hermite(num):
+    """Nodes and probabilities, for expectations over a standard normal."""
+    nodes, weights = (torch.as_tensor(part) for part in np.polynomial.hermite_e.hermegauss(num))
+    return nodes, weights / weights.sum()
+
+
+def quadrature(model, guide, x, y):
+    """The bound of one series, the expectation over each f_n by quadrature."""
+    loc, scale = (part.mT for part in guide.encoders.f(y))
+    mean, variance, kl = condition_told(model.kernel(x), 0.0, loc, scale, (~torch.isnan(y)).any(-1))
+    nodes, weights = hermite(25)
+    grid = torch.cartesian_prod(*[nodes] * Q)[:, None]
+    log_prob = model.likelihood(model.decoder(mean.mT + variance.sqrt().mT * grid)).log_prob(torch.nan_to_num(y))
+    expected = torch.cartesian_prod(*[weights] * Q).prod(-1) @ (log_prob * ~torch.isnan(y)).sum((-1, -2))
+    return expected - kl.sum()
+
+
+def particles(num, nesting=2, bound=StructuredELBO, **options):
+    return bound(num_particles=num, vectorize_particles=True, max_plate_nesting=nesting, **options)
+
+
+def many_particles(estimator, nesting=2, num_score=2000, **options):
+    return particles(num_score if estimator["gradient"] == "score" else 200, nesting, **estimator, **options)
+
+
+def loss_and_slopes(elbo, model, guide, *args):
+    loss = elbo(model, guide)
+    value = loss(*args)
+    slopes = torch.autograd.grad(value, list(loss.parameters()), materialize_grads=True)
+    return torch.cat([value.detach().reshape(1), *(slope.flatten() for slope in slopes)])
+
+
+def assert_mean_of_runs(elbo, model, guide, args, expected, *, num_runs=16, error_below=0.02):
+    """The bound's mean and its slopes', within 6 standard errors (there are many slopes), which are small."""
+    slopes = torch.autograd.grad(-expected, list(elbo(model, guide).parameters()), materialize_grads=True)
+    expected = torch.cat([-expected.detach().reshape(1), *(slope.flatten() for slope in slopes)])
+    runs = torch.stack([loss_and_slopes(elbo, model, guide, *args) for _ in range(num_runs)])
+    error = runs.std(0) / num_runs**0.5
+    assert error[0] < error_below * expected[0].abs()
+    assert error[1:].norm() < error_below * expected[1:].norm()
+    assert ((runs.mean(0) - expected).abs() < 6.0 * error + 1e-9).all(), (runs.mean(0) - expected) / error
+
+
+# ---- one number and one gradient
+
+
+BOUNDS = {f"{'-'.join(e.values())}-{len(series)}": (e, series) for e, series in product(ESTIMATORS, [(), (B,)])}
+BOUNDS |= {"trace": ({"bound": Trace_ELBO}, (B,)), "trace mean-field": ({"bound": TraceMeanField_ELBO}, (B,))}
+
+
+@pytest.mark.parametrize(("options", "series"), BOUNDS.values(), ids=BOUNDS)
+def test_values_and_gradients_have_one_mean(options, series):
+    model, guide, x, y = make(*series)
+    rows = zip(x, y, strict=True) if series else [(x, y)]
+    expected = sum(quadrature(model, guide, *row) for row in rows)
+    num = 2000 if options.get("gradient") == "score" else 200
+    assert_mean_of_runs(particles(num, 1 + len(series), **options), model, guide, (x, y), expected)
+
+
+class ScaleObserved(Messenger):
+    """Multiply log likelihoods."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = weight
+
+    def _pyro_sample(self, msg):
+        if msg["is_observed"]:
+            msg["scale"] = self.weight * msg["scale"]
+
+
+@every_estimator
+def test_rescaling_divides_the_likelihood_by_the_observed_fraction(estimator, fixed_noise):
+    model, guide, x, y = make(B)
+    weight = y.numel() / (~torch.isnan(y)).sum()
+    assert weight > 1.2
+    plain, rescaled = (StructuredELBO(rescale=rescale, max_plate_nesting=2, **estimator) for rescale in (False, True))
+    slopes = [
+        torch.autograd.grad(elbo.differentiable_loss(p, guide, x, y), [*model.parameters(), *guide.parameters()])
+        for elbo, p in ((rescaled, model), (plain, ScaleObserved(weight)(model)), (plain, model))
+    ]
+    for found, expected, other in zip(*slopes, strict=True):
+        torch.testing.assert_close(found, expected)
+        assert not torch.allclose(found, other)
+    bound = rescaled.differentiable_loss(model, guide, x, y)
+    torch.testing.assert_close(bound, plain.differentiable_loss(ScaleObserved(weight)(model), guide, x, y))
+    assert rescaled.loss(model, guide, x, y) == plain.loss(model, guide, x, y) != bound.item()
+
+
+@every_estimator
+def test_particles_are_averaged(estimator, fixed_noise):
+    """Along whatever dimension they are drawn, each is the same here."""
+    model, guide, x, y = make()
+    expected = loss_and_slopes(StructuredELBO(**estimator), model, guide, x, y)
+    for nesting, vectorize in product((1, 3, math.inf), (True, False)):
+        options = {"num_particles": 3, "vectorize_particles": vectorize, "max_plate_nesting": nesting}
+        found = loss_and_slopes(StructuredELBO(**options, **estimator), model, guide, x, y)
+        torch.testing.assert_close(found, expected)
+
+
+@every_estimator
+def test_loss_and_its_gradients(estimator, fixed_noise):
+    model, guide, x, y = make(B)
+    expected = loss_and_slopes(StructuredELBO(**estimator), model, guide, x, y)
+    assert StructuredELBO(**estimator).loss(model, guide, x, y) == pytest.approx(expected[0].item())
+    parameters = [*model.parameters(), *guide.parameters()]
+    assert all(parameter.grad is None for parameter in parameters)
+    assert StructuredELBO(**estimator).loss_and_grads(model, guide, x, y) == pytest.approx(expected[0].item())
+    torch.testing.assert_close(torch.cat([parameter.grad.flatten() for parameter in parameters]), expected[1:])
+
+
+# ---- missing data
+
+
+def test_rows_with_nothing_observed_add_nothing_to_the_posterior():
+    _, guide, x, y = make()
+    y[0] = torch.nan
+    told = ~torch.isnan(y).all(-1)
+    assert told.tolist() == [False, False, True, True, True]
+    q, without = posterior_of(guide, x, y), posterior_of(guide, x[told], y[told])
+    between = without.at(x[~told][None])
+    torch.testing.assert_close(q.mean, torch.cat([between.mean, without.mean], -1))
+    torch.testing.assert_close(q.variance, torch.cat([between.variance, without.variance], -1))
+
+
+def test_the_prior_far_from_data():
+    model, guide, x, y = make()
+    q = posterior_of(guide, torch.cat([x[:2] - 100.0, x]), torch.cat([torch.full((2, D), torch.nan), y]))
+    prior_variance = model.kernel.variance[:, None]
+    torch.testing.assert_close(q.mean[:, :2], torch.zeros(Q, 2))
+    torch.testing.assert_close(q.variance[:, :2], prior_variance.expand(Q, 2))
+    assert (q.mean[:, 2:].abs() > 1e-3).all()
+    assert (q.variance[:, 2:] < 0.99 * prior_variance).all()
+
+
+@pytest.mark.parametrize("series", [(), (B,)], ids=["one", "several"])
+def test_prediction_is_the_guide_on_old_and_new_inputs_together(series):
+    model, guide, x, y = make(*series)
+    x_new = torch.rand(*series, 3, 1)
+    x_both, y_both = torch.cat([x, x_new], -2), torch.cat([y, torch.full((*series, 3, D), torch.nan)], -2)
+    slow = posterior_of(guide, x_both, y_both)
+    X_new = x_new[:, None, None] if series else x_new[None]
+    q = posterior_of(guide, x, y)
+    marginals, joint = q.at(X_new), q.at(X_new, joint=True)
+    torch.testing.assert_close(marginals.mean, slow.mean[..., N:])
+    torch.testing.assert_close(marginals.variance, slow.variance[..., N:])
+    K = model.kernel(x_both[:, None, None] if series else x_both)
+    covariance = gaussian_sites.predictive_covariance(slow.posterior, K, K)[..., N:, N:]
+    torch.testing.assert_close(joint.covariance_matrix, covariance, rtol=1e-6, atol=1e-6)
+
+
+@every_estimator
+@pytest.mark.parametrize("rescale", [False, True])
+def test_padding_changes_nothing(estimator, rescale, fixed_noise):
+    """Series of different lengths, padded with rows of NaN, against each by itself."""
+    model, guide, x, y = make(B)
+    rows = [slice(0, N), slice(0, 3), slice(2, N), slice(3, 4)]
+    padding = torch.ones(B, N, dtype=torch.bool)
+    alone = 0.0
+    for n, row in enumerate(rows):
+        y[n, row] = torch.nan_to_num(y[n, row])
+        padding[n, row] = False
+        alone = alone + loss_and_slopes(StructuredELBO(**estimator), model, guide, x[n, row], y[n, row])
+    x, y = x.masked_fill(padding[..., None], -7.0), y.masked_fill(padding[..., None], torch.nan)
+    together = loss_and_slopes(StructuredELBO(**estimator), model, guide, x, y)
+    torch.testing.assert_close(together, alone)
+
+
+def make_encoders():
+    return [ZeroImputation(D, Q, [4]), PointNet(D, Q, [4]), IndexNet(D, Q, [4]), FactorNet(D, Q, [4]), None]
+
+
+@every_estimator
+def test_slopes_are_finite_whatever_is_missing(estimator):
+    x, y = (part.float() for part in make_data(B))
+    y[1, 1:], y[2, :, 1:], y[3] = torch.nan, torch.nan, torch.nan
+    for encoder in make_encoders():
+        pyro.clear_param_store()
+        model = make_model().float()
+        guide = StructuredGPGuide(model, encoder and encoder.float())
+        found = loss_and_slopes(StructuredELBO(**estimator), model, guide, x, y)
+        assert found.isfinite().all()
+        assert found[0] != 0.0
+        y_nothing = torch.full_like(y, torch.nan)
+        assert (loss_and_slopes(StructuredELBO(**estimator), model, guide, x, y_nothing) == 0.0).all()
+        q = posterior_of(guide, x, y_nothing)
+        assert (q.mean == 0.0).all()
+        assert torch.equal(q.variance, model.kernel.variance[:, None].expand(B, 1, Q, N))
+
+
+@every_estimator
+def test_slopes_are_finite_where_a_process_has_no_variance(estimator, dtype):
+    """A linear kernel at 0."""
+    model = make_model()
+    model.kernel = Stack(Linear(1), RBF(1))
+    guide = StructuredGPGuide(model.to(dtype), FactorNet(D, Q, [4]).to(dtype))
+    x, y = torch.linspace(0.0, 1.0, N, dtype=dtype)[:, None], torch.randn(N, D, dtype=dtype)
+    assert loss_and_slopes(StructuredELBO(**estimator), model, guide, x, y).isfinite().all()
+    assert posterior_of(guide, x, y).mean[0, 0] == 0.0
+
+
+def test_sharp_sites_in_float32_do_not_lift_the_bound():
+    """Site scales far below rounding of the prior: KL and bound lose digits, but not their signs."""
+    model = make_model().float()
+    guide = StructuredGPGuide(model)
+    x, y = torch.linspace(0.0, 1.0, 50, dtype=torch.float32)[:, None], torch.randn(50, D, dtype=torch.float32)
+    guide(x, y)
+    guide.locs.f = model.prior(x).sample()
+    for scale in (1e-2, 1e-3, 1e-4, 1e-6):
+        guide.scales.f = torch.full_like(guide.locs.f, scale)
+        q = posterior_of(guide, x, y)
+        assert (kl_divergence(q, model.prior(x).base_dist) > 10.0).all()
+        assert (q.variance <= 1.001 * scale**2).all()
+
+
+# ---- mini-batches
+
+
+BATCHES = (torch.tensor([2, 0]), torch.tensor([3, 1]))
+
+
+@every_estimator
+@pytest.mark.parametrize("shared_inputs", [False, True])
+@pytest.mark.parametrize("amortised", [False, True])
+def test_mini_batches_of_series_average_to_the_full_bound(estimator, amortised, shared_inputs, fixed_noise):
+    model = make_model(num_data=B)
+    guide = StructuredGPGuide(model, FactorNet(D, Q, [2]) if amortised else None)
+    x, y = make_data(B)
+    guide(x, y)
+    if not amortised:
+        guide.locs.f, guide.scales.f = torch.randn(B, 1, Q, N), 0.1 + torch.rand(B, 1, Q, N)
+    bound = partial(loss_and_slopes, StructuredELBO(**estimator), model, guide)
+    at = (lambda idx: x[0]) if shared_inputs else (lambda idx: x[idx])
+    parts = [bound(at(idx), y[idx], idx) for idx in BATCHES]
+    assert not torch.allclose(*parts)
+    torch.testing.assert_close(sum(parts) / 2, bound(at(slice(None)), y))
+
+
+@every_estimator
+def test_mini_batches_of_points_scale_every_term(estimator, fixed_noise):
+    model = make_model(num_data=N, independent_dim=1)
+    guide = StructuredGPGuide(model, sites={"f": FactorNet(D, Q, [2]), "w": FactorNet(D, 1, [2])})
+    x, y = make_data()
+    guide(x, y)
+    idx = torch.tensor([3, 0])
+    found = []
+    for args in ((x[idx], y[idx]), (x[idx], y[idx], idx)):
+        pyro.set_rng_seed(1)  # for w
+        found.append(loss_and_slopes(StructuredELBO(**estimator), model, guide, *args))
+    torch.testing.assert_close(found[1], N / 2 * found[0])
+
+
+@pytest.mark.parametrize(("series", "idx"), [((), [3, 0]), ((B,), [3, 0])], ids=["points", "series"])
+def test_global_sites_are_not_scaled(series, idx):
+    model = make_model(num_data=6)
+    model.likelihood.variance = PyroSample(dist.LogNormal(0.0, 1.0))
+    model.kernel.lengthscale = PyroSample(dist.LogNormal(torch.zeros(Q, 1), 1.0).to_event(2))
+    guide = StructuredGPGuide(model, FactorNet(D, Q, [2]), create_plates=model.create_plates)
+    x, y = make_data(*series)
+    guide(x, y)
+    idx = torch.tensor(idx)
+    guide_trace = poutine.trace(guide).get_trace(x[idx], y[idx], idx)
+    model_trace = poutine.trace(poutine.replay(model, guide_trace)).get_trace(x[idx], y[idx], idx)
+    for trace in (guide_trace, model_trace):
+        for name, scale in (("likelihood.variance", 1.0), ("kernel.lengthscale", 1.0), ("f", 3.0)):
+            assert trace.nodes[name]["scale"] == scale
+        assert trace.nodes["kernel.lengthscale"]["value"].shape == (Q, 1)
+    assert StructuredELBO().differentiable_loss(model, guide, x[idx], y[idx], idx).isfinite()
+
+
+@pytest.mark.parametrize("series", [(), (B,)], ids=["one", "several"])
+def test_mini_batches_need_the_number_of_data(series):
+    model, guide, x, y = make(*series)
+    idx = torch.tensor([3, 0])
+    with pytest.raises(ValueError, match="expected num_data with mini-batches, got one of 2 and none; pass num_data to GPVAE"):
+        StructuredELBO().loss(model, guide, x[idx], y[idx], idx)
+
+
+# ---- data hidden from the encoder
+
+
+class Spy(nn.Module):
+    """An encoder that notes what it sees."""
+
+    def __init__(self, encoder):
+        super().__init__()
+        self.encoder, self.seen = encoder, []
+
+    def forward(self, y):
+        self.seen.append(y)
+        return self.encoder(y)
+
+
+@pytest.mark.parametrize("rescale", [False, True])
+@every_estimator
+def test_encoded_fraction_hides_entries_from_the_guide_alone(estimator, rescale, fixed_noise):
+    model, (x, y) = make_model(), make_data(B)
+    spy = Spy(FactorNet(D, Q, [2]))
+    guide = StructuredGPGuide(model, spy)
+    guide(x, y)
+    elbo = StructuredELBO(encoded_fraction=0.5, rescale=rescale, max_plate_nesting=2, **estimator)
+    spy.seen.clear()
+    found = loss_and_slopes(elbo, model, guide, x, y)
+    (encoded,) = spy.seen
+    assert torch.isnan(encoded)[torch.isnan(y)].all()
+    kept = ~torch.isnan(encoded)
+    assert torch.equal(encoded[kept], y[kept])
+    assert 0 < kept.sum() < (~torch.isnan(y)).sum()
+
+    given = lambda x, y: guide(x, encoded)  # noqa: E731
+    loss = StructuredELBO(rescale=rescale, **estimator).differentiable_loss(model, given, x, y)
+    torch.testing.assert_close(found[0], loss.detach())
+    slopes = torch.autograd.grad(loss, [*model.parameters(), *guide.parameters()])
+    torch.testing.assert_close(found[1:], torch.cat([slope.flatten() for slope in slopes]))
+    spy.seen.clear()
+    assert elbo.loss(model, guide, x, y) == pytest.approx(StructuredELBO(**estimator).loss(model, guide, x, y))
+    assert all(torch.equal(torch.isnan(seen), torch.isnan(y)) for seen in spy.seen)
+
+
+def test_encoded_fraction_is_the_chance_of_each_entry():
+    model, spy = make_model(), Spy(FactorNet(D, Q, [2]))
+    guide, x, y = StructuredGPGuide(model, spy), torch.rand(200, 5, 1), torch.randn(200, 5, D)
+    guide(x, y)
+    spy.seen.clear()
+    for _ in range(2):
+        StructuredELBO(encoded_fraction=0.3, max_plate_nesting=2).differentiable_loss(model, guide, x, y)
+    first, second = (~torch.isnan(seen) for seen in spy.seen)
+    for fraction, chance in ((first, 0.3), (second, 0.3), (first & second, 0.09)):
+        assert fraction.double().mean() == pytest.approx(chance, abs=4.5 * (chance * (1.0 - chance) / y.numel()) ** 0.5)
+
+
+# ---- models that are not ours
+
+
+# ---- models that are not ours
+
+
+def poisson_model(t, y, *, layout):
+    """Counts whose log rate is a process around an unknown level: [N, 1], or [series, N, 1]."""
+    level = pyro.sample("level", dist.Normal(0.0, 1.0))
+    prior = dist.MultivariateNormal(level[..., None] + torch.zeros(N), matern(t))
+    if layout == "series":
+        with pyro.plate("series", len(y), dim=-1):
+            rate = pyro.sample("rate", prior)
+            observe(rate, y.squeeze(-1), event_dim=1)
+    elif layout == "points":
+        rate = pyro.sample("rate", prior)
+        with pyro.plate("points", N, dim=-1):
+            observe(rate.squeeze(-2) if rate.dim() > 1 else rate, y.squeeze(-1), event_dim=0)
+    else:
+        observe(pyro.sample("rate", prior), y.squeeze(-1), event_dim=1)
+
+
+def observe(log_rate, y, event_dim):
+    entries = dist.Poisson(log_rate.exp()).mask(~torch.isnan(y))
+    pyro.sample("y", entries.to_event(event_dim), obs=torch.nan_to_num(y))
+
+
+def matern(t):
+    return 0.8 * (-(t - t.mT).abs() / 0.4).exp()
+
+
+def poisson_bound(guide, t, y):
+    """Expectations over rates are known, those over the level are by quadrature."""
+    loc, scale = guide.encoders.rate(y)
+    level, spread = guide.mean_field.locs.level, guide.mean_field.scales.level
+    bound = -kl_divergence(dist.Normal(level, spread), dist.Normal(0.0, 1.0))
+    series = [(loc, scale, y)] if y.dim() == 2 else list(zip(loc, scale, y, strict=True))
+    for node, weight in zip(*hermite(15), strict=True):
+        for loc, scale, y in series:
+            seen, counts, prior_mean = ~torch.isnan(y[:, 0]), y[:, 0].nan_to_num(), level + spread * node
+            mean, variance, kl = condition_told(matern(t), prior_mean, loc[:, 0], scale[:, 0], seen)
+            expected = counts * mean - (mean + 0.5 * variance).exp() - torch.lgamma(counts + 1.0)
+            bound = bound + weight * (expected[seen].sum() - kl)
+    return bound
+
+
+@pytest.mark.parametrize(
+    ("estimator", "layout"),
+    [(e, layout) for e in ESTIMATORS for layout in ("points", "event", "series")[: 3 if e["gradient"] == "score" else 1]],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value.values()),
+)
+def test_counts_with_a_normal_prior_around_a_latent_level(estimator, layout):
+    t = torch.linspace(0.0, 1.0, N)[:, None]
+    y = torch.poisson(torch.full((2, N, 1) if layout == "series" else (N, 1), 2.0))
+    y[..., 1, :] = torch.nan
+    model = partial(poisson_model, layout=layout)
+    guide = StructuredGPGuide(model, sites={"rate": FactorNet(1, 1, [2])})
+    assert set(guide(t, y)) == {"level", "rate"}
+    expected = poisson_bound(guide, t, y)
+    # Without a plate of points, each slope of log q is multiplied by the likelihood of all of them.
+    elbo = many_particles(estimator, 1, num_score=6000 if layout == "event" else 1000)
+    assert_mean_of_runs(elbo, model, guide, (t, y), expected, error_below=0.04)
+
+
+def two_processes(t, y):
+    """A mean and a log variance: one of our processes and a normal."""
+    f = pyro.sample("f", GaussianProcess(RBF(1, lengthscale=0.3), t))
+    g = pyro.sample("log.variance", dist.MultivariateNormal(torch.full((N,), -1.0), matern(t)))
+    pyro.sample("y", dist.Normal(f, (0.5 * g).exp()).mask(~torch.isnan(y[:, 0])).to_event(1), obs=y[:, 0].nan_to_num())
+
+
+@every_estimator
+def test_two_processes_one_with_an_encoder(estimator):
+    t, y = torch.linspace(0.0, 1.0, N)[:, None], torch.randn(N, 1)
+    y[2] = torch.nan
+    guide = StructuredGPGuide(two_processes, sites={"f": FactorNet(1, 1, [2]), "log.variance": None}, init_scale=0.7)
+    guide(t, y)
+    free = guide.locs.log.variance, guide.scales.log.variance
+    told = ~torch.isnan(y[:, 0])
+    assert [part.shape for part in free] == [(N,), (N,)]
+    guide.locs.log.variance = torch.randn(N)
+    K = RBF(1, lengthscale=0.3)(t).detach()
+    loc, scale = (part[:, 0] for part in guide.encoders.f(y))
+    mean, variance, kl = condition_told(K, torch.zeros(()), loc, scale, told)
+    free = guide.locs.log.variance, guide.scales.log.variance
+    log_mean, log_variance, log_kl = condition_told(matern(t), torch.tensor(-1.0), *free, told)
+    precision = (0.5 * log_variance - log_mean).exp()
+    square = (y[:, 0].nan_to_num() - mean).square() + variance
+    expected = -0.5 * (math.log(2.0 * math.pi) + log_mean + square * precision)[told].sum() - kl - log_kl
+    elbo = many_particles(estimator, 0, num_score=8000)
+    assert_mean_of_runs(elbo, two_processes, guide, (t, y), expected, error_below=0.03)
+
+
+def test_a_normal_prior_is_multiplied_in_closed_form():
+    """In plates, with and without latent dimensions of its own; rows with nothing observed keep the prior."""
+
+    def model(y):
+        with pyro.plate("series", B, dim=-2), pyro.plate("points", N, dim=-1):
+            w = pyro.sample("w", dist.Normal(0.3 + torch.zeros(2), 0.8).to_event(1))
+            z = pyro.sample("z", dist.Normal(-1.0, 2.0))
+            pyro.sample("y", dist.Normal(w.sum(-1) + z, 1.0).mask(~torch.isnan(y[..., 0])), obs=y[..., 0].nan_to_num())
+
+    y = make_data(B)[1]
+    guide = StructuredGPGuide(model, sites={"w": FactorNet(D, 2, [2]), "z": FactorNet(D, 1, [2])})
+    guide(y)
+    told = ~torch.isnan(y).all(-1)
+    for name, mean, scale, latents in (("w", 0.3, 0.8, (2,)), ("z", -1.0, 2.0, ())):
+        q = posterior_of(guide, y, site=name)
+        loc, site_scale = (part if latents else part[..., 0] for part in getattr(guide.encoders, name)(y))
+        assert q.mean.shape == (B, N, *latents)
+        for n, row in product(range(B), range(N)):
+            if told[n, row]:
+                gain = scale**2 / (scale**2 + site_scale[n, row] ** 2)
+                torch.testing.assert_close(q.mean[n, row], mean + gain * (loc[n, row] - mean))
+                torch.testing.assert_close(q.variance[n, row], (1.0 - gain) * scale**2)
+            else:
+                torch.testing.assert_close(q.mean[n, row], torch.full(latents, mean))
+                torch.testing.assert_close(q.variance[n, row], torch.full(latents, scale**2))
+    assert StructuredELBO().differentiable_loss(model, guide, y).isfinite()
+
+
+def test_other_sites_are_those_of_a_mean_field_guide():
+    """Also on the half-line, with the init_scale asked for."""
+    model = make_model()
+    model.likelihood.variance = PyroSample(dist.LogNormal(0.5, 1.0))
+    guide, other = StructuredGPGuide(model, FactorNet(D, Q), init_scale=0.2), MeanFieldGuide(model, init_scale=0.2)
+    args = make_data()
+    for g, part in ((guide, guide.mean_field), (other, other)):
+        g(*args)
+        part.locs.likelihood.variance = torch.tensor(-0.3)
+    ours, theirs = (poutine.trace(g).get_trace(*args).nodes["likelihood.variance"]["fn"] for g in (guide, other))
+    value = torch.rand(())
+    torch.testing.assert_close(ours.log_prob(value), theirs.log_prob(value))
+
+
+def test_quantiles_of_f_are_those_of_its_marginals_at_the_medians_of_the_others():
+    model = make_model()
+    model.kernel.lengthscale = PyroSample(dist.LogNormal(torch.zeros(Q, 1), 1.0).to_event(2))
+    guide, (x, y) = StructuredGPGuide(model, FactorNet(D, Q)), make_data(B)
+    guide(x, y)
+    guide.mean_field.locs.kernel.lengthscale = torch.tensor([[-1.0], [0.5]])
+    median, quantiles = guide.median(x, y), guide.quantiles([0.1, 0.5], x, y)
+    torch.testing.assert_close(median["kernel.lengthscale"], torch.tensor([[-1.0], [0.5]]).exp())
+    q = posterior_of(poutine.condition(guide, {"kernel.lengthscale": median["kernel.lengthscale"]}), x, y)
+    torch.testing.assert_close(median["f"], q.mean)
+    torch.testing.assert_close(quantiles["f"][0], q.mean - 1.2815515655446004 * q.variance.sqrt())
+    torch.testing.assert_close(quantiles["f"][1], median["f"])
+
+
+# ---- what is refused
+
+
+def test_quantiles_before_the_first_call():
+    with pytest.raises(ValueError, match=r"no parameters before its first call"):
+        StructuredGPGuide(make_model(), FactorNet(D, Q)).median(*make_data())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"encoder": FactorNet(D, Q), "sites": {"f": None}}, "expected an encoder or sites, got both"),
+        ({"init_scale": 0.0}, "expected a positive init_scale, got 0"),
+    ],
+)
+def test_options_that_make_no_sense(options, message):
+    with pytest.raises(ValueError, match=message):
+        StructuredGPGuide(make_model(), **options)
+
+
+def test_a_model_that_does_not_name_its_process_needs_sites():
+    with pytest.raises(
+        ValueError, match=r"expected sites=\{<name of a Gaussian-process site>: encoder\}, got none for function"
+    ):
+        StructuredGPGuide(two_processes)
+
+
+def first_call(sites, *args, model=None):
+    StructuredGPGuide(model or make_model(), sites=sites)(*(args or make_data()))
+
+
+def test_unknown_sites():
+    with pytest.raises(ValueError, match=r"one of \['f'\], got 'rate'"):
+        first_call({"rate": None})
+
+
+def test_priors_that_cannot_be_multiplied():
+    model = make_model()
+    model.likelihood.variance = PyroSample(dist.LogNormal(0.0, 1.0))
+    with pytest.raises(ValueError, match=r"'likelihood.variance', got LogNormal; leave the site out of sites"):
+        first_call({"likelihood.variance": None}, model=model)
+
+
+@pytest.mark.parametrize(("site", "latents", "series"), [("f", Q + 1, ()), ("f", 3, (B,)), ("w", 2, ()), ("w", 2, (B,))])
+def test_encodings_of_the_wrong_shape(site, latents, series):
+    with pytest.raises(
+        ValueError, match=rf"lines up with site '{site}' of shape \[.*\], got \[.*{latents}.*\]; encoders return"
+    ):
+        first_call({site: FactorNet(D, latents)}, *make_data(*series), model=make_model(independent_dim=1))
+
+
+def test_more_latents_than_the_kernel_has():
+    """Encodings do not widen the prior."""
+    model = GPVAE(RBF(1), MLP(1, D))
+    with pytest.raises(ValueError, match=r"of shape \[1, 5\] \[..., latent dimensions, points\], got \[2, 5\]"):
+        first_call({"f": FactorNet(D, 2)}, model=model)
+
+
+def test_several_encodings_of_one_process():
+    def model(t, y):
+        pyro.sample("f", GaussianProcess(RBF(1), t))
+
+    with pytest.raises(ValueError, match=r"of shape \[1, 5\].*got \[4, 1, 5\]"):
+        first_call({"f": FactorNet(D, 1)}, torch.rand(1, N, 1), torch.randn(B, N, D), model=model)
+
+
+@pytest.mark.parametrize("make_encoder", [lambda: None, lambda: FactorNet(1, 1)])
+def test_data_must_be_there_and_have_columns(make_encoder):
+    def model(t, y=None):
+        pyro.sample("f", GaussianProcess(RBF(1), torch.rand(N, 1)))
+
+    with pytest.raises(ValueError, match=r"expected data among the arguments of the model, got \['Tensor'\]; pass y"):
+        first_call({"f": make_encoder()}, torch.arange(N), model=model)
+    with pytest.raises(
+        ValueError, match=r"expected data \[..., points, outputs\], got \[5\]; a single output needs \[:, None\]"
+    ):
+        first_call({"f": make_encoder()}, torch.arange(N), torch.randn(N), model=model)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"value": "exact"}, "expected value in .*semi-analytic.* and gradient in .*, got 'exact' and 'path'"),
+        ({"gradient": "reinforce"}, "got 'semi-analytic' and 'reinforce'"),
+        ({"encoded_fraction": 0.0}, "expected encoded_fraction above 0 and at most 1, got 0.0"),
+        ({"encoded_fraction": 1.5}, "expected encoded_fraction above 0 and at most 1, got 1.5"),
+    ],
+)
+def test_unknown_estimators(options, message, unchecked):
+    with pytest.raises(ValueError, match=message):
+        StructuredELBO(**options)
+
+
+def test_guides_that_cannot_be_reparameterised():
+    def model(y):
+        pyro.sample("k", dist.Poisson(torch.tensor(1.0)))
+
+    with pytest.raises(ValueError, match="'k' with Poisson; use a distribution with has_rsample"):
+        StructuredELBO().loss(model, model, torch.zeros(1))
