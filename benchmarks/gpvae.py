@@ -31,11 +31,11 @@ BATCH_SIZE, NUM_EPOCHS, LEARNING_RATE, KEPT = 100, 3000, 1e-3, 2 / 3
 THESIS = "thesis, Table 5.1"
 NOTES = """\
 The thesis's protocol: mini-batches of 100 points, 3000 epochs (their last short batch left out), Adam at 1e-3, networks with
-two layers of 20 (PointNet and IndexNet: one each side of a 20-dimensional sum), and of the runs the two thirds with the highest
-bound.  Inputs are as they come, outputs standardised by what is observed of them; metrics are in the units of the data.  SMSE is
-averaged over the columns with hidden entries; NLL is the mean negative log density per hidden entry of a Gaussian with the
-predictive moments, "mixture NLL" that of the mixture over 200 draws.  The row "per-output noise" has a linear decoder, one
-smooth and four white latents.  Rows without a spread do not depend on a seed, or are one run."""
+two layers of 20 (PointNet and IndexNet: one each side of a 20-dimensional sum), and of the runs the two thirds with the
+highest bound.  Inputs are as they come, outputs standardised by what is observed of them; metrics are in the units of the
+data.  SMSE is averaged over the columns with hidden entries; NLL is the mean negative log density per hidden entry of a
+Gaussian with the predictive moments, "mixture NLL" that of the mixture over 200 draws.  The row "per-output noise" has a
+linear decoder, one smooth and four white latents.  Rows without a spread do not depend on a seed, or are one run."""
 
 
 @dataclass(frozen=True)

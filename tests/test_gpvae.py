@@ -214,7 +214,7 @@ def test_other_sites_give_less_by_the_divergence(num_latents):
 def test_a_fit_finds_the_exact_sites():
     model, x, y = make_linear(1)
     guide, loss = StructuredGPGuide(model), StructuredELBO(value="doubly-stochastic", max_plate_nesting=1)
-    fit(model, guide, x, y, loss=loss, num_steps=200, learning_rate=0.1, schedule="cosine", progress=False)
+    fit(model, guide, x, y, loss=loss, num_steps=150, learning_rate=0.1, schedule="cosine", progress=False)
     found = exact(model, x, y)
     q = poutine.trace(guide).get_trace(x, y).nodes["f"]["fn"].base_dist
     spread = found.f_covariance.diagonal().sqrt()

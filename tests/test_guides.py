@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from pyro_lvgp.diagnostics import to_arviz
-from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
-from pyro_lvgp.models import BayesianGPLVM
-from pyro_lvgp.networks import ZeroImputation
+from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide, StructuredGPGuide
+from pyro_lvgp.kernels import RBF
+from pyro_lvgp.models import GPVAE, BayesianGPLVM
+from pyro_lvgp.networks import MLP, FactorNet, ZeroImputation
 
 
 class Problem(NamedTuple):
@@ -35,7 +36,7 @@ class Problem(NamedTuple):
     args: tuple
     vector: str  # a vector-valued site
     nesting: int  # max_plate_nesting
-    locals: tuple[str, ...] = ()  # sites in the plate "data"
+    locals: tuple[str, ...] = ()  # sites in the plate over data
     plates: Callable[..., Any] | None = None  # create_plates
     batch: Callable[[Tensor], tuple] | None = None  # arguments for some rows
     local: Mapping[str, Any] = MappingProxyType({})  # to anneal the sites in the plate
@@ -89,7 +90,27 @@ def gplvm(dtype, num_data=6):
     return Problem(model, (Y,), "X", 1, ("X",), None, lambda idx: (Y[idx], idx), joint={"sites": ["u", "X"]})
 
 
-MODELS = {"global": global_only, "local": local_and_global, "gplvm": gplvm}
+def gpvae(dtype, *series, **options):
+    model = GPVAE(RBF(1, lengthscale=0.3, batch_shape=(2,)), MLP(2 + options.get("independent_dim", 0), 3, [4]), **options)
+    x, y = torch.linspace(0.0, 1.0, 5, dtype=dtype)[:, None].expand(*series, 5, 1), torch.randn(*series, 5, 3, dtype=dtype)
+    y[..., 0, 1:], y[..., 3, 0] = torch.nan, torch.nan
+    return Problem(model.to(dtype), (x, y), "f", 1 + len(series))
+
+
+def gp(dtype):
+    """One series."""
+    return gpvae(dtype)
+
+
+def gps(dtype, num_data=6):
+    """Several series, with latents that are independent from point to point beside the processes."""
+    problem = gpvae(dtype, num_data, independent_dim=1, num_data=num_data)
+    x, y = problem.args
+    return problem._replace(locals=("f", "w"), batch=lambda idx: (x[idx], y[idx], idx))
+
+
+MODELS = {"global": global_only, "local": local_and_global, "gplvm": gplvm, "gp": gp, "gps": gps}
+WITHOUT_MINI_BATCHES = {"global", "gp"}
 
 
 class Entry(NamedTuple):
@@ -126,6 +147,19 @@ def local_given_globals(p):
     return local(global_guide=MeanFieldGuide(poutine.block(p.model, hide=p.locals)))(p)
 
 
+def structured(p):
+    return StructuredGPGuide(p.model, FactorNet(3, 2, [4]).to(p.args[0].dtype))
+
+
+def structured_unamortised(p):
+    return StructuredGPGuide(p.model)
+
+
+def structured_fallback(p):
+    """Mean-field at all sites."""
+    return StructuredGPGuide(p.model, sites={}, create_plates=p.plates)
+
+
 DETACHED = {"schedule": "sigmoid", "learn_step_size": False, "differentiate_score": False}
 GUIDES = {
     "mean-field": Entry(mean_field, "global local gplvm"),
@@ -141,6 +175,9 @@ GUIDES = {
     "annealed-local-traced": Entry(lambda p: local(surrogate_model=p.model)(p), "gplvm"),
     "annealed-local-detached": Entry(local(**DETACHED), "local gplvm", exact_gradient=False),
     "annealed-local-global-guide": Entry(local_given_globals, "local"),
+    "structured": Entry(structured, "gp gps"),
+    "structured-unamortised": Entry(structured_unamortised, "gps"),
+    "structured-fallback": Entry(structured_fallback, "global local"),
 }
 PAIRS = [(guide, model) for guide, entry in GUIDES.items() for model in entry.models.split()]
 every_pair = pytest.mark.parametrize(("guide_id", "model_id"), PAIRS)
@@ -258,7 +295,9 @@ def log_evidence(y, observed, level):
     return 3.0 * level + (0.5 * (100.0 / precision).log() + o * likelihood).sum()
 
 
-@pytest.mark.parametrize("guide_id", [guide for guide, entry in GUIDES.items() if entry.models != "gplvm"])
+@pytest.mark.parametrize(
+    "guide_id", [guide for guide, entry in GUIDES.items() if {"global", "local"} & {*entry.models.split()}]
+)
 def test_factor_mask_and_scale(guide_id):
     args = (0.1 * torch.randn(3, 2), torch.tensor([True, False, True]), torch.tensor(1.0))
     problems = [Problem(model, args, "x", 1, ("x",), local={"local_plate": "data"}) for model in (tilted, tilted_by_hand)]
@@ -382,7 +421,7 @@ def test_pickle(guide_id, model_id):
     assert_draws(guide, problem.args, expected)
 
 
-@pairs_where(lambda entry, model: entry.mini_batches and model != "global")
+@pairs_where(lambda entry, model: entry.mini_batches and model not in WITHOUT_MINI_BATCHES)
 def test_mini_batches_average_to_the_full_bound(guide_id, model_id):
     problem, guide = start(guide_id, model_id)
     batches = [problem.batch(idx) for idx in torch.randperm(6).split(3)]
@@ -396,7 +435,7 @@ def test_mini_batches_average_to_the_full_bound(guide_id, model_id):
     assert agree(whole, (sum(part[0] for part in parts) / 2, sum(part[1] for part in parts) / 4)), (whole, parts)
 
 
-@pairs_where(lambda entry, model: entry.mini_batches and model != "global")
+@pairs_where(lambda entry, model: entry.mini_batches and model not in WITHOUT_MINI_BATCHES)
 def test_mini_batch_is_drawn_as_if_it_were_all_data(guide_id, model_id):
     with pyro.settings.context(module_local_params=True):
         problem, guide = start(guide_id, model_id)
@@ -404,17 +443,17 @@ def test_mini_batch_is_drawn_as_if_it_were_all_data(guide_id, model_id):
         args = problem.batch(torch.arange(3))
         small = MODELS[model_id](torch.float32, num_data=3)
         other = GUIDES[guide_id].make(small)
-        other(*args[:1])
+        other(*args[:-1])
         for theirs, ours in ((problem.model, small.model), (guide, other)):
             if isinstance(ours, nn.Module):
                 rows = {name: tuple(map(slice, value.shape)) for name, value in ours.state_dict().items()}
                 ours.load_state_dict({name: value[rows[name]] for name, value in theirs.state_dict().items()})
-        expected = draw(other, args[:1])
+        expected = draw(other, args[:-1])
         for name, value in draw(guide, args).items():
             torch.testing.assert_close(value, expected[name])
 
 
-@pairs_where(lambda entry, model: not entry.mini_batches and model != "global")
+@pairs_where(lambda entry, model: not entry.mini_batches and model not in WITHOUT_MINI_BATCHES)
 def test_mini_batches_refused(guide_id, model_id):
     problem, guide = start(guide_id, model_id)
     with pytest.raises(ValueError, match="while plate 'data', which their score sums over, is subsampled"):

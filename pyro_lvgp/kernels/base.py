@@ -268,7 +268,7 @@ class Stack(_Combination):
     Points ``[*batch, 1, N, P]``, or ``[N, P]``, give matrices ``[*batch, Q, N, M]``.
 
     :param kernels: kernels, each with batch shape ``()``, which counts once, or ``(q,)``.
-    :raises ValueError: if a kernel has another batch shape, or points have no dimension of size 1 for it.
+    :raises ValueError: if a kernel has another batch shape, or a batch of points has no dimension of size 1 for it.
 
     >>> from pyro_lvgp.kernels import RBF, Periodic
     >>> kernel = Stack(RBF(1, batch_shape=(2,)), RBF(1) * Periodic(1))
@@ -293,7 +293,10 @@ class Stack(_Combination):
         batch = torch.broadcast_shapes(*(part.shape[: -event_dim - 1] for part in parts))
         stack = torch.cat([part.expand(*batch, *part.shape[-event_dim - 1 :]) for part in parts], -event_dim - 1)
         if (got := stack.shape[-event_dim - 1]) != (expected := self.batch_shape[0]):
-            raise ValueError(f"expected {expected} kernels, got {got} from a batch of points; give them as X.unsqueeze(-3)")
+            raise ValueError(
+                f"expected {expected} kernels, got {got} from a batch of points or parameters; give points as "
+                "X.unsqueeze(-3), and kernels that have priors batch_shape=(1,)"
+            )
         return stack
 
 
