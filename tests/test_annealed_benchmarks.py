@@ -26,6 +26,13 @@ def _double():
     torch.set_default_dtype(torch.float64)
 
 
+@pytest.fixture(autouse=True)
+def _eager():
+    """Compilation takes minutes, and what the tests wrap around functions to check shapes cannot be compiled."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
 @pytest.fixture
 def fitted():
     """A model of one latent dimension and a guide whose u is far from certain."""
@@ -130,8 +137,7 @@ def test_peers_are_measured():
 
 @pytest.mark.skipif("PYRO_LVGP_DATA" not in os.environ, reason="PYRO_LVGP_DATA names no folder with the data sets")
 def test_pictures_are_drawn(tmp_path, capsys):
-    with torch.compiler.set_stance("force_eager"):  # compilation would take minutes
-        annealed_pictures.main(["--quick", "--out", str(tmp_path / "new")])
+    annealed_pictures.main(["--quick", "--out", str(tmp_path / "new")])
     assert capsys.readouterr().out.startswith("    python -m benchmarks.annealed_pictures --quick --out")
     expected = {  # a curve for each of four fits, three flow regimes, and what hides pixels
         "annealed_learning_curves.png": PALETTE[:4],

@@ -518,20 +518,21 @@ def test_stacks_of_numbers_and_of_stacks():
     torch.testing.assert_close(K, torch.stack([rbf(X), torch.full_like(K[1], 2.0), rbf(X), X @ X.mT]))
 
 
-def test_priors_in_a_stack():
+@pytest.mark.parametrize("with_priors", [(0, 3), (3,)])
+def test_priors_in_a_stack(with_priors):
     """One draw for all uses in a call, and one for each particle."""
     stack, _ = _stack()
     priors = {0: dist.LogNormal(torch.zeros(2, 2).double(), 1.0), 3: dist.LogNormal(torch.zeros(1, 2).double(), 1.0)}
-    for part, prior in priors.items():
-        stack.kernels[part].lengthscale = PyroSample(prior.to_event(2))
+    for part in with_priors:
+        stack.kernels[part].lengthscale = PyroSample(priors[part].to_event(2))
     X = rand(7, 2)
     with pyro.plate("particles", 3, dim=-1):
         trace = poutine.trace(stack).get_trace(X)
     K = trace.nodes["_RETURN"]["value"]
     assert K.shape == (3, 5, 7, 7)
     for particle in range(3):
-        draws = {f"kernels.{part}.lengthscale": trace.nodes[f"kernels.{part}.lengthscale"]["value"] for part in priors}
-        alone = poutine.condition(stack, {name: draw[particle] for name, draw in draws.items()})(X)
+        names = [f"kernels.{part}.lengthscale" for part in with_priors]
+        alone = poutine.condition(stack, {name: trace.nodes[name]["value"][particle] for name in names})(X)
         torch.testing.assert_close(K[particle], alone)
 
 

@@ -36,8 +36,10 @@ class StructuredELBO(DifferentiableELBO):
 
     ``value="semi-analytic"`` draws f in the likelihood only, the left side; ``"doubly-stochastic"`` in both logarithms, the
     right side, whose noise nearly cancels where sites fit the likelihood.  ``gradient="path"`` differentiates through the
-    draw :math:`f_n = \hat m_n + \hat\Sigma_{nn}^{1/2} \epsilon`, ``"score"`` uses :math:`\nabla \log q(f_n)`.  All four have
-    one mean, and gradients of one mean.  Other sites of the model enter by their analytic KL where there is one.
+    draw :math:`f_n = \hat m_n + \hat\Sigma_{nn}^{1/2} \epsilon`, ``"score"`` uses :math:`\nabla \log q(f_n)`, with the
+    likelihood of point n alone if the rightmost plate is called "points", and with that of all of them otherwise, which is
+    noisier.  All four have one mean, and gradients of one mean.  Other sites of the model enter by their analytic KL where
+    there is one.
 
     Data must be independent of each other given f, each observed entry given the f_n of its point.  Mini-batches of series are
     exact; in a mini-batch of points of one series the normaliser Z is that of those points alone, and the bound is biased
@@ -191,11 +193,8 @@ def _sum_latents(x: Tensor, event_dim: int) -> Tensor:
 
 
 def _by_point(likelihood: Mapping[str, Any], log_prob: Tensor, process: Mapping[str, Any]) -> Tensor:
-    """Log likelihood in the layout [..., points] of a process: point by point if they are in a plate, else all of them."""
-    N = process["fn"].event_shape[-1]
-    plates = {frame.dim for frame in process["cond_indep_stack"]}
-    rows = [frame for frame in likelihood["cond_indep_stack"] if frame.dim == -1 and frame.size == N]
-    if rows and -1 not in plates:
+    """Log likelihood in the layout [..., points] of a process: point by point in a plate "points", else all of them."""
+    if any(frame.name == "points" and frame.dim == -1 for frame in likelihood["cond_indep_stack"]):
         return log_prob.unsqueeze(-2)
     batch = process["fn"].batch_shape
     for dim in range(-log_prob.dim(), 0):
