@@ -479,7 +479,7 @@ def test_counts_with_a_normal_prior_around_a_latent_level(estimator, layout):
     expected = poisson_bound(guide, t, y)
     # Without a plate of points, each slope of log q is multiplied by the likelihood of all of them.
     elbo = many_particles(estimator, 1, num_score=4000 if layout in ("event", "outputs") else 1000)
-    assert_mean_of_runs(elbo, model, guide, (t, y), expected, error_below=0.04)
+    assert_mean_of_runs(elbo, model, guide, (t, y), expected, error_below=0.08 if layout == "outputs" else 0.04)
 
 
 def two_processes(t, y):
