@@ -166,7 +166,8 @@ def test_constrained_sites_have_the_right_jacobian(model, y, plate, evidence, dy
 
 def test_importance_weighting_tightens_the_annealed_bound():
     model, u, Y = gplvm(1)
-    guide = AutoAnnealedLangevin(model, num_steps=3, base_guide=MeanFieldGuide(model, init_scale=1.0), step_size=0.1)
+    base = MeanFieldGuide(model, init_scale=1.0)
+    guide = AutoAnnealedLangevin(model, num_steps=3, dynamics="overdamped", base_guide=base, step_size=0.1)
     bounds = []
     for num_samples in (1, 4, 16):
         bound = ImportanceWeightedELBO(num_samples=num_samples, integrate=False, max_plate_nesting=1)
@@ -434,7 +435,8 @@ def test_a_surrogate_makes_annealed_globals_right_under_subsampling():
     assert pyro.get_param_store()._params["weight"].grad.abs() > 0
 
 
-def test_posterior_draws_have_the_moments_of_the_posterior():
+@pytest.mark.parametrize(("dynamics", "step_size"), [("overdamped", 0.02), ("underdamped", 0.2)])
+def test_posterior_draws_have_the_moments_of_the_posterior(dynamics, step_size):
     """A Gaussian model whose posterior is N(0.8 y / 2, 0.2) for each row; long chains from a poor base."""
 
     def model(y):
@@ -444,7 +446,8 @@ def test_posterior_draws_have_the_moments_of_the_posterior():
 
     y = torch.tensor([-2.0, 0.0, 3.0])
     base = MeanFieldGuide(model, init_scale=1.0)
-    guide = AutoAnnealedLangevin(model, local_plate="data", num_steps=200, base_guide=base, step_size=0.02)
+    chain = {"num_steps": 200, "dynamics": dynamics, "step_size": step_size}
+    guide = AutoAnnealedLangevin(model, local_plate="data", base_guide=base, **chain)
     x = guide.sample_posterior(4000, y, chunk_size=4000)["x"]
     assert torch.allclose(x.mean(0), 0.4 * y, atol=0.03)
     assert torch.allclose(x.std(0), torch.full((3,), 0.2**0.5), rtol=0.06)
