@@ -8,8 +8,9 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import Predictive, Trace_ELBO
+from pyro.infer import SVI, Predictive, Trace_ELBO
 from pyro.nn import PyroModule, PyroSample
+from pyro.optim import Adam
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
@@ -187,7 +188,7 @@ def test_exact_sites_give_the_slopes_of_the_exact_evidence(num_latents):
         runs.append(torch.cat([slope.flatten() for slope in slopes[4:]]))
     runs, rest = torch.stack(runs), torch.cat([slope.flatten() for slope in expected[2:]])
     error = runs.std(0) / 20**0.5
-    assert error.norm() < 0.05 * rest.norm()
+    assert error.norm() < 0.1 * rest.norm()
     assert ((runs.mean(0) - rest).abs() < 4.5 * error).all()
 
 
@@ -211,17 +212,21 @@ def test_other_sites_give_less_by_the_divergence(num_latents):
         assert abs(found.log_evidence - divergence + losses.mean()) < 6.0 * error
 
 
-def test_a_fit_finds_the_exact_sites():
+def test_svi_finds_the_exact_sites():
+    """Sites of their own, with the model held fixed; the noise goes as they come near."""
     model, x, y = make_linear(1)
     guide, loss = StructuredGPGuide(model), StructuredELBO(value="doubly-stochastic", max_plate_nesting=1)
-    fit(model, guide, x, y, loss=loss, num_steps=150, learning_rate=0.1, schedule="cosine", progress=False)
+    optim = Adam(lambda name: {"lr": 0.2 if name.startswith("StructuredGPGuide") else 0.0})
+    svi = SVI(model, guide, optim, loss)
+    losses = [svi.step(x, y) for _ in range(150)]
     found = exact(model, x, y)
+    assert losses[0] > 1.0 - found.log_evidence
     q = poutine.trace(guide).get_trace(x, y).nodes["f"]["fn"].base_dist
     spread = found.f_covariance.diagonal().sqrt()
-    assert ((q.mean[0] - found.f_mean).abs() < 0.15 * spread).all()
-    torch.testing.assert_close(q.variance[0].sqrt(), spread, rtol=0.1, atol=0.0)
+    assert ((q.mean[0] - found.f_mean).abs() < 0.1 * spread).all()
+    torch.testing.assert_close(q.variance[0].sqrt(), spread, rtol=0.05, atol=0.0)
     bound = -StructuredELBO(value="doubly-stochastic", num_particles=1000).loss(model, guide, x, y)
-    assert found.log_evidence - 0.1 < bound < found.log_evidence + 0.02
+    assert found.log_evidence - 0.05 < bound < found.log_evidence + 0.02
 
 
 def make_with_white(*series):
