@@ -1,8 +1,8 @@
 """Mean field, importance weighting and annealing, on four data sets, from one start with one budget of steps."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import pyro
 import torch
@@ -39,6 +39,7 @@ class Task:
     :param Y: rows.
     :param scale: what one unit of Y is in the unit of "hidden RMSE".
     :param hidden: which entries the fit does not see.
+    :param methods: what to fit; all by default.
     """
 
     Y: Float[Tensor, "N D"]
@@ -47,6 +48,7 @@ class Task:
     scale: float = 1.0
     hidden: Bool[Tensor, "N D"] | None = None
     draws: int = 1000
+    methods: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,15 @@ def ones_and_sevens() -> Task:
     return images(torch.as_tensor(data["X_test"][chosen] / 255.0, dtype=torch.float32), 5)
 
 
+def converged() -> Task:
+    """Oil flow until little changes."""
+    return replace(table("oilflow"), checkpoints=(20_000,), methods=CONVERGED)
+
+
+CONVERGED = ("mean field", "IW, S = 5", "annealed, K = 10", "annealed, K = 10 × IW, S = 5")
 TASKS = {
     "oilflow": lambda: table("oilflow"),
+    "oilflow_converged": converged,
     "wine_red": lambda: table("wine_red"),
     "frey": frey,
     "mnist_1_7": ones_and_sevens,
@@ -128,18 +137,41 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
     """Measure all methods on all sets, or on one, for each seed."""
     for name in [only] if only else ["oilflow"] if quick else list(TASKS):
         task = TASKS[name]()
-        runs = [(seed, method) for seed in range(seeds) for method in METHODS]
+        runs = [(seed, method) for seed in range(seeds) for method in task.methods or METHODS]
         for seed, method in tqdm(runs, desc=name, unit="fit"):
             yield from measure(name, task, method, seed=seed, checkpoints=(100,) if quick else task.checkpoints)
+
+
+class Start(NamedTuple):
+    """A model and a guide before any fit, and what they see.
+
+    :param rows: which rows of the task those of ``Y`` are.
+    :param Y: the rows to train on, NaN where hidden.
+    """
+
+    model: BayesianGPLVM
+    guide: AutoAnnealedLangevin | MeanFieldGuide
+    rows: Bool[Tensor, " N"]
+    Y: Float[Tensor, "B D"]
+
+
+def start(task: Task, method: Method, *, seed: int) -> Start:
+    """The start that all methods share."""
+    rows = torch.rand(len(task.Y), generator=torch.Generator().manual_seed(seed)) >= 0.1
+    Y = task.Y[rows] if task.hidden is None else task.Y.masked_fill(task.hidden, torch.nan)[rows]
+    model = BayesianGPLVM(len(Y), Y.shape[1], task.latent_dim, num_inducing=NUM_INDUCING).to(Y.dtype)
+    model.initialize(Y, seed=seed)
+    return Start(model, method.guide(model), rows, Y)
+
+
+def optimiser() -> JointOptim:
+    """The one of all methods."""
+    return JointOptim(torch.optim.Adam, {"lr": LEARNING_RATE, "fused": True})
 
 
 def measure(dataset: str, task: Task, name: str, *, seed: int, checkpoints: tuple[int, ...]) -> Iterator[Measurement]:
     """Fit one method and measure it at each number of steps."""
     method = METHODS[name]
-    held_out = torch.rand(len(task.Y), generator=torch.Generator().manual_seed(seed)) < 0.1
-    truth = task.Y[~held_out]
-    hidden = torch.zeros_like(truth, dtype=torch.bool) if task.hidden is None else task.hidden[~held_out]
-    Y = torch.where(hidden, torch.nan, truth)
     settings: Settings = {
         "Q": task.latent_dim,
         "M": NUM_INDUCING,
@@ -147,14 +179,13 @@ def measure(dataset: str, task: Task, name: str, *, seed: int, checkpoints: tupl
         "batch": BATCH_SIZE,
         "optimiser": f"fused Adam, rate {LEARNING_RATE:g}",
         "rows held out": "10 %",
-        "dtype": str(Y.dtype).removeprefix("torch."),
+        "dtype": str(task.Y.dtype).removeprefix("torch."),
     }
     with pyro.get_param_store().scope(), torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = BayesianGPLVM(len(Y), Y.shape[1], task.latent_dim, num_inducing=NUM_INDUCING).to(Y.dtype)
-        model.initialize(Y, seed=seed)
-        guide, loss = method.guide(model), method.loss()
-        optim = JointOptim(torch.optim.Adam, {"lr": LEARNING_RATE, "fused": True})
+        model, guide, rows, Y = start(task, method, seed=seed)
+        truth, hidden = task.Y[rows], torch.isnan(Y)
+        loss, optim = method.loss(), optimiser()
         done, seconds = 0, 0.0
         for steps in checkpoints:
             history = fit(
@@ -178,8 +209,6 @@ def measure(dataset: str, task: Task, name: str, *, seed: int, checkpoints: tupl
             if task.hidden is not None:
                 values["hidden RMSE"] = hidden_rmse * task.scale
             if steps == checkpoints[-1]:
-                values["held-out log lik. [nats/row]"] = held_out_log_likelihood(
-                    model, guide, task.Y[held_out], draws=task.draws
-                )
+                values["held-out log lik. [nats/row]"] = held_out_log_likelihood(model, guide, task.Y[~rows], draws=task.draws)
             for metric, value in values.items():
                 yield Measurement(f"{dataset}, {steps} steps", name, metric, value, seconds, settings)

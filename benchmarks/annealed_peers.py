@@ -2,25 +2,19 @@
 
 import statistics
 from collections.abc import Iterator
-from typing import Any
 
-import numpy as np
 import numpyro
-import pyro
-import torch
 from jaxtyping import Float
-from pyro.params.param_store import StateDict
 from torch import Tensor
 from tqdm import tqdm
 
+from benchmarks.contestant import Contestant
 from benchmarks.oilflow import BATCH_SIZE, LATENT_DIM, LEARNING_RATE, NUM_INDUCING, standardised
 from benchmarks.peers.numpyro_dais import NumPyroDAIS
 from benchmarks.report import Measurement, Row, Settings
-from benchmarks.scores import negative_bound
 from pyro_lvgp.guides import AutoAnnealedLangevin
-from pyro_lvgp.infer import JointOptim, MeanFieldELBO
+from pyro_lvgp.infer import MeanFieldELBO
 from pyro_lvgp.models import BayesianGPLVM
-from pyro_lvgp.training import fit
 
 NUM_THREADS = 1
 PEER = f"NumPyro {numpyro.__version__}"
@@ -28,26 +22,23 @@ PUBLISHED: list[Row] = []
 NOTES = """\
 One model, one start, one Adam rate; K transitions for all.  AutoSemiDAIS anneals the latents of the rows in a mini-batch, as
 ours does; AutoDAIS anneals latents and inducing outputs together, on all rows at every step.  Bounds are each library's own:
-both bound the same evidence; NumPyro draws u, ours integrates it out.  Our transitions are overdamped and compiled, NumPyro's
+both bound the same evidence; NumPyro draws u, ours integrates it out.  Our transitions are underdamped and compiled, NumPyro's
 step is compiled; "compile" is what the first step takes over the median, and torch also finds earlier compilations on the
 disk.  Blocks of steps alternate between the methods, and each has one core at most.  NumPyro's guides are mended in two
 places, see `benchmarks/peers/numpyro_dais.py`; with what they come with, AutoDAIS does not follow the hyperparameters."""
 
 
-class Ours:
-    """Our model under an annealed guide, with a Pyro parameter store to itself."""
+class Ours(Contestant):
+    """Our model under an annealed guide."""
 
     def __init__(self, Y: Float[Tensor, "N D"], *, num_steps: int, batch_size: int | None, seed: int, compile: bool):
-        self._Y, self._batch_size = Y, batch_size
-        self._store: StateDict = {"params": {}, "constraints": {}}
-        self._loss = MeanFieldELBO(num_samples=1, max_plate_nesting=1)
-        self._optim = JointOptim(torch.optim.Adam, {"lr": LEARNING_RATE, "fused": True})
+        loss = MeanFieldELBO(num_samples=1, max_plate_nesting=1)
+        super().__init__(Y, loss, batch_size=batch_size, learning_rate=LEARNING_RATE)
         self._seconds: list[float] = []
-        with pyro.get_param_store().scope(self._store):
+        with self.own_parameters():
             self.model = BayesianGPLVM(len(Y), Y.shape[1], LATENT_DIM, num_inducing=NUM_INDUCING).to(Y.dtype)
             self.model.initialize(Y, seed=seed)
-            chain: dict[str, Any] = {"dynamics": "overdamped", "step_size": 0.2}
-            self.guide = AutoAnnealedLangevin(self.model, num_steps=num_steps, compile=compile, **chain)
+            self.guide = AutoAnnealedLangevin(self.model, num_steps=num_steps, compile=compile)
 
     @property
     def compile_seconds(self) -> float:
@@ -55,32 +46,13 @@ class Ours:
         return self._seconds[0] - statistics.median(self._seconds)
 
     def train(self, num_steps: int, *, seed: int) -> list[float]:
-        """Take Adam steps; return the wall seconds of each."""
-        with pyro.get_param_store().scope(self._store):
-            result = fit(
-                self.model,
-                self.guide,
-                self._Y,
-                loss=self._loss,
-                optim=self._optim,
-                num_steps=num_steps,
-                batch_size=self._batch_size,
-                seed=seed,
-                progress=False,
-            )
-        seconds = np.diff(result.seconds, prepend=0.0).tolist()
+        seconds = super().train(num_steps, seed=seed)
         self._seconds += seconds
         return seconds
 
-    def negative_bound(self, *, num_evaluations: int, seed: int = 0) -> float:
-        """Minus the bound on all data per datum."""
-        with pyro.get_param_store().scope(self._store), torch.random.fork_rng():
-            torch.manual_seed(seed)
-            return negative_bound(self._loss, self.model, self.guide, self._Y, draws=num_evaluations)
-
     def predict(self) -> Float[Tensor, "N D"]:
         """Mean of f at draws of latents and u, averaged over 64 of them."""
-        with pyro.get_param_store().scope(self._store):
+        with self.own_parameters():
             return self.model.reconstruct(self.guide, self._Y).f_mean
 
 

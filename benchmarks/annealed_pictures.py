@@ -11,18 +11,13 @@ import matplotlib
 import numpy as np
 import pyro
 import torch
-from jaxtyping import Bool, Float
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
-from torch import Tensor
 
-from benchmarks.annealed import BATCH_SIZE, LEARNING_RATE, METHODS, NUM_INDUCING, NUM_THREADS, TASKS, Task
+from benchmarks.annealed import BATCH_SIZE, METHODS, NUM_THREADS, TASKS, Start, Task, optimiser, start
 from benchmarks.report import environment
 from pyro_lvgp import plots
 from pyro_lvgp.datasets import load_dataset
-from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
-from pyro_lvgp.infer import JointOptim
-from pyro_lvgp.models import BayesianGPLVM
 from pyro_lvgp.training import FitResult, fit
 
 SEED, QUICK_STEPS = 0, 5
@@ -32,48 +27,37 @@ NUM_FACES, FACE = 8, (28, 20)
 
 
 class Fitted(NamedTuple):
-    """A fit, and what it saw.
+    """A fit, from its start on."""
 
-    :param rows: which rows of the task those of ``Y`` are.
-    :param Y: the rows trained on, NaN where hidden.
-    """
-
-    model: BayesianGPLVM
-    guide: AutoAnnealedLangevin | MeanFieldGuide
+    start: Start
     history: FitResult
-    rows: Bool[Tensor, " N"]
-    Y: Float[Tensor, "B D"]
 
 
 def fit_method(task: Task, name: str, num_steps: int) -> Fitted:
     """Fit a method as :func:`benchmarks.annealed.measure` does, on the rows that it trains on."""
     print(f"\n{name}", flush=True)
     method = METHODS[name]
-    rows = torch.rand(len(task.Y), generator=torch.Generator().manual_seed(SEED)) >= 0.1
-    Y = task.Y[rows] if task.hidden is None else task.Y.masked_fill(task.hidden, torch.nan)[rows]
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
-        model = BayesianGPLVM(len(Y), Y.shape[1], task.latent_dim, num_inducing=NUM_INDUCING).to(Y.dtype)
-        model.initialize(Y, seed=SEED)
-        guide = method.guide(model)
+        first = start(task, method, seed=SEED)
         history = fit(
-            model,
-            guide,
-            Y,
+            first.model,
+            first.guide,
+            first.Y,
             loss=method.loss(),
-            optim=JointOptim(torch.optim.Adam, {"lr": LEARNING_RATE, "fused": True}),
+            optim=optimiser(),
             num_steps=num_steps,
             batch_size=BATCH_SIZE,
             seed=SEED,
         )
-    return Fitted(model, guide, history, rows, Y)
+    return Fitted(first, history)
 
 
 def draw_curves(fits: Mapping[str, Fitted]) -> Figure:
     """Negative bounds against steps and against seconds."""
     losses = {name: np.asarray(fitted.history.losses) for name, fitted in fits.items()}
     seconds = {name: np.asarray(fitted.history.seconds) for name, fitted in fits.items()}
-    num_rows = len(next(iter(fits.values())).Y)
+    num_rows = len(next(iter(fits.values())).start.Y)
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4.0), sharey=True, layout="constrained")
     figure.suptitle(
         "Oil flow: negative bound of each method on the rows trained on, smoothed over steps (faint: not)", fontsize="medium"
@@ -92,9 +76,10 @@ def draw_latents(fits: Mapping[str, Fitted], labels: np.ndarray) -> Figure:
     figure.suptitle("Oil flow: posterior medians of the latents, in standard deviations of their prior", fontsize="medium")
     axes = figure.subplots(2, len(fits), height_ratios=(2.0, 1.0), sharey="row")
     for (name, fitted), top, bottom in zip(fits.items(), *axes, strict=True):
-        relevance = 1.0 / fitted.model.kernel.lengthscale
-        regimes = [f"regime {label}" for label in labels[fitted.rows.numpy()]]
-        plots.plot_latents(fitted.guide.median(fitted.Y)["X"], regimes, relevance=relevance, ax=top)
+        model, guide, rows, Y = fitted.start
+        relevance = 1.0 / model.kernel.lengthscale
+        regimes = [f"regime {label}" for label in labels[rows.numpy()]]
+        plots.plot_latents(guide.median(Y)["X"], regimes, relevance=relevance, ax=top)
         plots.plot_ard(relevance, ax=bottom)
         top.set_title(name, fontsize="medium")
     axes[0, 0].get_legend().remove()  # one explains both
@@ -104,10 +89,11 @@ def draw_latents(fits: Mapping[str, Fitted], labels: np.ndarray) -> Figure:
 
 def draw_faces(fitted: Fitted, task: Task) -> Figure:
     """Faces of which the model saw a quarter, evenly spaced among all of them, and how it fills the rest."""
-    idx = torch.isnan(fitted.Y).any(1).nonzero()[:, 0]
-    truth, seen = task.Y[fitted.rows][idx], fitted.Y[idx]
+    model, guide, rows, Y = fitted.start
+    idx = torch.isnan(Y).any(1).nonzero()[:, 0]
+    truth, seen = task.Y[rows][idx], Y[idx]
     hidden = torch.isnan(seen)
-    f_mean = fitted.model.reconstruct(fitted.guide, seen, idx, num_samples=16).f_mean
+    f_mean = model.reconstruct(guide, seen, idx, num_samples=16).f_mean
     rmse = task.scale * (f_mean - truth)[hidden].square().mean().sqrt()
     shown = torch.linspace(0, len(idx) - 1, NUM_FACES).long()
     filled = torch.where(hidden, f_mean, truth)
