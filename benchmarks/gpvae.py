@@ -22,6 +22,7 @@ from pyro_lvgp.guides import StructuredGPGuide
 from pyro_lvgp.infer import StructuredELBO
 from pyro_lvgp.kernels import RBF, Kernel, Periodic
 from pyro_lvgp.likelihoods import Gaussian
+from pyro_lvgp.masking import Masking, hide_entries
 from pyro_lvgp.models import GPVAE
 from pyro_lvgp.networks import MLP, FactorNet, IndexNet, PointNet, ZeroImputation
 from pyro_lvgp.training import fit
@@ -75,14 +76,14 @@ class Method:
     :param encoder: class of its encoders.
     :param linear: whether the decoder is linear.
     :param white: number of independent latents; with some, there is one smooth latent, and each output has its own noise.
-    :param encoded_fraction: of the observed entries, eq. 5.6.
+    :param masking: what the encoder is not shown, eq. 5.6.
     :param periodic: add a periodic kernel to each.
     """
 
     encoder: type[nn.Module] = IndexNet
     linear: bool = False
     white: int = 0
-    encoded_fraction: float = 1.0
+    masking: Masking | None = None
     periodic: bool = False
 
 
@@ -92,7 +93,7 @@ METHODS = {
     "IndexNet": Method(),
     "FactorNet": Method(FactorNet),
     "IndexNet, linear decoder": Method(linear=True),
-    "IndexNet, encoding half (eq. 5.6)": Method(encoded_fraction=0.5),
+    "IndexNet, encoding half (eq. 5.6)": Method(masking=hide_entries(0.5)),
     "IndexNet, RBF + periodic": Method(periodic=True),
     "IndexNet, per-output noise": Method(linear=True, white=4),
 }
@@ -163,7 +164,7 @@ def measure(task: Task, method: Method, *, seed: int, epochs: int) -> tuple[dict
             guide,
             task.x,
             y,
-            loss=StructuredELBO(encoded_fraction=method.encoded_fraction, max_plate_nesting=1),
+            loss=StructuredELBO(masking=method.masking, max_plate_nesting=1),
             num_steps=epochs * (N // BATCH_SIZE),
             batch_size=BATCH_SIZE,
             learning_rate=LEARNING_RATE,

@@ -18,6 +18,7 @@ from pyro_lvgp import gaussian_sites
 from pyro_lvgp.gaussian_process import StructuredPosterior
 from pyro_lvgp.infer._terms import Sites, check_reparameterised, log_ratio
 from pyro_lvgp.infer.differentiable import DifferentiableELBO
+from pyro_lvgp.masking import Masking
 from pyro_lvgp.validation import position_of_data
 
 Value = Literal["semi-analytic", "doubly-stochastic"]
@@ -49,12 +50,13 @@ class StructuredELBO(DifferentiableELBO):
     :param gradient: which estimator of its gradient.
     :param num_particles: draws of f, and of all else, to average over.
     :param rescale: climb a bound whose likelihood is divided by the observed fraction of the data.
-    :param encoded_fraction: climb eq. 5.6: encode each observed entry with this probability only, and score all of them.
+    :param masking: climb eq. 5.6: what the guide is shown of the data, see :mod:`pyro_lvgp.masking`; all observed entries are
+        scored.
     :param vectorize_particles: draw particles along a dimension left of every plate; False one after the other.
     :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
-    :raises ValueError: for an unknown estimator, a fraction out of range, or a guide site that cannot be reparameterised.
+    :raises ValueError: for an unknown estimator, or a guide site that cannot be reparameterised.
 
-    ``rescale`` and ``encoded_fraction`` shape what ``loss_and_grads`` climbs and returns; ``loss`` is always minus the bound.
+    ``rescale`` and ``masking`` shape what ``loss_and_grads`` climbs and returns; ``loss`` is always minus the bound.
 
     Source: eqs. 3.18 to 3.25 and 5.6 of the GP-VAE thesis; the gradient of the doubly stochastic value takes
     ``∇ log Z = E_q[∇ log p(f) + ∇ log l(f)]`` in closed form.
@@ -76,7 +78,7 @@ class StructuredELBO(DifferentiableELBO):
         gradient: Gradient = "path",
         num_particles: int = 1,
         rescale: bool = False,
-        encoded_fraction: float = 1.0,
+        masking: Masking | None = None,
         vectorize_particles: bool = True,
         max_plate_nesting: int | float = math.inf,
     ):
@@ -84,15 +86,13 @@ class StructuredELBO(DifferentiableELBO):
             raise ValueError(
                 f"expected value in {get_args(Value)} and gradient in {get_args(Gradient)}, got {value!r} and {gradient!r}"
             )
-        if not 0.0 < encoded_fraction <= 1.0:
-            raise ValueError(f"expected encoded_fraction above 0 and at most 1, got {encoded_fraction}")
         super().__init__(
             num_particles=num_particles, vectorize_particles=vectorize_particles, max_plate_nesting=max_plate_nesting
         )
-        self.value, self.gradient, self.rescale, self.encoded_fraction = value, gradient, rescale, encoded_fraction
+        self.value, self.gradient, self.rescale, self.masking = value, gradient, rescale, masking
 
     def loss(self, model: Any, guide: Any, *args, **kwargs) -> float:
-        """Minus an estimate of the bound, without gradients, ``rescale`` or ``encoded_fraction``."""
+        """Minus an estimate of the bound, without gradients, ``rescale`` or ``masking``."""
         with torch.no_grad():
             return torch_item(self._loss(model, guide, 1.0, args, kwargs))
 
@@ -101,9 +101,8 @@ class StructuredELBO(DifferentiableELBO):
         data = position_of_data(args)
         observed = ~torch.isnan(args[data])
         weight = observed.numel() / observed.sum() if self.rescale else 1.0
-        if self.encoded_fraction < 1.0:
-            kept = torch.rand_like(args[data]) < self.encoded_fraction
-            encoded = args[data].masked_fill(~kept, torch.nan)
+        if self.masking is not None:
+            encoded = self.masking(args[data])
 
             def blinkered(*args, **kwargs):
                 return guide(*args[:data], encoded, *args[data + 1 :], **kwargs)

@@ -1,0 +1,17 @@
+"""Pictures of latent spaces, relevances, bounds, reconstructions, series and fields."""
+
+from pyro_lvgp.plots._drawing import PALETTE
+from pyro_lvgp.plots.bounds import plot_bounds
+from pyro_lvgp.plots.images import plot_reconstructions
+from pyro_lvgp.plots.latents import plot_ard, plot_latents
+from pyro_lvgp.plots.series import plot_field, plot_series
+
+__all__ = [
+    "PALETTE",
+    "plot_ard",
+    "plot_bounds",
+    "plot_field",
+    "plot_latents",
+    "plot_reconstructions",
+    "plot_series",
+]

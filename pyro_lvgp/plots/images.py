@@ -1,0 +1,68 @@
+"""Images beside what a model makes of them."""
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib import pyplot as plt
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from pyro_lvgp.plots._drawing import INK, Array, as_images
+
+
+def plot_reconstructions(
+    Y: Array,
+    Y_hat: Array,
+    image_shape: tuple[int, ...],
+    *,
+    Y_masked: Array | None = None,
+    sd: Array | None = None,
+    num: int = 10,
+    cmap: str = "gray",
+    fig: Figure | None = None,
+) -> Figure:
+    """Rows of images: the original, what the model saw of it, its reconstruction, and how sure of it the model is.
+
+    All images share the colour scale of ``Y``; standard deviations have their own, from zero.  What is missing (NaN) is
+    shown in colour.
+
+    :param Y: [N, …] images, flat or not.
+    :param Y_hat: [N, …] reconstructions.
+    :param image_shape: (height, width) or (height, width, 3).
+    :param Y_masked: [N, …] images as the model saw them, NaN where missing.
+    :param sd: [N, …] standard deviation of the reconstruction.
+    :param num: show the first ``num``.
+    :param cmap: colour map of images without colour.
+    :param fig: an empty figure or subfigure to draw in; a new figure by default.
+    :raises ValueError: if shapes do not fit.
+
+    >>> fig = plot_reconstructions(np.eye(4), np.zeros((4, 4)), (2, 2))
+    >>> len(fig.axes)
+    8
+    >>> plt.close(fig)
+    """
+    original = as_images(Y, image_shape, "Y")
+    rows = {"original": original}
+    for name, images in {"seen": Y_masked, "reconstruction": Y_hat, "sd": sd}.items():
+        if images is not None:
+            rows[name] = as_images(images, image_shape, name, len(original))
+    if num < 1:
+        raise ValueError(f"num: expected 1 or more, got {num}; ask for at least one image.")
+    num = min(num, len(original))
+    height, width = image_shape[:2]
+    if fig is None:
+        layout = ConstrainedLayoutEngine(w_pad=0.015, h_pad=0.015, wspace=0.0, hspace=0.0, rect=(0.01, 0.01, 0.98, 0.98))
+        size = (0.62 * num + 1.1, 0.66 * len(rows) * height / width + 0.1)
+        fig = plt.figure(figsize=size, layout=layout)
+    axes = fig.subplots(len(rows), num, squeeze=False)
+    shared = Normalize(np.nanmin(original[:num]), np.nanmax(original[:num]))
+    for (name, images), row in zip(rows.items(), axes, strict=True):
+        norm = Normalize(0.0, max(float(np.nanmax(images[:num])), np.finfo(float).tiny)) if name == "sd" else shared
+        grey = colormaps["magma" if name == "sd" else cmap].with_extremes(bad="#C9D6E8")
+        for image, ax in zip(images[:num], row, strict=True):
+            ax.imshow(np.clip(norm(image), 0, 1) if image.ndim == 3 else image, cmap=grey, norm=norm)
+            ax.set_xticks([])
+            ax.set_yticks([])
+            ax.spines[:].set_visible(False)
+        row[0].set_ylabel(name, rotation=0, ha="right", va="center", color=INK, fontsize="small", labelpad=6)
+    return fig

@@ -1,0 +1,130 @@
+"""Latent spaces: where the data lie in them, and which dimensions matter."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import EllipseCollection
+
+from pyro_lvgp.plots._drawing import (
+    PALETTE,
+    Array,
+    as_array,
+    as_images,
+    as_labels,
+    check_shape,
+    clean_axes,
+    color_points,
+    place_images,
+)
+
+
+def plot_latents(
+    mean: Array,
+    labels: Array | None = None,
+    *,
+    scale: Array | None = None,
+    images: Array | None = None,
+    image_shape: tuple[int, ...] | None = None,
+    dims: Sequence[int] | None = None,
+    relevance: Array | None = None,
+    num_images: int = 30,
+    image_size: float | int = 0.32,
+    cmap: str = "gray",
+    ax: Axes | None = None,
+) -> Axes:
+    """Scatter latent means in two dimensions, coloured by label, with uncertainty and images where they lie.
+
+    Up to ten distinct labels, or labels that are text, make a legend; other numbers make a colour bar.
+
+    :param mean: [N, Q] latent means.
+    :param labels: [N] classes or numbers.
+    :param scale: [N, Q] standard deviations; each point gets an ellipse of one standard deviation.
+    :param images: [N, …] images, flat or not, of which up to ``num_images`` are shown, spread out so as not to overlap.
+    :param image_shape: (height, width) or (height, width, 3) of an image.
+    :param dims: the two latent dimensions; by default the most relevant two, or the first two without ``relevance``.
+    :param relevance: [Q] relevance of the latent dimensions, 1 / lengthscale.
+    :param num_images: most images to show.
+    :param image_size: height of an image, in inches.
+    :param cmap: colour map of images without colour; ``"gray_r"`` suits dark strokes on white.
+    :param ax: where to draw; a new figure by default.
+    :raises ValueError: if shapes do not fit.
+
+    >>> from matplotlib import pyplot as plt
+    >>> ax = plot_latents([[0.0, 1.0], [1.0, 0.0]], labels=["a", "b"])
+    >>> [text.get_text() for text in ax.get_legend().get_texts()]
+    ['a', 'b']
+    >>> plt.close(ax.figure)
+    """
+    X = as_array(mean, "mean", 2)
+    if X.shape[1] < 2:
+        raise ValueError(f"mean: expected [N, Q] with Q ≥ 2, got {list(X.shape)}; plot one dimension with a histogram.")
+    pair, strength = _choose(X.shape[1], dims, relevance)
+    xy = X[:, pair]
+    if scale is not None:
+        sd = check_shape(as_array(scale, "scale", 2), X.shape, "scale")[:, pair]
+    if labels is not None:
+        labels = check_shape(as_labels(labels), (len(X),), "labels")
+    if num_images < 0 or not image_size > 0:
+        raise ValueError(f"expected num_images ≥ 0 and image_size > 0, got {num_images} and {image_size}; raise them.")
+    pictures = None if images is None else as_images(images, image_shape, "images", len(X))
+    ax = clean_axes(ax, (6.0, 5.0))
+    colors = color_points(ax, labels, len(X))
+    size = float(np.clip(6000 / len(X), 7, 36))
+    if scale is not None:
+        ax.add_collection(
+            EllipseCollection(
+                2.0 * sd[:, 0],
+                2.0 * sd[:, 1],
+                np.zeros(len(X)),
+                units="xy",
+                offsets=xy,
+                offset_transform=ax.transData,
+                facecolors=colors,
+                alpha=0.12,
+                linewidths=0,
+                zorder=1,
+            )
+        )
+    ax.scatter(xy[:, 0], xy[:, 1], c=colors, s=size, alpha=0.85, linewidths=0, zorder=2)
+    ax.margins(0.06)
+    names = [f"latent {dim}" + ("" if strength is None else f"  (relevance {strength[dim]:.2g})") for dim in pair]
+    ax.set_xlabel(names[0])
+    ax.set_ylabel(names[1])
+    if pictures is not None:
+        place_images(ax, xy, pictures, colors, num_images, image_size, cmap)
+    return ax
+
+
+def plot_ard(relevance: Array, *, ax: Axes | None = None) -> Axes:
+    """Bars of the relevance of every latent dimension, largest first.
+
+    :param relevance: [Q] relevance, 1 / lengthscale.
+    :param ax: where to draw; a new figure by default.
+    :raises ValueError: if a relevance is negative or not finite.
+
+    >>> from matplotlib import pyplot as plt
+    >>> ax = plot_ard([0.1, 2.0])
+    >>> [text.get_text() for text in ax.get_xticklabels()]
+    ['1', '0']
+    >>> plt.close(ax.figure)
+    """
+    values = as_array(relevance, "relevance", 1)
+    if not (np.isfinite(values) & (values >= 0)).all():
+        raise ValueError(f"relevance: expected finite numbers ≥ 0, got {values}; pass 1 / lengthscale.")
+    ax = clean_axes(ax, (max(3.0, 0.38 * len(values) + 1.2), 2.6))
+    order = np.argsort(-values, kind="stable")
+    ax.bar(np.arange(len(values)), values[order], width=0.72, color=PALETTE[0], linewidth=0)
+    ax.set_xticks(np.arange(len(values)), [str(dim) for dim in order])
+    ax.tick_params(axis="x", length=0)
+    ax.set_xlabel("latent dimension")
+    ax.set_ylabel("relevance  (1 / lengthscale)")
+    return ax
+
+
+def _choose(num: int, dims: Sequence[int] | None, relevance: Array | None) -> tuple[list[int], np.ndarray | None]:
+    strength = None if relevance is None else check_shape(as_array(relevance, "relevance", 1), (num,), "relevance")
+    pair = list(dims) if dims is not None else [0, 1] if strength is None else list(np.argsort(-strength)[:2])
+    if len(pair) != 2 or len(set(pair)) != 2 or not all(0 <= dim < num for dim in pair):
+        raise ValueError(f"dims: expected two different dimensions among 0 … {num - 1}, got {dims}.")
+    return [int(dim) for dim in pair], strength

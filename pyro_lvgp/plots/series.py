@@ -1,0 +1,130 @@
+"""Predictions over time, and over places."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from pyro_lvgp.plots._drawing import FAINT, INK, NUMBER_MAP, PALETTE, Array, as_array, check_shape, clean_axes
+
+
+def plot_series(
+    t: Array,
+    mean: Array,
+    stddev: Array | None = None,
+    *,
+    seen: Array | None = None,
+    truth: Array | None = None,
+    names: Sequence[str] | None = None,
+    xlabel: str = "time",
+    fig: Figure | None = None,
+) -> Figure:
+    """A panel for each output over time: what was seen, the prediction with a band of two standard deviations, the truth.
+
+    :param t: [N] times.
+    :param mean: [N, D] predictions.
+    :param stddev: [N, D] their standard deviations.
+    :param seen: [N, D] data, NaN where missing.
+    :param truth: [N, D] data with nothing missing; drawn where not seen.
+    :param names: [D] names of the outputs.
+    :param xlabel: what the times are, with their unit.
+    :param fig: an empty figure or subfigure to draw in; a new figure by default.
+    :raises ValueError: if shapes do not fit.
+
+    >>> fig = plot_series([0.0, 1.0], [[1.0], [2.0]], [[0.1], [0.3]], seen=[[1.1], [np.nan]])
+    >>> len(fig.axes)
+    1
+    >>> plt.close(fig)
+    """
+    centre = as_array(mean, "mean", 2)
+    N, D = centre.shape
+    times = check_shape(as_array(t, "t", 1), (N,), "t")
+    given = {"stddev": stddev, "seen": seen, "truth": truth}
+    arrays = {
+        name: check_shape(as_array(value, name, 2), centre.shape, name) for name, value in given.items() if value is not None
+    }
+    labels = [f"output {d}" for d in range(D)] if names is None else list(names)
+    if len(labels) != D:
+        raise ValueError(f"names: expected {D}, one for each output, got {len(labels)}.")
+    if fig is None:
+        fig = plt.figure(figsize=(7.5, 0.95 * D + 0.7), layout="constrained")
+    panels = fig.subplots(D, sharex=True, squeeze=False)[:, 0]
+    for d, (ax, label) in enumerate(zip(panels, labels, strict=True)):
+        clean_axes(ax, (0.0, 0.0))
+        if "stddev" in arrays:
+            spread = 2.0 * arrays["stddev"][:, d]
+            ax.fill_between(times, centre[:, d] - spread, centre[:, d] + spread, color=PALETTE[0], alpha=0.18, linewidth=0)
+        if "truth" in arrays:
+            unseen = np.isnan(arrays["seen"][:, d]) if "seen" in arrays else np.ones(N, dtype=bool)
+            shown = np.where(unseen, arrays["truth"][:, d], np.nan)
+            ax.plot(times, shown, color=PALETTE[1], linewidth=1.1, label="hidden truth")
+        ax.plot(
+            times, centre[:, d], color=PALETTE[0], linewidth=1.1, label="prediction ± 2 sd" if stddev is not None else "mean"
+        )
+        if "seen" in arrays:
+            ax.plot(times, arrays["seen"][:, d], ".", color=INK, markersize=2.2, label="seen")
+        ax.set_ylabel(label, rotation=0, ha="right", va="center", fontsize="small")
+        ax.margins(x=0.005)
+    panels[-1].set_xlabel(xlabel)
+    handles = {label: line for ax in panels for line, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    fig.legend(handles.values(), handles, loc="outside upper center", ncols=3, frameon=False, fontsize="small")
+    return fig
+
+
+def plot_field(
+    places: Array,
+    values: Array,
+    *,
+    grid: tuple[int, int] | None = None,
+    sites: Array | None = None,
+    site_values: Array | None = None,
+    label: str = "value",
+    limits: tuple[float, float] | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """A map of values over a plane: scattered places, or a regular grid, with measured sites on the same colours.
+
+    :param places: [N, 2] coordinates.
+    :param values: [N] what is there.
+    :param grid: (rows, columns) if the places are a regular grid, row by row, which is then filled.
+    :param sites: [M, 2] coordinates of measurements.
+    :param site_values: [M] what was measured; sites are plain dots without.
+    :param label: name and unit of the values.
+    :param limits: of the colours; those of all values by default.
+    :param ax: where to draw; a new figure by default.
+    :raises ValueError: if shapes do not fit.
+
+    >>> ax = plot_field([[0.0, 0.0], [1.0, 0.0]], [1.0, 2.0], label="cadmium [mg/kg]")
+    >>> plt.close(ax.figure)
+    """
+    xy = as_array(places, "places", 2)
+    z = check_shape(as_array(values, "values", 1), (len(xy),), "values")
+    if xy.shape[1] != 2:
+        raise ValueError(f"places: expected [N, 2], got {list(xy.shape)}; give two coordinates.")
+    if grid is not None and grid[0] * grid[1] != len(xy):
+        raise ValueError(f"grid: expected rows × columns to be {len(xy)}, the number of places, got {grid}.")
+    spots = None if sites is None else as_array(sites, "sites", 2)
+    measured = None
+    if spots is not None and site_values is not None:
+        measured = check_shape(as_array(site_values, "site_values", 1), (len(spots),), "site_values")
+    everything = z if measured is None else np.concatenate([z, measured])
+    low, high = (np.nanmin(everything), np.nanmax(everything)) if limits is None else limits
+    colours = {"cmap": NUMBER_MAP, "vmin": low, "vmax": high}
+    ax = clean_axes(ax, (5.2, 4.6))
+    if grid is None:
+        drawn = ax.scatter(xy[:, 0], xy[:, 1], c=z, s=22, linewidths=0, **colours)
+    else:
+        shape = (*grid, 2)
+        corners = xy.reshape(shape)
+        drawn = ax.pcolormesh(corners[..., 0], corners[..., 1], z.reshape(grid), shading="gouraud", rasterized=True, **colours)
+    if spots is not None and measured is not None:
+        ax.scatter(spots[:, 0], spots[:, 1], c=measured, s=16, edgecolors="white", linewidths=0.5, **colours)
+    elif spots is not None:
+        ax.scatter(spots[:, 0], spots[:, 1], color=INK, s=4, linewidths=0)
+    ax.set_aspect("equal")
+    bar = ax.figure.colorbar(drawn, ax=ax, shrink=0.8, label=label)
+    bar.outline.set_edgecolor(FAINT)
+    bar.ax.tick_params(color=FAINT, labelcolor=INK, labelsize="small")
+    return ax
