@@ -1,10 +1,12 @@
 """Predictions over time, and over places."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 
 from pyro_lvgp.plots._drawing import FAINT, INK, NUMBER_MAP, PALETTE, Array, as_array, check_shape, clean_axes
@@ -111,8 +113,9 @@ def plot_field(
         measured = check_shape(as_array(site_values, "site_values", 1), (len(spots),), "site_values")
     everything = z if measured is None else np.concatenate([z, measured])
     low, high = (np.nanmin(everything), np.nanmax(everything)) if limits is None else limits
-    colours = {"cmap": NUMBER_MAP, "vmin": low, "vmax": high}
+    colours: dict[str, Any] = {"cmap": NUMBER_MAP, "vmin": low, "vmax": high}
     ax = clean_axes(ax, (5.2, 4.6))
+    drawn: ScalarMappable
     if grid is None:
         drawn = ax.scatter(xy[:, 0], xy[:, 1], c=z, s=22, linewidths=0, **colours)
     else:
@@ -125,6 +128,5 @@ def plot_field(
         ax.scatter(spots[:, 0], spots[:, 1], color=INK, s=4, linewidths=0)
     ax.set_aspect("equal")
     bar = ax.figure.colorbar(drawn, ax=ax, shrink=0.8, label=label)
-    bar.outline.set_edgecolor(FAINT)
     bar.ax.tick_params(color=FAINT, labelcolor=INK, labelsize="small")
     return ax
