@@ -48,6 +48,16 @@ def test_s_curve_counts_have_the_mean_and_variance_of_their_link(likelihood):
     assert abs(z.var() - 1) < 0.1  # kurtosis of small counts: well above five standard errors
 
 
+def test_balls_fall_with_one_acceleration_and_bounce_back_to_where_they_came_from():
+    data = bouncing_balls(5, 400, 11, period=40.0, gravity=True, noise=0.0)
+    assert 0.0 <= data.position.min() < 0.5
+    assert 9.9 < data.position.max() <= 10.0
+    bend = np.diff(data.position, 2)  # constant but where it bounces
+    np.testing.assert_allclose(np.median(bend), -8 * 10 / 40**2, rtol=1e-6)
+    assert np.isclose(bend, np.median(bend)).mean() > 0.9
+    np.testing.assert_allclose(data.position[:, 40:], data.position[:, :-40], atol=1e-9)
+
+
 def test_bouncing_balls_move_at_one_speed_and_turn_at_the_ends():
     data = bouncing_balls(30, 40, 7, period=10.0)
     assert (data.Y.shape, data.t.shape, data.position.shape) == ((30, 40, 7), (40,), (30, 40))

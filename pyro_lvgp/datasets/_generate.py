@@ -90,12 +90,14 @@ def bouncing_balls(
     period: float | int = 16.0,
     width: float | int = 1.0,
     noise: float | int = 0.1,
+    gravity: bool = False,
     seed: int = 0,
 ) -> Dataset:
     """Sequences of one-dimensional images of a ball that bounces between the two ends of a line of pixels.
 
-    The ball moves at constant speed and turns round at the ends, with the same period in every sequence and a start
-    (place and direction) drawn uniformly.  Pixel j of a noiseless image is ``exp(−½ (j − position)² / width²)``.
+    The ball moves at constant speed and turns round at the ends, or, with ``gravity``, falls to the first pixel and bounces
+    back to the last, with the same period in every sequence and a start (place and direction) drawn uniformly.  Pixel j of a
+    noiseless image is ``exp(−½ (j − position)² / width²)``.
 
     :param num_sequences: number of sequences S.
     :param num_steps: images in a sequence T.
@@ -103,6 +105,7 @@ def bouncing_balls(
     :param period: time of a movement there and back, in steps.
     :param width: width of the ball, in pixels.
     :param noise: standard deviation of the Gaussian noise on every pixel.
+    :param gravity: whether the ball falls.
     :param seed: seed of a generator of its own; NumPy's global state is not touched.
     :return: ``Y`` [S, T, P], noiseless images ``F`` [S, T, P], ``t`` [T] in steps, ``position`` [S, T] in pixels.
     :raises ValueError: if a size, the period or the width is not positive, or the noise is negative.
@@ -120,7 +123,9 @@ def bouncing_balls(
     rng = np.random.default_rng(seed)
     t = np.arange(num_steps, dtype=np.float64)
     phase = (t / period + rng.uniform(size=(num_sequences, 1))) % 1.0
-    position = (num_pixels - 1) * (1.0 - np.abs(2.0 * phase - 1.0))
+    height = 1.0 - np.abs(2.0 * phase - 1.0)
+    # Thrown up at phase 0, a ball is at 4 φ (1 − φ) of its highest place.
+    position = (num_pixels - 1) * (4.0 * phase * (1.0 - phase) if gravity else height)
     F = np.exp(-0.5 * ((np.arange(num_pixels) - position[..., None]) / width) ** 2)
     return Dataset(
         "bouncing_balls",
