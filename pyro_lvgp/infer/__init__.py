@@ -1,5 +1,6 @@
 """Bounds and ways to climb them."""
 
+from pyro_lvgp.infer.block_coordinate import Block, BlockCoordinateVI
 from pyro_lvgp.infer.importance_weighted import ImportanceWeightedELBO
 from pyro_lvgp.infer.joint_optim import JointOptim
 from pyro_lvgp.infer.local_elbo import LocalELBO
@@ -9,6 +10,8 @@ from pyro_lvgp.infer.structured_elbo import StructuredELBO
 from pyro_lvgp.integration import IntegrateGaussians
 
 __all__ = [
+    "Block",
+    "BlockCoordinateVI",
     "ImportanceWeightedELBO",
     "IntegrateGaussians",
     "JointOptim",

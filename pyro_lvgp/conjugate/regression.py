@@ -1,0 +1,81 @@
+"""Linear-Gaussian models: weights of a regression, and precisions of noise."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pyro_lvgp.linalg import safe_cholesky
+
+
+class NaturalGaussian(NamedTuple):
+    """``N(Λ⁻¹ h, Λ⁻¹)``; in Pyro, ``MultivariateNormal(gaussian.mean, precision_matrix=gaussian.precision)``.
+
+    :param precision_mean: h.
+    :param precision: Λ.
+
+    >>> NaturalGaussian(torch.tensor([3.0, 4.0]), 2.0 * torch.eye(2)).mean
+    tensor([1.5000, 2.0000])
+    """
+
+    precision_mean: Float[Tensor, "*batch L"]
+    precision: Float[Tensor, "*batch L L"]
+
+    @property
+    def mean(self) -> Float[Tensor, "*batch L"]:
+        """Λ⁻¹ h."""
+        L_precision = safe_cholesky(self.precision, jitter=0.0, name="precision of a Gaussian")
+        return torch.cholesky_solve(self.precision_mean[..., None], L_precision).squeeze(-1)
+
+
+def gaussian_weights(
+    prior: NaturalGaussian,
+    features: Float[Tensor, "*#batch N L"],
+    targets: Float[Tensor, "*#batch N"],
+    precision: Float[Tensor, "*#batch N"],
+) -> NaturalGaussian:
+    r"""Weights :math:`w` of :math:`y_n \sim N(\phi_n^T w,\, 1/\tau_n)`:
+    :math:`\Lambda = \Lambda_0 + \sum_n E\tau_n\, \phi_n \phi_n^T` and :math:`h = h_0 + \sum_n E\tau_n\, y_n \phi_n`.
+
+    :param prior: of the weights.
+    :param features: φ.
+    :param targets: y, anything finite where the precision is 0.
+    :param precision: Eτ, 0 where a target is missing.
+
+    Source: Bishop (2006), eqs. 3.50 and 3.51.
+
+    >>> prior = NaturalGaussian(torch.zeros(1), torch.eye(1))
+    >>> gaussian_weights(prior, torch.ones(3, 1), torch.full((3,), 4.0), torch.ones(3)).mean
+    tensor([3.])
+    """
+    weighted = precision[..., None] * features
+    linear = (weighted * targets[..., None]).sum(-2)
+    return NaturalGaussian(prior.precision_mean + linear, prior.precision + weighted.mT @ features)
+
+
+def gamma_precision(
+    shape: Float[Tensor, "*#batch"],
+    rate: Float[Tensor, "*#batch"],
+    expected_squares: Float[Tensor, "*#batch N"],
+    weights: Float[Tensor, "*#batch N"] | None = None,
+) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
+    r"""Precision :math:`\tau \sim \mathrm{Gamma}(a_0 + \tfrac12 \sum_n w_n,\; b_0 + \tfrac12 \sum_n w_n E r_n^2)` of residuals
+    :math:`r_n \sim N(0, 1/\tau)`.
+
+    The variance 1/τ is inverse-gamma with the same parameters.
+
+    :param shape: a₀ of the prior.
+    :param rate: b₀ of the prior.
+    :param expected_squares: E r².
+    :param weights: w, such as responsibilities, or 0 where a residual is missing; all 1 by default.
+    :returns: shape and rate.
+
+    Source: Bishop (2006), eqs. 10.29 and 10.30.
+
+    >>> gamma_precision(torch.tensor(1.0), torch.tensor(1.0), torch.tensor([1.0, 3.0]))
+    (tensor(2.), tensor(3.))
+    """
+    weights = torch.ones_like(expected_squares) if weights is None else weights
+    rate = rate + 0.5 * (weights * expected_squares).sum(-1)
+    return (shape + 0.5 * weights.sum(-1)).expand(rate.shape), rate
