@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from pyro.optim import PyroOptim
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from pyro_lvgp.infer import JointOptim
+from pyro_lvgp.infer import Block, BlockCoordinateVI, JointOptim
 from pyro_lvgp.param_store import shared_parameters, warn_if_shared
 from pyro_lvgp.seeding import seeded
 from pyro_lvgp.validation import position_of_data
@@ -55,33 +55,38 @@ def fit(
     learning_rate: float = 0.01,
     schedule: Schedule = "constant",
     optim: PyroOptim | None = None,
+    blocks: Sequence[Block] | None = None,
     seed: int | None = 0,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     progress: bool = True,
     callback: Callable[[int, float], None] | None = None,
 ) -> FitResult:
-    """Climb a bound by stochastic gradients.
+    """Climb a bound by stochastic gradients, or block by block.
 
-    Runs ``SVI.step(*args)``, or ``SVI.step(*(arg[idx] for arg in args), idx)`` on random mini-batches without replacement.
+    Runs ``SVI.step(*args)``, or that of :class:`~pyro_lvgp.infer.BlockCoordinateVI`; with mini-batches, random and without
+    replacement, ``step(*(arg[idx] for arg in args), idx)``.
     On Ctrl-C the fit stops, and what was learned stays in model and guide.
 
     :param model: a Pyro model.
     :param guide: a Pyro guide.
     :param args: tensors to call both with, with a row for each datum; NaN marks missing entries of the last.
-    :param loss: bound to climb; ``Trace_ELBO()`` by default.
-    :param num_steps: number of steps.
+    :param loss: bound to climb; ``Trace_ELBO()`` by default, or that of ``BlockCoordinateVI``.
+    :param num_steps: number of steps, or of sweeps through the blocks.
     :param batch_size: rows in a mini-batch; None for all rows at every step.
     :param learning_rate: of Adam.
     :param schedule: ``"cosine"`` lowers the learning rate to zero; a function maps the step to a factor.
     :param optim: an optimiser of your own instead; ``learning_rate`` and ``schedule`` are then not used.
+    :param blocks: blocks of parameters that move in turn, each by an optimiser of its own or in closed form, such as
+        ``guide.blocks()`` of a :class:`~pyro_lvgp.guides.RandomFeatureGuide`.
     :param seed: seed of this fit, which leaves the global random state alone; None to use and advance that.
     :param device: move model, guide and data there first.
     :param dtype: convert model, guide and data first.
     :param progress: show a progress bar with the bound per observed entry.
     :param callback: called with the step and its loss.
     :returns: the history.
-    :raises ValueError: if the data are unfit for the model, ``batch_size`` is out of range, or the bound becomes NaN.
+    :raises ValueError: if the data are unfit for the model, ``batch_size`` is out of range, both ``optim`` and ``blocks`` are
+        given, or the bound becomes NaN.
 
     >>> from pyro_lvgp.guides import MeanFieldGuide
     >>> from pyro_lvgp.models import BayesianGPLVM
@@ -103,9 +108,15 @@ def fit(
         raise ValueError(
             f"expected batch_size from 1 to {len(args[0]) if args else 0}, the rows of the data, got {batch_size}"
         )
-    if optim is None:
-        optim = JointOptim(torch.optim.Adam, {"lr": learning_rate, "fused": True}, schedule=_factor(schedule, num_steps))
-    svi = SVI(model, guide, optim, loss or Trace_ELBO())
+    if optim is not None and blocks is not None:
+        raise ValueError("expected an optimiser or blocks, got both; give each block an optimiser of its own")
+    svi: SVI | BlockCoordinateVI
+    if blocks is not None:
+        svi = BlockCoordinateVI(model, guide, blocks, loss=loss)
+    else:
+        if optim is None:
+            optim = JointOptim(torch.optim.Adam, {"lr": learning_rate, "fused": True}, schedule=_factor(schedule, num_steps))
+        svi = SVI(model, guide, optim, loss or Trace_ELBO())
     result = FitResult(num_entries=int((~torch.isnan(args[position_of_data(args)])).sum()) if args else 1)
     with seeded(seed), ExitStack() as unchecked, tqdm(total=num_steps, disable=not progress, unit="step") as bar:
         start, smoothed = time.perf_counter(), math.nan

@@ -14,7 +14,7 @@ from pyro.infer.util import is_validation_enabled
 from pyro.optim import SGD, Adam
 
 from pyro_lvgp.guides import MeanFieldGuide
-from pyro_lvgp.infer import JointOptim, MeanFieldELBO
+from pyro_lvgp.infer import Block, BlockCoordinateVI, JointOptim, MeanFieldELBO
 from pyro_lvgp.models import BayesianGPLVM
 from pyro_lvgp.training import fit
 
@@ -370,3 +370,32 @@ def test_joint_optim_restores_a_running_optimiser():
     fresh = JointOptim(torch.optim.Adam, {"lr": 0.1})
     fresh.set_state(copy.deepcopy(state))
     assert fresh.get_state()["state"].keys() == state["state"].keys()
+
+
+def test_blocks_sweep_as_they_do_by_hand():
+    def model(y):
+        loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(loc, 1.0), obs=y)
+
+    def guide(y):
+        mean, precision = pyro.param("mean", torch.tensor(0.0)), pyro.param("precision", torch.tensor(1.0))
+        pyro.sample("loc", dist.Normal(mean, precision.rsqrt()))
+
+    y = torch.tensor([1.0, 2.0, 4.0])
+    blocks = [
+        Block("mean", params=["mean"], optim=lambda tensors: torch.optim.SGD(tensors, lr=0.1)),
+        Block("precision", params=["precision"], update=lambda y: {"precision": torch.tensor(1.0 + len(y))}),
+    ]
+    found = []
+    for loop in (
+        lambda: fit(model, guide, y, blocks=blocks, num_steps=4, progress=False).losses,
+        lambda: [vi.step(y) for vi in [BlockCoordinateVI(model, guide, blocks)] for _ in range(4)],
+    ):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        found.append((loop(), pyro.param("mean").item(), pyro.param("precision").item()))
+    assert found[0] == found[1]
+    assert found[0][2] == 4.0
+    with pytest.raises(ValueError, match="expected an optimiser or blocks, got both"):
+        fit(model, guide, y, blocks=blocks, optim=Adam({"lr": 0.1}), progress=False)
