@@ -10,11 +10,15 @@ from pyro.distributions import constraints
 from torch import Tensor
 from torch.distributions import MultivariateNormal, register_kl
 
-from pyro_lvgp import gaussian_sites
+from pyro_lvgp import gaussian_sites, state_space
 from pyro_lvgp.gaussian_sites import Posterior
 from pyro_lvgp.kernels import Kernel
 from pyro_lvgp.kernels.base import Theta
 from pyro_lvgp.linalg import safe_cholesky
+from pyro_lvgp.state_space import Series
+
+# Where a training step is as fast with matrices as in state space: `python -m benchmarks longseries`.
+_MANY_POINTS = 200
 
 
 class _Process(dist.TorchDistribution):
@@ -40,7 +44,8 @@ class GaussianProcess(_Process):
     r"""A zero-mean Gaussian process at inputs: ``f ~ N(0, k(X, X))``.
 
     Its matrix is made when it is first needed, and factorised for a draw or a density only: a guide that brings a posterior
-    of its own (:class:`~pyro_lvgp.guides.StructuredGPGuide`) needs neither of the model's.
+    of its own (:class:`~pyro_lvgp.guides.StructuredGPGuide`) needs neither of the model's.  Draws and densities at more than
+    200 points are taken in linear time, without the matrix, if that is possible: see :attr:`is_markov`.
 
     :param kernel: k, or a batch of them.
     :param X: inputs ``[*batch, N, P]``, which broadcast against the kernel's batch.
@@ -67,6 +72,24 @@ class GaussianProcess(_Process):
     def at(self, X: Float[Tensor, "*#batch M P"]) -> "GaussianProcess":
         """The same process at other inputs."""
         return GaussianProcess(self.kernel, X, self.theta)
+
+    @property
+    def is_markov(self) -> bool:
+        """Whether this is a Gauss–Markov chain: one column of inputs, Matérn kernels, and sums and products of them."""
+        return self.kernel.is_markov and self.X.shape[-1] == 1
+
+    @property
+    def prefers_state_space(self) -> bool:
+        """Whether the linear-time algorithms are possible, and faster."""
+        return self.is_markov and self.event_shape[0] > _MANY_POINTS
+
+    @cached_property
+    def series(self) -> Series:
+        """The Gauss–Markov chain, of the batch before it was expanded."""
+        if self._unexpanded is not self:
+            return self._unexpanded.series
+        steps, order, inverse = state_space.in_order(self.X.squeeze(-1))
+        return Series(self.kernel.chain(steps, self.theta), order, inverse)
 
     @cached_property
     def covariance_matrix(self) -> Float[Tensor, "*batch N N"]:
@@ -95,12 +118,18 @@ class GaussianProcess(_Process):
         return self._diagonal.expand(self._full_shape)
 
     def rsample(self, sample_shape=()):
-        noise = self._diagonal.new_empty(torch.Size(sample_shape) + self._full_shape).normal_()
+        shape = torch.Size(sample_shape) + self._full_shape
+        if self.prefers_state_space:
+            noise = self._diagonal.new_empty(*shape, self.series.chain.h.shape[-1]).normal_()
+            return state_space.draw_prior(self.series, noise)
+        noise = self._diagonal.new_empty(shape).normal_()
         return (self.scale_tril @ noise[..., None]).squeeze(-1)
 
     def log_prob(self, value):
         if self._validate_args:
             self._validate_sample(value)
+        if self.prefers_state_space:
+            return state_space.log_prob(self.series, value.expand(torch.broadcast_shapes(value.shape, self._full_shape)))
         return MultivariateNormal(self.mean, scale_tril=self.scale_tril, validate_args=False).log_prob(value)
 
 

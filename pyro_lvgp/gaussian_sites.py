@@ -15,7 +15,7 @@ log Z.
 Source: section 3.2 of the GP-VAE thesis; Rasmussen and Williams (2006), section 3.4.3, for B.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -31,16 +31,18 @@ class Posterior(NamedTuple):
     :param variance: of f_n.
     :param W: square roots of the sites' precisions.
     :param c: W times the sites' means, less the prior mean.
-    :param LB: Cholesky factor of B.
     :param alpha: B⁻¹ c.
+    :param half_log_det: ½ log|B|.
+    :param LB: Cholesky factor of B: a matrix, or what serves as one.
     """
 
     mean: Float[Tensor, "*batch N"]
     variance: Float[Tensor, "*batch N"]
     W: Float[Tensor, "*batch N"]
     c: Float[Tensor, "*batch N"]
-    LB: Float[Tensor, "*batch N N"]
     alpha: Float[Tensor, "*batch N"]
+    half_log_det: Float[Tensor, "*batch"]
+    LB: Any
 
 
 def condition(
@@ -60,11 +62,7 @@ def condition(
     >>> posterior.mean, posterior.variance
     (tensor([1., 0.]), tensor([0.5000, 1.0000]))
     """
-    told = site_precision > 0.0
-    # √ has no derivative at 0.
-    precision = torch.where(told, site_precision, 1.0)
-    W = torch.where(told, precision.sqrt(), 0.0)
-    c = W * (site_mean - prior_mean)
+    W, c = whitened_sites(site_mean - prior_mean, site_precision)
     WK = W[..., :, None] * K
     N = K.shape[-1]
     # The eigenvalues of B are at least 1: rounding alone may ask for jitter.
@@ -74,17 +72,14 @@ def condition(
     mean = prior_mean + (WK * alpha[..., :, None]).sum(-2)
     # diag(K) − diag(K W B⁻¹ W K)
     prior_variance = K.diagonal(dim1=-2, dim2=-1)
-    variance = _positive(prior_variance - LB_inv_WK.square().sum(-2), prior_variance)
-    # No wider than the site alone, whatever rounding says: E[log l] of a sharp site would fall without bound.
-    variance = torch.where(told, torch.minimum(variance, precision.reciprocal()), variance)
+    variance = bounded_variance(prior_variance - LB_inv_WK.square().sum(-2), prior_variance, site_precision)
     mean, variance = torch.broadcast_tensors(mean, variance)
-    return Posterior(mean, variance, W, c, LB, alpha)
+    return Posterior(mean, variance, W, c, alpha, LB.diagonal(dim1=-2, dim2=-1).log().sum(-1), LB)
 
 
 def log_normaliser(posterior: Posterior) -> Float[Tensor, "*batch"]:
     """``log Z = −½ cᵀB⁻¹c − ½ log|B|``, without the constants of the sites."""
-    half_log_det = posterior.LB.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return -0.5 * (posterior.c * posterior.alpha).sum(-1) - half_log_det
+    return -0.5 * (posterior.c * posterior.alpha).sum(-1) - posterior.half_log_det
 
 
 def log_sites(posterior: Posterior, centred: Float[Tensor, "*#batch N"]) -> Float[Tensor, "*batch N"]:
@@ -166,7 +161,37 @@ def draw(
     return prior_draw + (K @ weights[..., None]).squeeze(-1)
 
 
-def _positive(variance: Float[Tensor, "*batch N"], prior_variance: Float[Tensor, "*#batch N"]) -> Float[Tensor, "*batch N"]:
-    """Variances, which are known to rounding of the prior's only; where that is 0, a number with room for 1 / variance²."""
+def whitened_sites(
+    site_mean: Float[Tensor, "*#batch N"], site_precision: Float[Tensor, "*#batch N"]
+) -> tuple[Float[Tensor, "*#batch N"], Float[Tensor, "*batch N"]]:
+    """W and c of sites, with finite gradients where the precision is 0.
+
+    :param site_mean: μ, less the prior mean.
+    :param site_precision: 1/v.
+    """
+    told = site_precision > 0.0
+    # √ has no derivative at 0.
+    W = torch.where(told, torch.where(told, site_precision, 1.0).sqrt(), 0.0)
+    return W, W * site_mean
+
+
+def bounded_variance(
+    variance: Float[Tensor, "*#batch N"],
+    before: Float[Tensor, "*#batch N"],
+    site_precision: Float[Tensor, "*#batch N"],
+) -> Float[Tensor, "*batch N"]:
+    """Posterior variances, which rounding can make neither negative nor larger than those of the sites alone.
+
+    :param variance: a difference.
+    :param before: what it was taken from, to whose rounding it is known.
+    :param site_precision: 1/v.
+    """
+    # E[log l] of a sharp site would fall without bound.  The least precision has room for the derivative of its inverse.
+    of_site = site_precision.clamp_min(torch.finfo(site_precision.dtype).tiny ** 0.4).reciprocal()
+    return torch.minimum(_positive(variance, before), of_site)
+
+
+def _positive(variance: Float[Tensor, "*batch N"], before: Float[Tensor, "*#batch N"]) -> Float[Tensor, "*batch N"]:
+    """Differences from variances, which are known to rounding of those only; where they are 0, with room for 1 / variance²."""
     info = torch.finfo(variance.dtype)
-    return torch.maximum(variance, info.eps * prior_variance).clamp_min(info.tiny**0.4)
+    return torch.maximum(variance, info.eps * before).clamp_min(info.tiny**0.4)

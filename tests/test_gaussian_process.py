@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 
+from pyro_lvgp import gaussian_process
 from pyro_lvgp.gaussian_process import GaussianProcess, StructuredPosterior
 from pyro_lvgp.kernels import RBF, Matern, Stack
+from pyro_lvgp.state_space_posterior import StateSpacePosterior
 
 N, M, Q, B = 5, 3, 2, 4
 SAMPLES = 20_000
@@ -16,6 +18,12 @@ SAMPLES = 20_000
 @pytest.fixture(autouse=True)
 def _float64():
     torch.set_default_dtype(torch.float64)
+
+
+@pytest.fixture(params=["dense", "state-space"], autouse=True)
+def _method(request, monkeypatch):
+    """Processes by matrices, and by Kalman filters."""
+    monkeypatch.setattr(gaussian_process, "_MANY_POINTS", 0 if request.param == "state-space" else 200)
 
 
 def make_kernel():
@@ -36,7 +44,8 @@ def make_normal():
 def make_posterior(prior):
     shape = prior.batch_shape + prior.event_shape
     precision = torch.where(torch.arange(N) == 1, 0.0, 0.5 + torch.rand(shape))
-    return StructuredPosterior(prior, torch.randn(shape), precision)
+    make = StateSpacePosterior if getattr(prior, "prefers_state_space", False) else StructuredPosterior
+    return make(prior, torch.randn(shape), precision)
 
 
 PRIORS = {"one series": make_process, "several series": lambda: make_process((B,)), "normal": make_normal}
@@ -188,7 +197,15 @@ def test_the_posterior_at_other_inputs(series, own_inputs):
     for found in (marginals, joint):
         torch.testing.assert_close(found.mean, mean, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(found.variance, covariance.diagonal(dim1=-2, dim2=-1), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(joint.covariance_matrix, covariance, rtol=1e-6, atol=1e-6)
+    oracle = MultivariateNormal(mean, covariance)
+    f = torch.randn(oracle.batch_shape + oracle.event_shape)
+    # The density is that of values with a little white noise.
+    torch.testing.assert_close(joint.log_prob(f), oracle.log_prob(f), rtol=1e-4, atol=1e-4)
+    assert_moments(joint.rsample((SAMPLES,)), mean, covariance)
+    again = joint.expand((3, *joint.batch_shape))
+    assert again.rsample((2,)).shape == (2, 3, *mean.shape)
+    for name in ("mean", "variance"):
+        torch.testing.assert_close(getattr(again, name), getattr(joint, name).expand(3, *mean.shape))
 
 
 def test_joint_prediction_where_data_are():
@@ -203,6 +220,49 @@ def test_joint_prediction_where_data_are():
 def test_other_inputs_of_a_normal_are_unknown():
     with pytest.raises(TypeError, match=r"got MultivariateNormal; run the guide on old and new inputs together, with NaN"):
         make_posterior(make_normal()).at(torch.rand(M, 1))
+
+
+def test_both_methods_agree():
+    """All that does not depend on draws, and its gradients, at inputs in no order."""
+    kernel, X = make_kernel(), torch.rand(B, 1, 1, N, 1)
+    prior = GaussianProcess(kernel, X)
+    site_mean, precision = torch.randn(B, 1, Q, N, requires_grad=True), torch.rand(B, 1, Q, N, requires_grad=True)
+    inputs = [site_mean, precision, *kernel.parameters()]
+    f, X_new = torch.randn(7, B, 1, Q, N), 2.0 * torch.rand(M, 1) - 0.5
+    found = []
+    for make in (StructuredPosterior, StateSpacePosterior):
+        q = make(prior, site_mean, precision)
+        new = q.at(X_new)
+        terms = [q.mean, q.variance, q.log_prob(f), kl_divergence(q, prior), new.mean, new.variance]
+        found.append(
+            [(x, torch.autograd.grad(x.sin().sum(), inputs, retain_graph=True, materialize_grads=True)) for x in terms]
+        )
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
+
+
+def test_which_processes_prefer_the_state_space(monkeypatch):
+    monkeypatch.setattr(gaussian_process, "_MANY_POINTS", 4)
+    for kernel, shape, expected in (
+        (Matern(1), (5, 1), True),
+        (Matern(1), (4, 1), False),
+        (Matern(2), (5, 2), False),
+        (RBF(1), (5, 1), False),
+        (make_kernel(), (B, 1, 5, 1), True),
+    ):
+        assert GaussianProcess(kernel, torch.rand(shape)).prefers_state_space is expected
+
+
+@pytest.mark.parametrize(
+    ("prior", "what"),
+    [
+        (lambda: GaussianProcess(RBF(1), torch.rand(N, 1)), "RBF"),
+        (lambda: GaussianProcess(Matern(2), torch.rand(N, 2)), "Matern"),
+        (make_normal, "MultivariateNormal"),
+    ],
+)
+def test_priors_without_a_state_space(prior, what, unchecked):
+    with pytest.raises(ValueError, match=rf'for linear time, got {what}; use method="dense" or method="auto"'):
+        StateSpacePosterior(prior(), torch.zeros(N), torch.ones(N))
 
 
 def test_in_a_model():

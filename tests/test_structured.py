@@ -10,20 +10,23 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from pyro.nn import PyroSample
+from pyro.optim import Adam
 from pyro.poutine.messenger import Messenger
 from torch import nn
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from pyro_lvgp import gaussian_sites
+from pyro_lvgp import gaussian_process, gaussian_sites
 from pyro_lvgp.gaussian_process import GaussianProcess, StructuredPosterior
 from pyro_lvgp.guides import MeanFieldGuide, StructuredGPGuide
 from pyro_lvgp.infer import StructuredELBO
 from pyro_lvgp.kernels import RBF, Linear, Matern, Stack
 from pyro_lvgp.likelihoods import Gaussian
+from pyro_lvgp.masking import hide_entries
 from pyro_lvgp.models import GPVAE
 from pyro_lvgp.networks import MLP, FactorNet, IndexNet, PointNet, ZeroImputation
+from pyro_lvgp.state_space_posterior import StateSpacePosterior
 
 N, D, Q, B = 5, 3, 2, 4
 ESTIMATORS = [
@@ -130,10 +133,14 @@ def assert_mean_of_runs(elbo, model, guide, args, expected, *, num_runs=16):
 
 BOUNDS = {f"{'-'.join(e.values())}-{len(series)}": (e, series) for e, series in product(ESTIMATORS, [(), (B,)])}
 BOUNDS |= {"trace": ({"bound": Trace_ELBO}, (B,)), "trace mean-field": ({"bound": TraceMeanField_ELBO}, (B,))}
+BOUNDS |= {f"{name}-state-space": BOUNDS[name] for name in ("semi-analytic-path-1", "trace", "trace mean-field")}
 
 
-@pytest.mark.parametrize(("options", "series"), BOUNDS.values(), ids=BOUNDS)
-def test_values_and_gradients_have_one_mean(options, series):
+@pytest.mark.parametrize("name", BOUNDS)
+def test_values_and_gradients_have_one_mean(name, monkeypatch):
+    options, series = BOUNDS[name]
+    if name.endswith("state-space"):
+        monkeypatch.setattr(gaussian_process, "_MANY_POINTS", 0)
     model, guide, x, y = make(*series)
     rows = zip(x, y, strict=True) if series else [(x, y)]
     expected = sum(quadrature(model, guide, *row) for row in rows)
@@ -296,6 +303,80 @@ def test_sharp_sites_in_float32_do_not_lift_the_bound():
         assert (q.variance <= 1.001 * scale**2).all()
 
 
+# ---- linear time
+
+
+METHODS = ("dense", "state-space")
+
+
+@every_estimator
+@pytest.mark.parametrize("series", [(), (B,)], ids=["one", "several"])
+def test_both_methods_have_one_bound(estimator, series, fixed_noise):
+    """Unsorted inputs, some of them repeated, and rows of NaN."""
+    x, y = make_data(*series)
+    x = x[..., torch.randperm(N), :]
+    x[..., 3, :] = x[..., 2, :]
+    found = []
+    for method in METHODS:
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        model = make_model()
+        guide = StructuredGPGuide(model, FactorNet(D, Q, [2]), method=method)
+        found.append(loss_and_slopes(StructuredELBO(**estimator), model, guide, x, y))
+        assert isinstance(posterior_of(guide, x, y), StateSpacePosterior) == (method == "state-space")
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("independent_dim", [0, 1])
+def test_both_methods_train_alike(independent_dim):
+    (x, y), losses = make_data(B), []
+    for method in METHODS:
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        model = make_model(independent_dim=independent_dim)
+        sites = {"f": FactorNet(D, Q, [2]), "w": FactorNet(D, 1, [2])}
+        guide = StructuredGPGuide(model, sites=sites if independent_dim else {"f": sites["f"]}, method=method)
+        svi = SVI(model, guide, Adam({"lr": 0.02}), StructuredELBO(max_plate_nesting=2))
+        losses.append(torch.tensor([svi.step(x, y) for _ in range(6)]))
+    torch.testing.assert_close(*losses, rtol=1e-6, atol=0.0)
+    assert len(losses[0].unique()) == 6
+
+
+@pytest.mark.parametrize("series", [(), (B,)], ids=["one", "several"])
+def test_both_methods_forecast_alike(series):
+    """Means of many trajectories, and their changes from step to step, within 5 standard errors."""
+    x, y = torch.linspace(0.0, 1.0, N)[:, None].expand(*series, N, 1), torch.randn(*series, N, D)
+    moments = []
+    for method in METHODS:
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        model = make_model()
+        guide = StructuredGPGuide(model, FactorNet(D, Q, [2]), method=method)
+        (rows,) = model.forecast(guide, x, y, 3, num_samples=4000).parts
+        for draws in (rows.mean, rows.mean.diff(dim=-2).square()):
+            moments.append((draws.mean(0), draws.var(0) / len(draws)))
+        assert model.impute(guide, x, y).mean.shape == y.shape
+    for (mean, error), (other_mean, other_error) in zip(moments[:2], moments[2:], strict=True):
+        assert ((mean - other_mean).abs() < 5.0 * (error + other_error).sqrt()).all()
+
+
+def test_linear_time_is_taken_where_it_can_and_pays():
+    def posterior(kernel, num, **options):
+        pyro.clear_param_store()
+        guide = StructuredGPGuide(GPVAE(kernel, MLP(1, D)), FactorNet(D, 1), **options)
+        return type(posterior_of(guide, torch.rand(num, kernel.input_dim or 1), torch.randn(num, D)))
+
+    assert posterior(Matern(1), 201) is StateSpacePosterior
+    assert posterior(Matern(1) + 0.5, 201) is StateSpacePosterior
+    assert posterior(Matern(1), 200) is StructuredPosterior
+    assert posterior(Matern(1), 201, method="dense") is StructuredPosterior
+    assert posterior(Matern(1), 5, method="state-space") is StateSpacePosterior
+    assert posterior(RBF(1), 201) is StructuredPosterior
+    assert posterior(Matern(2), 201) is StructuredPosterior
+    with pytest.raises(ValueError, match=r'for linear time, got RBF; use method="dense" or method="auto"'):
+        posterior(RBF(1), 201, method="state-space")
+
+
 # ---- mini-batches
 
 
@@ -376,12 +457,12 @@ class Spy(nn.Module):
 
 @pytest.mark.parametrize("rescale", [False, True])
 @every_estimator
-def test_encoded_fraction_hides_entries_from_the_guide_alone(estimator, rescale, fixed_noise):
+def test_masking_hides_entries_from_the_guide_alone(estimator, rescale, fixed_noise):
     model, (x, y) = make_model(), make_data(B)
     spy = Spy(FactorNet(D, Q, [2]))
     guide = StructuredGPGuide(model, spy)
     guide(x, y)
-    elbo = StructuredELBO(encoded_fraction=0.5, rescale=rescale, max_plate_nesting=2, **estimator)
+    elbo = StructuredELBO(masking=hide_entries(0.5), rescale=rescale, max_plate_nesting=2, **estimator)
     spy.seen.clear()
     found = loss_and_slopes(elbo, model, guide, x, y)
     (encoded,) = spy.seen
@@ -398,18 +479,6 @@ def test_encoded_fraction_hides_entries_from_the_guide_alone(estimator, rescale,
     spy.seen.clear()
     assert elbo.loss(model, guide, x, y) == pytest.approx(StructuredELBO(**estimator).loss(model, guide, x, y))
     assert all(torch.equal(torch.isnan(seen), torch.isnan(y)) for seen in spy.seen)
-
-
-def test_encoded_fraction_is_the_chance_of_each_entry():
-    model, spy = make_model(), Spy(FactorNet(D, Q, [2]))
-    guide, x, y = StructuredGPGuide(model, spy), torch.rand(200, 5, 1), torch.randn(200, 5, D)
-    guide(x, y)
-    spy.seen.clear()
-    for _ in range(2):
-        StructuredELBO(encoded_fraction=0.3, max_plate_nesting=2).differentiable_loss(model, guide, x, y)
-    first, second = (~torch.isnan(seen) for seen in spy.seen)
-    for fraction, chance in ((first, 0.3), (second, 0.3), (first & second, 0.09)):
-        assert fraction.double().mean() == pytest.approx(chance, abs=4.5 * (chance * (1.0 - chance) / y.numel()) ** 0.5)
 
 
 # ---- models that are not ours
@@ -605,9 +674,10 @@ def test_quantiles_before_the_first_call():
     [
         ({"encoder": FactorNet(D, Q), "sites": {"f": None}}, "expected an encoder or sites, got both"),
         ({"init_scale": 0.0}, "expected a positive init_scale, got 0"),
+        ({"method": "kalman"}, "expected method in .*state-space.*, got 'kalman'"),
     ],
 )
-def test_options_that_make_no_sense(options, message):
+def test_options_that_make_no_sense(options, message, unchecked):
     with pytest.raises(ValueError, match=message):
         StructuredGPGuide(make_model(), **options)
 
@@ -676,8 +746,6 @@ def test_data_must_be_there_and_have_columns(make_encoder):
     [
         ({"value": "exact"}, "expected value in .*semi-analytic.* and gradient in .*, got 'exact' and 'path'"),
         ({"gradient": "reinforce"}, "got 'semi-analytic' and 'reinforce'"),
-        ({"encoded_fraction": 0.0}, "expected encoded_fraction above 0 and at most 1, got 0.0"),
-        ({"encoded_fraction": 1.5}, "expected encoded_fraction above 0 and at most 1, got 1.5"),
     ],
 )
 def test_unknown_estimators(options, message, unchecked):

@@ -1,13 +1,17 @@
 """The tutorials run from end to end."""
 
 import math
+import os
 
 import matplotlib.pyplot as plt
 import pyro
+import pytest
 import torch
 
 from pyro_lvgp.guides import MeanFieldGuide
-from tutorials import digits, item_response
+from tutorials import digits, item_response, missing_channels, soil, spike_counts
+
+needs_data = pytest.mark.skipif("PYRO_LVGP_DATA" not in os.environ, reason="PYRO_LVGP_DATA names no folder with the data sets")
 
 
 def run(tutorial, folder, monkeypatch, capsys):
@@ -56,3 +60,38 @@ def test_item_response_needs_both_skills():
     success = torch.sigmoid(discrimination[:, None] * (ability[:, None] - difficulty[:, None]))
     expected = torch.where(item_response.NEEDS, success, torch.ones(())).prod(-1)
     torch.testing.assert_close(item_response.logits(ability, discrimination, difficulty).sigmoid(), expected)
+
+
+def test_spike_counts(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(spike_counts, "NUM_TRAINED", 6)
+    monkeypatch.setattr(spike_counts, "NUM_NEW", 4)
+    names, rows = run(spike_counts, tmp_path, monkeypatch, capsys)
+    assert names == {"new_trial.png", "bounds.png"}
+    assert rows == ["guide", "mean field", "structured, own sites", "structured, encoder", "structured, encoder"]
+
+
+def test_spike_counts_error_is_of_log_rates():
+    rates = torch.rand(3, 5, 4) + 0.5
+    counts = torch.ones(3, 5, 4)
+    counts[0, :, 1] = torch.nan
+    recording = spike_counts.Recording(counts, rates)
+    drawn = torch.stack([rates * torch.where(torch.isnan(counts), 2.0, 1.1)] * 2)
+    assert spike_counts.error(drawn, recording, True) == pytest.approx(math.log(2.0), rel=1e-5)
+    assert spike_counts.error(drawn, recording, False) == pytest.approx(math.log(1.1), rel=1e-5)
+    around = rates * torch.linspace(0.9, 1.1, 41)[:, None, None, None]
+    around[:, 0] = 2.0 * rates[0]
+    assert spike_counts.coverage(around, recording) == pytest.approx(2 / 3)
+
+
+@needs_data
+def test_missing_channels(tmp_path, monkeypatch, capsys):
+    names, rows = run(missing_channels, tmp_path, monkeypatch, capsys)
+    assert names == {"electrodes.png", "latents.png"}
+    assert rows == ["method", "Bayesian ridge", "GP-VAE", "GP-VAE, masking"]
+
+
+@needs_data
+def test_soil(tmp_path, monkeypatch, capsys):
+    names, rows = run(soil, tmp_path, monkeypatch, capsys)
+    assert names == {"map.png"}
+    assert rows == ["method", "ridge on the other metals", "GP-VAE"]

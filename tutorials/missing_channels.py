@@ -93,7 +93,7 @@ def fill(recording: Recording, masking: Masking | None, num_steps: int) -> Fille
     decoder = nn.Linear(SMOOTH + WHITE, num_electrodes)
     model = GPVAE(kernel, decoder, Gaussian(0.1, data_dim=num_electrodes), independent_dim=WHITE).double()
     encoders = {"f": IndexNet(num_electrodes, SMOOTH).double(), "w": IndexNet(num_electrodes, WHITE).double()}
-    guide = StructuredGPGuide(model, sites=encoders, method="dense")
+    guide = StructuredGPGuide(model, sites=encoders)
     loss = StructuredELBO(masking=masking, max_plate_nesting=1)
     history = fit(model, guide, recording.t, recording.seen, loss=loss, num_steps=num_steps, schedule="cosine")
     predicted = model.predict(guide, recording.t, recording.seen, num_samples=200)
@@ -155,7 +155,7 @@ def draw_latents(t: Tensor, filled: Filled) -> Figure:
 def main() -> None:
     """Run the tutorial."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=1500, help="steps of each fit")
+    parser.add_argument("--steps", type=int, default=3000, help="steps of each fit")
     parser.add_argument("--out", type=Path, default=Path("out/missing_channels"), help="folder for pictures")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal, get_args
 
 import pyro.distributions as dist
 import torch
@@ -21,7 +21,10 @@ from torch.distributions import MultivariateNormal
 from pyro_lvgp.gaussian_process import GaussianProcess, StructuredPosterior
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
 from pyro_lvgp.networks import as_pyro_module
+from pyro_lvgp.state_space_posterior import StateSpacePosterior
 from pyro_lvgp.validation import position_of_data
+
+Method = Literal["auto", "dense", "state-space"]
 
 
 class StructuredGPGuide(AutoGuide):
@@ -45,9 +48,13 @@ class StructuredGPGuide(AutoGuide):
     :param encoder: for the site ``f`` of our models: a module that maps data ``[*, N, D]``, NaN where missing, to loc and
         scale ``[*, N, Q]`` of the sites, see :mod:`pyro_lvgp.networks`; None for sites of their own for each datum.
     :param sites: the same for any sites by name, ``{"rate": encoder}``.
+    :param method: ``"dense"`` takes N³ operations for N points; ``"state-space"`` gives the same in linear time and memory,
+        for one column of inputs under Matérn kernels, their sums and products; ``"auto"`` takes it where it can, beyond 200
+        points.
     :param init_scale: initial scale of sites that no encoder makes, and of mean-field Gaussians.
     :param create_plates: as for Pyro's autoguides, for the mean-field sites.
-    :raises ValueError: for a site that is not there or has another prior, or an encoding of the wrong shape.
+    :raises ValueError: for a site that is not there or has another prior, an encoding of the wrong shape, or a prior that has
+        no linear-time method.
 
     Encoders see the last floating-point argument of the model.
 
@@ -71,6 +78,7 @@ class StructuredGPGuide(AutoGuide):
         encoder: nn.Module | None = None,
         *,
         sites: Mapping[str, nn.Module | None] | None = None,
+        method: Method = "auto",
         init_scale: float = 0.1,
         create_plates: Callable[..., Any] | None = None,
     ):
@@ -82,11 +90,13 @@ class StructuredGPGuide(AutoGuide):
             sites = {model.gp_site: encoder}
         elif encoder is not None:
             raise ValueError("expected an encoder or sites, got both; name the encoder's site in sites")
+        if method not in get_args(Method):
+            raise ValueError(f"expected method in {get_args(Method)}, got {method!r}")
         if not init_scale > 0:
             raise ValueError(f"expected a positive init_scale, got {init_scale}")
         super().__init__(model)
         self._encoded = {name: encoder is not None for name, encoder in sites.items()}
-        self._init_scale = init_scale
+        self._method, self._init_scale = method, init_scale
         self.encoders = PyroModule()
         for name, network in sites.items():
             if network is not None:
@@ -150,6 +160,8 @@ class StructuredGPGuide(AutoGuide):
             # N(m, s²) N(μ, v): natural parameters add up.
             total = base.variance.reciprocal() + precision
             posterior = dist.Normal((base.mean / base.variance + precision * loc) / total, total.rsqrt())
+        elif self._method == "state-space" or (self._method == "auto" and getattr(base, "prefers_state_space", False)):
+            posterior = StateSpacePosterior(base, loc, precision)
         else:
             posterior = StructuredPosterior(base, loc, precision)
         return posterior.to_event(prior.event_dim - posterior.event_dim)

@@ -1,9 +1,9 @@
 """What a kernel is, and sums and products of kernels."""
 
+import operator
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import reduce
-from operator import add, mul
 from typing import Any, TypeAlias
 
 import torch
@@ -14,7 +14,7 @@ from pyro.poutine.runtime import am_i_wrapped
 from torch import Tensor, nn
 from torch.distributions import transform_to
 
-_MAX_SHOWN = 8
+from pyro_lvgp.state_space import Chain, add, constant, multiply
 
 Theta: TypeAlias = tuple[Any, ...]  # tensors, or for sums and products a tuple of tensors for each part
 
@@ -118,6 +118,19 @@ class Kernel(PyroModule):
         """
         return self._diagonal(self._select(X, "X"), theta)
 
+    @property
+    def is_markov(self) -> bool:
+        """Whether functions of one increasing input are Gauss–Markov chains under this kernel."""
+        return False
+
+    def chain(self, steps: Float[Tensor, "*#batch T"], theta: Theta) -> Chain:
+        """The chain of functions at increasing inputs, if there is one: see :attr:`is_markov`.
+
+        :param steps: differences of the inputs.
+        :param theta: what :meth:`theta` returned.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no chain")
+
     def _outside_pyro(self) -> bool:
         return not (self._pyro_context.active or am_i_wrapped())
 
@@ -191,6 +204,11 @@ class _Constant(Kernel):
     def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
         return X.new_full((), self.value).expand(X.shape[:-1])
 
+    is_markov = True
+
+    def chain(self, steps: Float[Tensor, "*#batch T"], theta: Theta) -> Chain:
+        return constant(steps, self.value)
+
     def _parameters_text(self) -> str:
         return f"{self.value:g}"
 
@@ -216,6 +234,13 @@ class _Combination(Kernel):
     def _diagonals(self, X: Tensor, theta: Theta) -> list[Tensor]:
         return [k.diagonal(X, part) for k, part in zip(self.kernels, theta, strict=True)]
 
+    @property
+    def is_markov(self) -> bool:
+        return all(k.is_markov for k in self.kernels)
+
+    def _chains(self, steps: Tensor, theta: Theta) -> list[Chain]:
+        return [k.chain(steps, part) for k, part in zip(self.kernels, theta, strict=True)]
+
     def _parameters_text(self) -> str:
         return ", ".join(f"{type(k).__name__.strip('_')}({k._parameters_text()})" for k in self.kernels)
 
@@ -235,10 +260,13 @@ class Sum(_Combination):
     """
 
     def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
-        return reduce(add, self._covariances(X, Z, theta))
+        return reduce(operator.add, self._covariances(X, Z, theta))
 
     def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
-        return reduce(add, self._diagonals(X, theta))
+        return reduce(operator.add, self._diagonals(X, theta))
+
+    def chain(self, steps: Float[Tensor, "*#batch T"], theta: Theta) -> Chain:
+        return add(self._chains(steps, theta))
 
 
 class Product(_Combination):
@@ -256,51 +284,16 @@ class Product(_Combination):
     """
 
     def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
-        return reduce(mul, self._covariances(X, Z, theta))
+        return reduce(operator.mul, self._covariances(X, Z, theta))
 
     def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
-        return reduce(mul, self._diagonals(X, theta))
+        return reduce(operator.mul, self._diagonals(X, theta))
 
-
-class Stack(_Combination):
-    """Different kernels as one batch: ``k_q(x, z)``, q = 1 … Q, one process or function each.
-
-    Points ``[*batch, 1, N, P]``, or ``[N, P]``, give matrices ``[*batch, Q, N, M]``.
-
-    :param kernels: kernels, each with batch shape ``()``, which counts once, or ``(q,)``.
-    :raises ValueError: if a kernel has another batch shape, or a batch of points has no dimension of size 1 for it.
-
-    >>> from pyro_lvgp.kernels import RBF, Periodic
-    >>> kernel = Stack(RBF(1, batch_shape=(2,)), RBF(1) * Periodic(1))
-    >>> kernel(torch.randn(10, 1)).shape
-    torch.Size([3, 10, 10])
-    """
-
-    def _joint_batch_shape(self, shapes: list[torch.Size]) -> Sequence[int]:
-        if any(len(shape) > 1 for shape in shapes):
-            raise ValueError(f"expected kernels of batch shape () or (q,), got {list(map(tuple, shapes))}; stack simpler ones")
-        return (sum(shape.numel() for shape in shapes),)
-
-    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
-        return self._concatenate(self._covariances(X, Z, theta), 2)
-
-    def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
-        return self._concatenate(self._diagonals(X, theta), 1)
-
-    def _concatenate(self, parts: list[Tensor], event_dim: int) -> Tensor:
-        """Along the dimension left of the event, [*batch, q, *event] each, where one without it counts once."""
-        parts = [part if part.dim() > event_dim else part.unsqueeze(0) for part in parts]
-        batch = torch.broadcast_shapes(*(part.shape[: -event_dim - 1] for part in parts))
-        stack = torch.cat([part.expand(*batch, *part.shape[-event_dim - 1 :]) for part in parts], -event_dim - 1)
-        if (got := stack.shape[-event_dim - 1]) != (expected := self.batch_shape[0]):
-            raise ValueError(
-                f"expected {expected} kernels, got {got} from a batch of points or parameters; give points as "
-                "X.unsqueeze(-3), and kernels that have priors batch_shape=(1,)"
-            )
-        return stack
+    def chain(self, steps: Float[Tensor, "*#batch T"], theta: Theta) -> Chain:
+        return reduce(multiply, self._chains(steps, theta))
 
 
 def _numbers(value: Tensor) -> str:
-    numbers = [f"{v:.4g}" for v in value.detach().flatten()[:_MAX_SHOWN].tolist()]
-    more = ", ..." if value.numel() > _MAX_SHOWN else ""
+    numbers = [f"{v:.4g}" for v in value.detach().flatten()[:8].tolist()]
+    more = ", ..." if value.numel() > len(numbers) else ""
     return f"[{', '.join(numbers)}{more}]" if value.dim() else numbers[0]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyro_lvgp import covariance
 from pyro_lvgp.kernels.base import Kernel, Theta
+from pyro_lvgp.state_space import Chain, matern
 
 _Value = float | int | Tensor
 
@@ -190,6 +191,14 @@ class Matern(_Stationary):
     def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
         variance, lengthscale = theta
         return covariance.matern(X, Z, lengthscale, variance, self.nu)
+
+    @property
+    def is_markov(self) -> bool:
+        return self.input_dim == 1 and self.active_dims is None
+
+    def chain(self, steps: Float[Tensor, "*#batch T"], theta: Theta) -> Chain:
+        variance, lengthscale = theta
+        return matern(steps, lengthscale.squeeze(-1), variance, self.nu)
 
 
 class Periodic(_Stationary):

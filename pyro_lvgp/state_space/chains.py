@@ -1,0 +1,157 @@
+r"""Kernels as Gauss–Markov chains: pure tensor functions.
+
+A process with one of these kernels is one coordinate of a chain of small states,
+
+.. math::
+
+    f_n = h^T x_n, \qquad x_1 \sim N(0, P), \qquad x_{n+1} = A_n x_n + N(0, Q_n), \qquad Q_n = P - A_n P A_n^T .
+
+Source: Hartikainen and Särkkä (2010), "Kalman filtering and smoothing solutions to temporal Gaussian process regression
+models"; Solin and Särkkä (2014), "Explicit link between periodic covariance functions and state space models", for products.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import cache, reduce
+from itertools import product
+from operator import add as plus
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+# In units of the lengthscale the state is (f, f′, f″): its stationary covariance P, spectral density q, and the nilpotent
+# matrix of exp(F τ) = exp(−τ) Σ_j Nʲ τʲ / j!
+_MATERN = {
+    0.5: ([[1.0]], 2.0, [[0.0]]),
+    1.5: ([[1.0, 0.0], [0.0, 1.0]], 4.0, [[1.0, 1.0], [-1.0, -1.0]]),
+    2.5: (
+        [[1.0, 0.0, -1.0 / 3.0], [0.0, 1.0 / 3.0, 0.0], [-1.0 / 3.0, 0.0, 1.0]],
+        16.0 / 3.0,
+        [[1.0, 1.0, 0.0], [0.0, 1.0, 1.0], [-1.0, -3.0, -2.0]],
+    ),
+}
+
+
+class Chain(NamedTuple):
+    """A Gauss–Markov chain of states at N increasing inputs, T = N − 1 steps apart, and the process that one sees of it.
+
+    :param P: covariance of the first state.
+    :param A: transitions.
+    :param Q: covariances of what is new at a transition.
+    :param h: what is seen of the state.
+    """
+
+    P: Float[Tensor, "*batch S S"]
+    A: Float[Tensor, "*batch T S S"]
+    Q: Float[Tensor, "*batch T S S"]
+    h: Float[Tensor, "*batch S"]
+
+
+def matern(
+    steps: Float[Tensor, "*#batch T"], lengthscale: Float[Tensor, "*#batch"], variance: Float[Tensor, "*#batch"], nu: float
+) -> Chain:
+    """The chain of a Matérn kernel, whose states are f and its ν − ½ derivatives, in units of the lengthscale.
+
+    Q is not taken by differences, so that it is positive, to full relative precision, for steps of whatever size.
+
+    :param steps: differences of the inputs, none negative.
+    :param lengthscale: ℓ, in units of the inputs.
+    :param variance: σ².
+    :param nu: ν, one of 0.5, 1.5, 2.5.
+
+    >>> chain = matern(torch.tensor([0.5, 2.0]), torch.tensor(1.0), torch.tensor(1.0), 0.5)
+    >>> chain.A.flatten(), chain.Q.flatten()
+    (tensor([0.6065, 0.1353]), tensor([0.6321, 0.9817]))
+    """
+    tau = math.sqrt(2.0 * nu) * steps / lengthscale[..., None]
+    P, h, of_A, of_Q = _coefficients(nu, tau.dtype, tau.device)
+    size = len(h)
+    powers = torch.stack([tau**j for j in range(size)], -1)
+    A = ((-tau).exp()[..., None] * powers) @ of_A.flatten(1)
+    Q = _incomplete_gammas(2.0 * tau, 2 * size - 1) @ of_Q.flatten(1)
+    batch = torch.broadcast_shapes(tau.shape[:-1], variance.shape)
+    return Chain(
+        (variance[..., None, None] * P).expand(*batch, size, size),
+        A.unflatten(-1, (size, size)).expand(*batch, -1, size, size),
+        variance[..., None, None, None] * Q.unflatten(-1, (size, size)),
+        h.expand(*batch, size),
+    )
+
+
+def constant(steps: Float[Tensor, "*batch T"], value: float) -> Chain:
+    """The chain of the kernel ``k(x, z) = value``, which never moves.
+
+    :param steps: differences of the inputs.
+    :param value: variance.
+    """
+    one = steps.new_ones(()).expand(*steps.shape[:-1], 1)
+    A = one[..., None, None].expand(*steps.shape, 1, 1)
+    return Chain(value * one[..., None], A, torch.zeros_like(A), one)
+
+
+def add(chains: Sequence[Chain]) -> Chain:
+    """The chain of a sum of independent processes: their states side by side.
+
+    :param chains: one for each process.
+    """
+    sizes = [chain.h.shape[-1] for chain in chains]
+    total = sum(sizes)
+    placed = [pad(chain, total, sum(sizes[:i])) for i, chain in enumerate(chains)]
+    return Chain(*(reduce(plus, parts) for parts in zip(*placed, strict=True)))
+
+
+def multiply(first: Chain, second: Chain) -> Chain:
+    """The chain of the product of two kernels: the Kronecker products of their states.
+
+    :param first: of one kernel.
+    :param second: of the other.
+    """
+    P, A = _kron(first.P, second.P), _kron(first.A, second.A)
+    # P₁ ⊗ P₂ − (P₁ − Q₁) ⊗ (P₂ − Q₂), without differences
+    Q = _kron(first.A @ first.P[..., None, :, :] @ first.A.mT, second.Q) + _kron(first.Q, second.P[..., None, :, :])
+    return Chain(P, A, Q, (first.h[..., :, None] * second.h[..., None, :]).flatten(-2))
+
+
+def pad(chain: Chain, size: int, before: int = 0) -> Chain:
+    """The same process with states of a larger size, the rest of which are zero.
+
+    :param chain: a chain.
+    :param size: size of the states.
+    :param before: how many of the zeros come first.
+    """
+    around = (before, size - before - chain.h.shape[-1])
+    P, A, Q = (F.pad(part, around * 2) for part in (chain.P, chain.A, chain.Q))
+    return Chain(P, A, Q, F.pad(chain.h, around))
+
+
+@cache
+def _coefficients(nu: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """P, h, and the matrices that times exp(−τ) τʲ add up to A and times Γ(m + 1, 2τ) to Q; made once for each device."""
+    covariance, density, nilpotent = _MATERN[nu]
+    with torch.inference_mode(False):
+        P, N = (torch.tensor(part, dtype=torch.float64) for part in (covariance, nilpotent))
+        size = len(N)
+        A = torch.stack([torch.linalg.matrix_power(N, j) / math.factorial(j) for j in range(size)])
+        # Q = q ∫ exp(F s) e eᵀ exp(F s)ᵀ ds for the last unit vector e, with ∫ sᵐ exp(−2s) ds = m! Γ(m + 1, 2τ) / 2ᵐ⁺¹
+        Q = torch.zeros(2 * size - 1, size, size, dtype=torch.float64)
+        for i, j in product(range(size), repeat=2):
+            scale = density * math.factorial(i + j) / 2.0 ** (i + j + 1)
+            Q[i + j] += scale * torch.outer(A[i, :, -1], A[j, :, -1])
+        P, h, A, Q = (part.to(device, dtype) for part in (P, torch.eye(size)[0], A, Q))
+    return P, h, A, Q
+
+
+def _incomplete_gammas(x: Float[Tensor, "*batch"], num: int) -> Float[Tensor, "*batch {num}"]:
+    """Regularised lower incomplete gamma functions Γ(1, x) … Γ(num, x), small ones to full relative precision."""
+    # Γ(a, x) = Γ(a + 1, x) + xᵃ exp(−x) / a!  adds up what is positive.
+    gammas = [torch.special.gammainc(x.new_full((), num + 1.0), x)]
+    for a in range(num, 0, -1):
+        gammas.append(gammas[-1] + x**a * (-x).exp() / math.factorial(a))
+    return torch.stack(gammas[:0:-1], -1)
+
+
+def _kron(A: Float[Tensor, "*#batch a a"], B: Float[Tensor, "*#batch b b"]) -> Float[Tensor, "*batch ab ab"]:
+    return (A[..., :, None, :, None] * B[..., None, :, None, :]).flatten(-4, -3).flatten(-2)
