@@ -1,16 +1,19 @@
 """Distributions that Pyro lacks, and closed-form divergences between those it has."""
 
+import math
 from collections.abc import Callable
 from functools import cached_property
 from typing import Literal
 
 import pyro.distributions as dist
 import torch
+from pyro.distributions import constraints
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import Independent, MultivariateNormal, Normal, register_kl
 
 from pyro_lvgp.likelihoods import Likelihood
+from pyro_lvgp.linalg import solve_lower
 
 LikelihoodTerm = Literal["svgp", "fitc", "sampled"]
 
@@ -148,3 +151,47 @@ def _kl_mvn_independent(q, p):
     quadratic = (q.variance + (q.loc - p.base_dist.loc).square()) * precision
     half_log_det = q.scale_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     return 0.5 * (quadratic - precision.log() - 1.0).sum(-1) - half_log_det
+
+
+class PrecisionNormal(dist.TorchDistribution):
+    """``N(loc, P⁻¹)`` given the Cholesky factor of P, which may be one for a whole batch.
+
+    It has no analytic KL on purpose.  Where it is the exact posterior given other sites, the evidence is
+    ``log p(y | a) + log p(a) − log q(a)`` at every draw of a, without noise; a KL and a draw of the likelihood have some.
+
+    :param loc: means ``[*batch, L]``.
+    :param precision_tril: lower-triangular R ``[*#batch, L, L]`` with ``P = R Rᵀ``.
+
+    >>> PrecisionNormal(torch.zeros(1), torch.full((1, 1), 2.0)).variance
+    tensor([0.2500])
+    """
+
+    arg_constraints = {"loc": constraints.real_vector, "precision_tril": constraints.lower_cholesky}  # noqa: RUF012
+    support = constraints.real_vector
+    has_rsample = True
+
+    def __init__(self, loc: Tensor, precision_tril: Tensor, validate_args: bool | None = None):
+        self.loc, self.precision_tril = loc, precision_tril
+        batch_shape = torch.broadcast_shapes(loc.shape[:-1], precision_tril.shape[:-2])
+        super().__init__(batch_shape, loc.shape[-1:], validate_args=validate_args)
+
+    def expand(self, batch_shape, _instance=None):
+        return PrecisionNormal(self.loc.expand(*batch_shape, -1), self.precision_tril, validate_args=False)
+
+    @property
+    def mean(self):
+        return self.loc.expand(self.shape())
+
+    @property
+    def variance(self):
+        identity = torch.eye(self.loc.shape[-1], dtype=self.loc.dtype, device=self.loc.device)
+        return solve_lower(self.precision_tril, identity).square().sum(-2).expand(self.shape())
+
+    def rsample(self, sample_shape=()):
+        noise = torch.randn(self.shape(sample_shape), dtype=self.loc.dtype, device=self.loc.device)
+        return self.loc + torch.linalg.solve_triangular(self.precision_tril.mT, noise.unsqueeze(-1), upper=True).squeeze(-1)
+
+    def log_prob(self, value):
+        white = (self.precision_tril.mT @ (value - self.loc).unsqueeze(-1)).squeeze(-1)
+        log_det = self.precision_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return log_det - 0.5 * (white.square() + math.log(2.0 * math.pi)).sum(-1)

@@ -193,3 +193,17 @@ def test_warns_when_a_second_guide_would_share_parameters(y):
     MeanFieldGuide(hierarchical, create_plates=_plates)(y)
     with pytest.warns(UserWarning, match="MeanFieldGuide.locs.x.*module_local_params"):
         MeanFieldGuide(hierarchical, create_plates=_plates)(y)
+
+
+def test_training_leaves_the_initial_values_of_the_model_alone():
+    Y = torch.randn(12, 3)
+    model = BayesianGPLVM(12, 3, 2, num_inducing=4).initialize(Y)
+    before = {name: value.clone() for name, value in model.initial_values.items()}
+    guide = MeanFieldGuide(model)
+    guide(Y)
+    with torch.no_grad():
+        for parameter in guide.parameters():
+            parameter.add_(1.0)
+    assert before.keys() == {"X", "u"}
+    for name, value in before.items():
+        assert torch.equal(model.initial_values[name], value)

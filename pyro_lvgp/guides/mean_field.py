@@ -105,7 +105,7 @@ class MeanFieldGuide(AutoGuide):
             with helpful_support_errors(site):
                 transform = biject_to(site["fn"].support)
                 value = self._initial.full(name, site)
-                loc = transform.inv(value).detach().contiguous()
+                loc = transform.inv(value).detach().clone(memory_format=torch.contiguous_format)
             event_dim = site["fn"].event_dim + loc.dim() - value.dim()
             transform = None if _is_real(site["fn"].support) else transform
             self.coordinates[name] = SiteCoordinates(transform, event_dim, self._covariance_of(name, site, event_dim))

@@ -2,7 +2,19 @@
 
 from pyro_lvgp.models.gplvm import BayesianGPLVM
 from pyro_lvgp.models.gpvae import GPVAE
+from pyro_lvgp.models.latent_process_model import LatentProcessModel
 from pyro_lvgp.models.latent_variable_model import LatentVariableModel, Prediction
 from pyro_lvgp.models.mixture import MixturePrediction
+from pyro_lvgp.models.random_feature import RandomFeatureLVM
+from pyro_lvgp.models.sparse_gpvae import SparseGPVAE
 
-__all__ = ["GPVAE", "BayesianGPLVM", "LatentVariableModel", "MixturePrediction", "Prediction"]
+__all__ = [
+    "GPVAE",
+    "BayesianGPLVM",
+    "LatentProcessModel",
+    "LatentVariableModel",
+    "MixturePrediction",
+    "Prediction",
+    "RandomFeatureLVM",
+    "SparseGPVAE",
+]

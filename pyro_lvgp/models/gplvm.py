@@ -9,20 +9,17 @@ import pyro.distributions as dist
 import torch
 from jaxtyping import Bool, Float, Int
 from pyro.distributions import constraints
-from pyro.infer.util import is_validation_enabled
 from pyro.nn import PyroParam
 from torch import Tensor
 
 from pyro_lvgp.distributions import LikelihoodTerm, NoisyFunction, ObservedRows
-from pyro_lvgp.initialization import InitialLatents, cluster_centres, linear_latents
+from pyro_lvgp.initialization import InitialLatents, cluster_centres
 from pyro_lvgp.kernels import RBF, Kernel, as_kernel
 from pyro_lvgp.kernels.base import Theta
 from pyro_lvgp.likelihoods import Gaussian, Likelihood
 from pyro_lvgp.linalg import safe_cholesky, solve_lower, sparse_conditional
-from pyro_lvgp.models.latent_variable_model import LatentVariableModel
-from pyro_lvgp.param_store import shared_parameters, warn_if_shared
+from pyro_lvgp.models._row_model import RowModel
 from pyro_lvgp.quadratic import Quadratic, RBFScore, evaluate, gaussian_quadratic, gradient, rbf_score
-from pyro_lvgp.validation import check_data, check_index, check_values
 
 
 class _Shared(NamedTuple):
@@ -53,7 +50,7 @@ class Statistics(NamedTuple):
     score: RBFScore | None = None
 
 
-class BayesianGPLVM(LatentVariableModel):
+class BayesianGPLVM(RowModel):
     r"""Gaussian process latent variable model with inducing points, for data with missing entries.
 
     .. math::
@@ -106,10 +103,7 @@ class BayesianGPLVM(LatentVariableModel):
         likelihood: Likelihood | None = None,
         likelihood_term: LikelihoodTerm = "svgp",
     ):
-        sizes = {"num_data": num_data, "data_dim": data_dim, "latent_dim": latent_dim, "num_inducing": num_inducing}
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"expected {name} of 1 or more, got {size}")
+        super().__init__(num_data, data_dim, latent_dim, likelihood, num_inducing=num_inducing)
         if num_data < num_inducing:
             raise ValueError(
                 f"expected at least as many data as inducing points, got num_data={num_data} and "
@@ -117,13 +111,10 @@ class BayesianGPLVM(LatentVariableModel):
             )
         if likelihood_term not in get_args(LikelihoodTerm):
             raise ValueError(f"expected likelihood_term in {get_args(LikelihoodTerm)}, got {likelihood_term!r}")
-        super().__init__(num_data, data_dim, latent_dim)
         self.num_inducing = num_inducing
         self.kernel = as_kernel(RBF(latent_dim, lengthscale=latent_dim**0.5) if kernel is None else kernel)
-        self.likelihood = Gaussian() if likelihood is None else likelihood
         self.likelihood_term = likelihood_term
         self.inducing_points: Any = PyroParam(torch.randn(num_inducing, latent_dim), constraints.real)
-        self.register_buffer("mean", torch.zeros(data_dim))
         self.event_dims = {"X": ("latent",), "u": ("inducing",), "y": ("output",), "kernel.lengthscale": ("latent",)}
 
     def forward(
@@ -234,25 +225,6 @@ class BayesianGPLVM(LatentVariableModel):
             return torch.func.grad(lambda latents: self.log_joint(latents, statistics).sum())({"X": X})
         return {"X": gradient(statistics.score, X.unsqueeze(-3)).squeeze(-3) - X}
 
-    def _observed(self, y: Tensor, idx: Tensor | None) -> Tensor:
-        """Which entries are observed, after a look at the batch."""
-        check_data(y, self.data_dim, like=self.mean)
-        if is_validation_enabled():
-            check_index(idx, len(y), self.num_data)
-            self._check_entries(y)
-        return ~torch.isnan(y)
-
-    def _check_entries(self, y: Tensor) -> None:
-        check_values(y, rows=False, columns=False)
-        self.likelihood.check(y)
-
-    def check(self, Y: Float[Tensor, "N D"]) -> None:
-        """Raise if the training data cannot be used: shape, dtype, device, support, a row or column all missing."""
-        check_data(Y, self.data_dim, like=self.mean)
-        check_index(None, len(Y), self.num_data)
-        self._check_entries(Y)
-        check_values(Y)
-
     def initialize(
         self, Y: Float[Tensor, "N D"], *, method: InitialLatents = "pca", ridge: float = 0.1, seed: int = 0
     ) -> "BayesianGPLVM":
@@ -268,17 +240,12 @@ class BayesianGPLVM(LatentVariableModel):
         :param seed: seed of the linear model and of k-means.
         :returns: the model itself.
         """
-        self.check(Y)
-        warn_if_shared(type(self).__name__, shared_parameters(self))
         with torch.no_grad():
-            f = self.likelihood.function(Y)
-            mean = f.nanmean(0)
-            X, filled = linear_latents(f, self.latent_dim, method=method, seed=seed)
+            X, function = self._linear_start(Y, method, seed)
             self.inducing_points = cluster_centres(X, self.num_inducing, seed=seed)
-            self.mean = mean
             A = solve_lower(safe_cholesky(self.kernel(self.inducing_points)), self.kernel(self.inducing_points, X))
             gram = A @ A.mT + ridge * torch.eye(self.num_inducing, dtype=A.dtype, device=A.device)
-            u = torch.linalg.solve(gram, A @ (filled - mean))
+            u = torch.linalg.solve(gram, A @ function)
         self.initial_values = {"X": X, "u": u.mT.contiguous()}
         return self
 

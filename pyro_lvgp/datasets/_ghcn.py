@@ -1,0 +1,169 @@
+"""Daily records of weather stations from NOAA's Global Historical Climatology Network."""
+
+import csv
+import gzip
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pooch
+from tqdm import tqdm
+
+from pyro_lvgp.datasets._dataset import Dataset
+from pyro_lvgp.datasets._fetch import _FOLDER_VARIABLE, _cache_folder
+
+_HOST = "https://www.ncei.noaa.gov/pub/data/ghcn/daily"
+_STATIONS = "ghcnd-stations.txt"
+# What a count in the files stands for.
+_VARIABLES = {
+    "TMAX": (0.1, "maximum temperature [°C]"),
+    "TMIN": (0.1, "minimum temperature [°C]"),
+    "TAVG": (0.1, "average temperature [°C]"),
+    "PRCP": (0.1, "precipitation [mm]"),
+    "SNOW": (1.0, "snowfall [mm]"),
+    "SNWD": (1.0, "snow depth [mm]"),
+    "AWND": (0.1, "average wind speed [m/s]"),
+}
+
+
+class _Station(NamedTuple):
+    lat: float
+    lon: float
+    elev: float
+    name: str
+
+
+def ghcn_daily(
+    stations: str | Sequence[str],
+    years: Iterable[int],
+    variables: Sequence[str] = ("TMAX", "TMIN", "TAVG", "PRCP", "SNWD"),
+    *,
+    download: bool = True,
+) -> Dataset:
+    """Daily weather at stations of the GHCN-Daily network, one of some 100,000 worldwide.
+
+    Files of whole stations are looked for in the folder ``ghcn_daily`` of the one that the environment variable
+    ``PYRO_LVGP_DATA`` names, then in the cache, then downloaded.  NOAA updates them daily, so that there is no checksum: keep
+    the files to keep the numbers.  Values that failed a quality check are missing.
+
+    :param stations: identifiers, such as "JA000047662" (Tokyo), or the beginning of all of them, such as "JA" for Japan.
+    :param years: years of the record, in any order.
+    :param variables: of "TMAX", "TMIN", "TAVG" [°C], "PRCP", "SNOW", "SNWD" [mm], "AWND" [m/s].
+    :param download: whether to download what is neither in the folder nor in the cache.
+    :returns: ``Y`` [days, stations, variables], NaN where missing; ``dates``, ``lat``, ``lon``, ``elev``, ``station``,
+        ``name`` and ``columns``.
+    :raises ValueError: for an unknown station or variable, no year, or a file in another format.
+    :raises FileNotFoundError: if a file is not on this machine and may not be downloaded.
+    :raises OSError: if a download fails.
+
+    ``ghcn_daily("JA", [1980, 1981])`` is the record of the GP-VAE thesis, section 5.6.
+
+    >>> ghcn_daily("JA", [1980], ["RAIN"])  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    ValueError: expected variables of TMAX, TMIN, TAVG, PRCP, SNOW, SNWD, AWND, got RAIN
+
+    Source: Menne et al. (2012), "An overview of the Global Historical Climatology Network-Daily database".
+    """
+    unknown = [name for name in variables if name not in _VARIABLES]
+    if unknown or not variables:
+        raise ValueError(f"expected variables of {', '.join(_VARIABLES)}, got {', '.join(unknown) or 'none'}")
+    dates = _days(years)
+    known = _read_stations(_find(_STATIONS, download))
+    chosen = [name for name in known if name.startswith(stations)] if isinstance(stations, str) else list(stations)
+    for name in chosen or [str(stations)]:
+        if name not in known:
+            raise ValueError(f"expected stations of {_STATIONS}, got {name!r}; identifiers have 11 characters")
+    Y = np.full((len(dates), len(chosen), len(variables)), np.nan, np.float32)
+    for column, name in enumerate(tqdm(chosen, desc="ghcn_daily", unit="station", disable=len(chosen) == 1)):
+        _read_records(_find(f"by_station/{name}.csv.gz", download), dates, variables, Y[:, column])
+    where = [known[name] for name in chosen]
+    arrays = {
+        "Y": Y,
+        "dates": dates,
+        "lat": np.array([station.lat for station in where]),
+        "lon": np.array([station.lon for station in where]),
+        "elev": np.array([station.elev for station in where]),
+        "station": np.array(chosen),
+        "name": np.array([station.name for station in where]),
+        "columns": np.array(variables),
+    }
+    units = {
+        "Y": ", ".join(_VARIABLES[name][1] for name in variables),
+        "dates": "day of local time",
+        "lat": "latitude [degrees north]",
+        "lon": "longitude [degrees east]",
+        "elev": "elevation [m], NaN if unknown",
+        "station": "identifier",
+        "name": "name of the station",
+        "columns": "variables of Y",
+    }
+    return Dataset(
+        "ghcn_daily",
+        arrays,
+        f"Daily weather at {len(chosen)} stations of GHCN-Daily.",
+        units,
+        "Menne, Durre, Vose, Gleason, Houston, An overview of the Global Historical Climatology Network-Daily database, "
+        "J. Atmos. Oceanic Technol. 29 (2012); the data: doi:10.7289/V5D21VHZ",
+        "free for use (WMO Resolution 40 may restrict commercial use of some countries' data)",
+        _HOST,
+    )
+
+
+def _days(years: Iterable[int]) -> np.ndarray:
+    """All days of the years."""
+    chosen = sorted(set(years))
+    if not chosen:
+        raise ValueError("expected a year or more, got none")
+    return np.concatenate([np.arange(f"{year:04d}-01-01", f"{year + 1:04d}-01-01", dtype="datetime64[D]") for year in chosen])
+
+
+def _find(name: str, download: bool) -> Path:
+    """A file of the archive, downloaded unless it is there."""
+    own, cache = os.environ.get(_FOLDER_VARIABLE), _cache_folder() / "ghcn_daily"
+    for folder in [*([Path(own) / "ghcn_daily"] if own else []), cache]:
+        if (folder / name).is_file():
+            return folder / name
+    mend = f"put it into the folder ghcn_daily of one that the environment variable {_FOLDER_VARIABLE} names"
+    if not download:
+        raise FileNotFoundError(f"expected {name} in {cache}, got none. Allow the download (download=True), or {mend}.")
+    path, url = cache / name, f"{_HOST}/{name}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as temporary:
+        part = Path(temporary) / "part"
+        try:
+            pooch.HTTPDownloader()(url, str(part), None)
+        except OSError as error:
+            raise OSError(f"expected to download {url}, got: {error}. Check the network, or {mend}.") from error
+        part.replace(path)
+    return path
+
+
+def _read_stations(path: Path) -> dict[str, _Station]:
+    """The list of stations, in columns of fixed width."""
+    stations = {}
+    try:
+        for line in path.read_text("utf-8").splitlines():
+            elevation = float(line[31:37])
+            stations[line[:11]] = _Station(
+                float(line[12:20]), float(line[21:30]), np.nan if elevation == -999.9 else elevation, line[41:71].strip()
+            )
+    except ValueError as error:
+        raise ValueError(f"{path}: expected stations in columns of fixed width, got {line!r}. Delete the file.") from error
+    return stations
+
+
+def _read_records(path: Path, dates: np.ndarray, variables: Sequence[str], Y: np.ndarray) -> None:
+    """Fill in a station's values: a line for each, of station, date, variable, count and flags."""
+    rows = {str(date).replace("-", ""): row for row, date in enumerate(dates)}
+    columns = {name: column for column, name in enumerate(variables)}
+    try:
+        with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+            for _, date, variable, count, _, failed, *_ in csv.reader(file):
+                if date in rows and variable in columns and not failed.strip():
+                    Y[rows[date], columns[variable]] = int(count) * _VARIABLES[variable][0]
+    except (EOFError, OSError, ValueError) as error:
+        raise ValueError(f"{path}: expected records of a station, got {error!r}. Delete the file.") from error

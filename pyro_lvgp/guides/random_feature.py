@@ -1,0 +1,295 @@
+"""The approximate posterior of the random-feature latent variable model."""
+
+from typing import Any, Literal, get_args
+
+import pyro
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float, Int
+from pyro.distributions import constraints
+from pyro.nn import PyroModule, PyroParam
+from torch import Tensor
+
+from pyro_lvgp import conjugate
+from pyro_lvgp.collapsed import WeightPosterior, function_moments, precision_sum, weight_posterior
+from pyro_lvgp.diagonal_mixture import assignment_logits
+from pyro_lvgp.distributions import PrecisionNormal
+from pyro_lvgp.guides._sampled import SampledGuide
+from pyro_lvgp.infer import Block
+from pyro_lvgp.likelihoods import Gaussian
+from pyro_lvgp.linalg import safe_cholesky
+from pyro_lvgp.models import RandomFeatureLVM
+from pyro_lvgp.polyagamma import touching_point
+
+Frequencies = Literal["mixture", "gaussian"]
+Weights = Literal["collapsed", "explicit"]
+
+
+class RandomFeatureGuide(SampledGuide):
+    r"""Posterior of a :class:`~pyro_lvgp.models.RandomFeatureLVM`, for sweeps of closed forms and gradients, or for SVI.
+
+    .. math::
+
+        q = \mathrm{Gamma}(\alpha)\, \prod_c \mathrm{Beta}(v_c)\, \prod_l q(\omega_l)\,
+        \prod_n N(x_n;\, m_n, \mathrm{diag}\, s_n^2)\, \prod_d N(a_d;\, m_d, P_d^{-1})
+
+    :param model: the model.
+    :param frequencies: ``"mixture"``, :math:`q(\omega_l) = \sum_c \phi_{lc} N(\mu_c, \sigma_c^2)` with the components of the
+        prior and assignments φ, as in the paper; or ``"gaussian"``, a Gaussian for each frequency, which then stays
+        where it is from step to step, with the best assignments in closed form.
+    :param weights: ``"collapsed"``, the exact :math:`q(a_d \mid X, \omega, y)` of a Gaussian likelihood, or for logistic ones
+        that of their Pólya-gamma bound; it costs a pass over all rows at each step.  ``"explicit"`` keeps a Gaussian for each
+        output, for mini-batches and for other likelihoods.  It wants frequencies that stay where they are, hence
+        ``"gaussian"`` ones.  By default what the likelihood allows.
+    :param init_scale: first standard deviation of the latents.
+    :param seed: seed of the first assignments or frequencies.
+    :raises ValueError: for an unknown choice, or one that the likelihood or the other choice rules out.
+
+    Parameters go by site: ``alpha.shape``, ``alpha.rate``; ``v.a``, ``v.b``; ``omega.logits`` [F, C], or ``omega.loc`` and
+    ``omega.scale`` [F, Q]; ``X.loc``, ``X.scale`` [N, Q]; of collapsed weights ``a.c`` [N, D], where the bound touches a
+    logistic likelihood; of explicit ones the natural ``a.linear`` [D, L] and ``a.precision`` [D, L, L].
+
+    Collapsed weights need all data.  The guide keeps those of its last call without ``idx``: later calls on some rows, as for
+    predictions, condition the weights on all of them, and a bound on a mini-batch is unbiased.
+
+    Source: eqs. 20 to 42 of the SRFLVM paper.
+
+    >>> from pyro.infer import SVI, TraceMeanField_ELBO
+    >>> from pyro.optim import Adam
+    >>> Y = torch.randn(20, 3)
+    >>> model = RandomFeatureLVM(20, 3, latent_dim=2, num_frequencies=10).initialize(Y)
+    >>> guide = RandomFeatureGuide(model)
+    >>> loss = SVI(model, guide, Adam({"lr": 0.01}), TraceMeanField_ELBO()).step(Y)
+    >>> guide.median()["X"].shape
+    torch.Size([20, 2])
+    """
+
+    def __init__(
+        self,
+        model: RandomFeatureLVM,
+        *,
+        frequencies: Frequencies | None = None,
+        weights: Weights | None = None,
+        init_scale: float = 0.1,
+        seed: int = 0,
+    ):
+        weights = weights or ("collapsed" if model.is_conjugate else "explicit")
+        frequencies = frequencies or ("mixture" if weights == "collapsed" else "gaussian")
+        if frequencies not in get_args(Frequencies) or weights not in get_args(Weights):
+            raise ValueError(
+                f"expected frequencies in {get_args(Frequencies)} and weights in {get_args(Weights)}, got {frequencies!r} and "
+                f"{weights!r}"
+            )
+        if weights == "collapsed" and not model.is_conjugate:
+            raise ValueError(
+                "expected a Gaussian, Bernoulli, binomial or negative binomial likelihood for collapsed weights, got "
+                f'{type(model.likelihood).__name__}; use weights="explicit"'
+            )
+        if weights == "explicit" and frequencies == "mixture":
+            raise ValueError(
+                'expected frequencies="gaussian" with explicit weights, got "mixture": its draws are other frequencies at '
+                "each step, for which the weights do not hold"
+            )
+        if not init_scale > 0.0:
+            raise ValueError(f"expected a positive init_scale, got {init_scale}")
+        super().__init__(model)
+        self.frequencies, self.weights, self._init_scale, self._seed = frequencies, weights, init_scale, seed
+
+    def _setup_prototype(self, *args, **kwargs):
+        super()._setup_prototype(*args, **kwargs)
+        known = {"alpha", "v", "omega", "X", "a"}
+        if others := {name for name, _ in self.prototype_trace.iter_stochastic_nodes()} - known:
+            raise ValueError(f"expected the sites {sorted(known)} only, got {sorted(others)} too; learn these as parameters")
+        model, like = self.model, self.model.mean
+        F, C = model.num_frequencies, model.num_components
+        noise = torch.randn(F, max(C, model.latent_dim), generator=torch.Generator().manual_seed(self._seed)).to(like)
+        self.alpha, self.v, self.omega, self.X, self.a = (PyroModule() for _ in range(5))
+        self.alpha.shape, self.alpha.rate = (_positive(x.clone()) for x in model.concentration)
+        if self.frequencies == "mixture":
+            self.omega.logits = _real(0.1 * noise[:, :C])
+        else:
+            which = torch.arange(F, device=like.device) % C
+            with torch.no_grad():
+                loc = model.component_locs[which] + model.component_scales[which] * noise[:, : model.latent_dim]
+                scale = 0.5 * model.component_scales[which]
+            self.omega.loc, self.omega.scale = _real(loc), _positive(scale)
+        X = model.initial_values.get("X")
+        X = like.new_zeros(model.num_data, model.latent_dim) if X is None else X.to(like, copy=True)
+        self.X.loc, self.X.scale = _real(X), _positive(torch.full_like(X, self._init_scale))
+        if self.weights == "explicit":
+            linear, precision = self._first_weights(*args, **kwargs)
+            self.a.linear, self.a.precision = _real(linear), PyroParam(precision, constraints.positive_definite)
+        else:
+            self.register_buffer("data", like.new_full((model.num_data, model.data_dim), torch.nan))
+            if not isinstance(model.likelihood, Gaussian):
+                self.a.c = _positive(like.new_ones(model.num_data, model.data_dim))
+        a, b = conjugate.stick_breaking(like.new_full((F, C), 1.0 / C), model.concentration[0] / model.concentration[1])
+        self.v.a, self.v.b = _positive(a), _positive(b)
+
+    def forward(self, y: Float[Tensor, "B D"] | None = None, idx: Int[Tensor, " B"] | None = None) -> dict[str, Tensor]:
+        """Draw all sites.
+
+        :param y: observations, NaN where missing.
+        :param idx: indices of the rows in y; None for all rows.
+        """
+        if self.prototype_trace is None:
+            self._setup_prototype(y, idx)
+        if y is not None and idx is None and self.weights == "collapsed":
+            self.data = y.detach()
+        values = {"alpha": pyro.sample("alpha", dist.Gamma(self.alpha.shape, self.alpha.rate))}
+        values["v"] = pyro.sample("v", dist.Beta(self.v.a, self.v.b).to_event(1))
+        values["omega"] = pyro.sample("omega", dist.Independent(self._points(), 1))
+        with self.model.data_plate(y, idx):
+            values["X"] = pyro.sample("X", self._q_latents(idx).to_event(1))
+        if self.weights == "explicit":
+            loc = self._explicit_weights().mean
+            posterior = dist.MultivariateNormal(loc, precision_matrix=self.a.precision, validate_args=False)
+        else:
+            posterior = self._collapsed_weights(values["omega"], self._all_latents(values["X"], idx))
+        with pyro.plate("outputs", self.model.data_dim, dim=-1):
+            values["a"] = pyro.sample("a", posterior)
+        return values
+
+    def _points(self) -> Any:
+        """Q of each frequency."""
+        if self.frequencies == "mixture":
+            return self.model.spectral_points(self.omega.logits)
+        return dist.Normal(self.omega.loc, self.omega.scale).to_event(1)
+
+    def _q_latents(self, idx: Tensor | None) -> dist.Normal:
+        """Q of all rows or of some, entry by entry."""
+        loc, scale = self.X.loc, self.X.scale
+        return dist.Normal(loc, scale) if idx is None else dist.Normal(loc[idx], scale[idx])
+
+    def _all_latents(self, X: Tensor, idx: Tensor | None) -> Tensor:
+        """Latents of all rows: those drawn already, and new draws of the others."""
+        if idx is None:
+            return X
+        if torch.isnan(self.data).all():
+            raise ValueError(
+                "expected a first call with all data, which collapsed weights depend on, got a mini-batch; call guide(Y) "
+                'once, or use weights="explicit"'
+            )
+        everyone = self._q_latents(None).expand((*X.shape[:-2], *self.X.loc.shape)).rsample()
+        return everyone.index_copy(-2, idx, X)
+
+    def _collapsed_weights(self, omega: Tensor, X: Tensor) -> PrecisionNormal:
+        """Q(a | X, ω), its batch laid out for the plate of the outputs."""
+        features = self.model.features(X.unsqueeze(-3), omega)
+        posterior = self._posterior_of(features)
+        return PrecisionNormal(posterior.mean.squeeze(-3), posterior.precision_tril.squeeze(-4), validate_args=False)
+
+    def _posterior_of(self, features: Tensor) -> WeightPosterior:
+        # The sites of a likelihood that they do not fit exactly touch it at f = ± c.
+        c = getattr(self.a, "c", self.data)
+        return weight_posterior(features, *self.model.weight_sites(self.data, c, torch.zeros_like(c)))
+
+    def _explicit_weights(self) -> WeightPosterior:
+        R = safe_cholesky(self.a.precision, jitter=0.0, name="weight precision")
+        return WeightPosterior(torch.cholesky_solve(self.a.linear.unsqueeze(-1), R).squeeze(-1), R)
+
+    def assignments(self) -> Float[Tensor, "F C"]:
+        """Probability φ of each frequency to belong to each component."""
+        if self.frequencies == "mixture":
+            return self.omega.logits.softmax(-1)
+        mixture = self.model.spectral_points(conjugate.stick_log_weights(self.v.a, self.v.b))
+        return assignment_logits(self.omega.loc, self.omega.scale, mixture).softmax(-1)
+
+    @torch.no_grad()
+    def num_components_in_use(self) -> float:
+        """Expected number of components that some frequency belongs to, ``Σ_c [1 − Π_l (1 − φ_lc)]``."""
+        return float((1.0 - (1.0 - self.assignments()).prod(0)).sum())
+
+    def blocks(self, *, learning_rate: float = 0.02, num_steps: int = 1, damping: float | Any = 1.0) -> list[Block]:
+        """Blocks for a :class:`~pyro_lvgp.infer.BlockCoordinateVI`, in the order of a sweep.
+
+        ``"gradient"``: latents, frequencies with their components or assignments, and parameters of kernel and likelihood, by
+        Adam; ``"sticks"`` and ``"concentration"``: closed forms; and of collapsed weights of a logistic likelihood
+        ``"touching-points"``, a fixed point, or of explicit weights ``"weights"``, natural gradients.
+
+        :param learning_rate: of Adam.
+        :param num_steps: gradient steps in a sweep.
+        :param damping: ρ of the last block.  On mini-batches, a function of the sweep t that falls like
+            (t + delay)^−κ, κ in (½, 1]; a delay of 10 or more keeps the first batches from deciding all.
+        """
+        blocks = [
+            Block(
+                "gradient",
+                params=["model.*", "guide.omega.*", "guide.X.*"],
+                optim=lambda tensors: torch.optim.Adam(tensors, lr=learning_rate),
+                num_steps=num_steps,
+            ),
+            Block("sticks", params=["guide.v.*"], update=self._update_sticks),
+            Block("concentration", params=["guide.alpha.*"], update=self._update_concentration),
+        ]
+        if self.weights == "explicit":
+            blocks.append(Block("weights", params=["guide.a.*"], update=self._update_weights, damping=damping))
+        elif not isinstance(self.model.likelihood, Gaussian):
+            update = self._update_touching_points
+            blocks.append(Block("touching-points", params=["guide.a.c"], update=update, damping=damping))
+        return blocks
+
+    def _update_sticks(self, *args, **kwargs) -> dict[str, Tensor]:
+        a, b = conjugate.stick_breaking(self.assignments(), self.alpha.shape / self.alpha.rate)
+        return {"guide.v.a": a, "guide.v.b": b}
+
+    def _update_concentration(self, *args, **kwargs) -> dict[str, Tensor]:
+        prior_shape, prior_rate = self.model.concentration
+        shape, rate = conjugate.concentration(prior_shape, prior_rate, self.v.a, self.v.b)
+        return {"guide.alpha.shape": shape, "guide.alpha.rate": rate}
+
+    def _update_touching_points(self, y: Tensor, idx: Tensor | None = None) -> dict[str, Tensor]:
+        features = self._draw_features(None)
+        mean, variance = function_moments(self._posterior_of(features), features)
+        return {"guide.a.c": touching_point(self.model.mean + mean, variance)}
+
+    def _update_weights(self, y: Tensor, idx: Tensor | None = None) -> dict[str, Tensor]:
+        features = self._draw_features(idx)
+        mean, variance = function_moments(self._explicit_weights(), features)
+        linear, precision = self._natural_weights(y, features, self.model.mean + mean, variance)
+        return {"guide.a.linear": linear, "guide.a.precision": precision}
+
+    @torch.no_grad()
+    def _first_weights(self, y: Tensor | None = None, idx: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Natural parameters where each f is what its y suggests, from which natural gradients do not overshoot."""
+        missing = self.model.mean.new_full((1, self.model.data_dim), torch.nan)
+        y, idx = (missing, torch.zeros_like(missing[0, :1]).long()) if y is None else (y, idx)
+        f = torch.nan_to_num(self.model.likelihood.function(y))
+        return self._natural_weights(y, self._draw_features(idx), f, torch.zeros_like(f))
+
+    def _natural_weights(self, y: Tensor, features: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """Prior and sites of the rows at moments of f, as if of all rows: P m and P."""
+        linear, precision = self.model.weight_sites(y, mean, variance)
+        ratio, L = self.model.num_data / len(y), features.shape[-1]
+        told = precision_sum(features, precision).expand(self.model.data_dim, L, L)
+        # The constraint wants symmetry to more digits than products in float32 have.
+        symmetric = 0.5 * ratio * (told + told.mT)
+        return ratio * linear.mT @ features, torch.eye(L, dtype=features.dtype, device=features.device) + symmetric
+
+    def _draw_features(self, idx: Tensor | None) -> Tensor:
+        """Features [B, L] at one draw of latents and frequencies."""
+        return self.model.features(self._q_latents(idx).sample(), self._points().sample())
+
+    def sample_posterior(self, num_samples: int, *args, chunk_size: int = 1, **kwargs) -> dict[str, Tensor]:
+        """As every guide's; one draw at a time, since each takes the weights of all outputs."""
+        return super().sample_posterior(num_samples, *args, chunk_size=chunk_size, **kwargs)
+
+    @torch.no_grad()
+    def quantiles(self, quantiles: list[float] | Tensor, *args, **kwargs) -> dict[str, Tensor]:
+        """As every guide's, by draws, but exact for X."""
+        result = super().quantiles(quantiles, *args, **kwargs)
+        idx = args[1] if len(args) > 1 else kwargs.get("idx")
+        result["X"] = self._q_latents(idx).icdf(torch.as_tensor(quantiles).to(self.X.loc)[:, None, None])
+        return result
+
+    def __getstate__(self):
+        # The prototype holds priors, and they parameters, of the model.
+        return PyroModule.__getstate__(self) | {"_model": None, "master": None, "prototype_trace": None}
+
+
+def _real(value: Tensor) -> PyroParam:
+    return PyroParam(value, constraints.real)
+
+
+def _positive(value: Tensor) -> PyroParam:
+    return PyroParam(value, constraints.positive)

@@ -1,0 +1,286 @@
+"""Guides that let an encoder speak about the inducing points of Gaussian processes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float
+from pyro import poutine
+from pyro.distributions import constraints
+from pyro.nn import PyroParam
+from pyro.poutine.messenger import Messenger
+from torch import Tensor, nn
+
+from pyro_lvgp import sparse_sites
+from pyro_lvgp.guides.structured import StructuredGPGuide, _Replace
+from pyro_lvgp.integration import _gaussian_moments, is_integrating
+from pyro_lvgp.offset_net import OffsetNet
+from pyro_lvgp.sparse_process import InducingValues, SparseProcess
+from pyro_lvgp.sparse_sites import Sites
+from pyro_lvgp.validation import position_of_data
+
+
+class Memory(NamedTuple):
+    """What a guide keeps of data it was conditioned on.
+
+    :param inducing_points: where the sites lie.
+    :param precision: H of the whitened inducing values, summed over those data.
+    :param information: h of them.
+    """
+
+    inducing_points: Tensor
+    precision: Float[Tensor, "*batch Q M M"]
+    information: Float[Tensor, "*batch Q M"]
+
+
+class SparseStructuredGPGuide(StructuredGPGuide):
+    r"""Guide that keeps the prior of Gaussian processes and adds what an encoder says about their inducing values.
+
+    .. math::
+
+        q(f, u) = p(f \mid u) \, q(u), \qquad q(u) \propto p(u) \prod_n l_n(u)
+
+    - An :class:`~pyro_lvgp.offset_net.OffsetNet` gives sites :math:`N(u_{mk}; \mu, v)` on the T inducing points nearest to
+      each datum ("nearest"): the mean of q(f) is :math:`k_{fu} (K_{uu} + \Sigma)^{-1} \mu` and its covariance
+      :math:`k_{ff} - k_{fu} (K_{uu} + \Sigma)^{-1} k_{uf}`, with the natural parameters of the diagonal Σ summed over data.
+    - Any other encoder, such as an :class:`~pyro_lvgp.networks.IndexNet`, gives sites :math:`N(f_{nk}; \mu, v)` where the data
+      are, and they are projected on u through its conditional ("projected"):
+      :math:`q(u) \propto p(u) \prod_n N(k_{nu} K_{uu}^{-1} u; \mu_n, v_n)`.
+    - With ``None``, q(u) is a Gaussian of its own for each series ("free"), which knows no new data.
+
+    In a mini-batch of points of one series natural parameters are scaled by N/B.  The first two q(u) then change with the
+    batch, and the bound is biased: upward, since each batch is scored by a posterior that saw it.  It is exact with
+    mini-batches of series, and with a free q(u).
+
+    :meth:`condition` takes in data for good, which makes it a filter for streams.
+
+    :param model: a Pyro model with a site of :class:`~pyro_lvgp.sparse_process.InducingValues`, such as ``SparseGPVAE``.
+    :param encoder: for the site ``u`` of our model.
+    :param sites: encoders of any sites by name, ``{"u": OffsetNet(...), "w": IndexNet(...)}``.
+    :param given: sites that keep the model's prior given u; ``("f",)`` for our model.
+    :param init_scale: initial scale of a free q(u), and of mean-field Gaussians.
+    :param create_plates: as for Pyro's autoguides, for the mean-field sites.
+    :raises ValueError: for a site that is not there, or an encoding of the wrong shape.
+
+    :class:`~pyro_lvgp.infer.MeanFieldELBO` with ``local_plate="points"`` integrates u out: each f_n comes from its marginal.
+
+    Source: eqs. 3.41 to 3.47 of the GP-VAE thesis; Ashman et al. (2020), "Sparse Gaussian process variational autoencoders";
+    Hensman et al. (2013), "Gaussian processes for big data", for the free form.
+
+    >>> from pyro_lvgp.kernels import RBF
+    >>> from pyro_lvgp.models import SparseGPVAE
+    >>> from pyro_lvgp.networks import MLP, IndexNet
+    >>> model = SparseGPVAE(RBF(1, lengthscale=0.2, batch_shape=(2,)), MLP(2, 4), torch.linspace(0.0, 1.0, 5)[:, None])
+    >>> encoder = OffsetNet(IndexNet(4, 8), 8, input_dim=1, latent_dim=2, num_nearest=3)
+    >>> guide = SparseStructuredGPGuide(model, encoder)
+    >>> t, y = torch.linspace(0.0, 1.0, 100)[:, None], torch.randn(100, 4)
+    >>> guide(t, y)["u"].shape
+    torch.Size([2, 5])
+    >>> memory = guide.condition(t, y)
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        encoder: nn.Module | None = None,
+        *,
+        sites: Mapping[str, nn.Module] | None = None,
+        given: Sequence[str] | None = None,
+        init_scale: float = 0.1,
+        create_plates: Callable[..., Any] | None = None,
+    ):
+        if given is None:
+            if not hasattr(model, "conditional_site"):
+                raise ValueError(f"expected given=(<name of the sites given u>,), got none for {type(model).__name__}")
+            given = (model.conditional_site,)
+        if encoder is not None:
+            if sites is not None or not hasattr(model, "gp_site"):
+                raise ValueError("expected an encoder for our own model, or sites; name the encoder's site in sites")
+            sites = {model.gp_site: encoder}
+        self._given = frozenset(given)
+        super().__init__(
+            model, sites={**(sites or {}), **dict.fromkeys(given)}, init_scale=init_scale, create_plates=create_plates
+        )
+        # The mean-field part asks its owner for the plates.
+        self.create_plates = create_plates or getattr(model, "create_plates", None)
+        self.memory: Memory | None = None
+
+    def _add_parameters(self, name: str, site: Any, prior: Any) -> None:
+        if name not in self._given:
+            super()._add_parameters(name, site, prior)
+
+    def forward(self, *args, **kwargs) -> dict[str, Tensor]:
+        with _Integrate() if is_integrating() else nullcontext():
+            return super().forward(*args, **kwargs)
+
+    def _posterior(self, name: str, prior: Any, args: tuple) -> Any:
+        if name in self._given:
+            return prior
+        process = _process_of(prior)
+        if process is None or name not in self._encoded:
+            return super()._posterior(name, prior, args)
+        sites = self._sites_of_data(name, process, args)
+        if self.memory is not None:
+            sites = _product(sites, Sites(self.memory.precision, self.memory.information))
+        loc, scale_tril = sparse_sites.posterior(sites)
+        return dist.MultivariateNormal(loc, scale_tril=scale_tril).expand(prior.batch_shape)
+
+    def _sites_of_data(self, name: str, process: SparseProcess, args: tuple) -> Sites:
+        """What the data among the arguments say about the inducing values, [*series, Q, M]."""
+        encoder = attrgetter(name)(self.encoders)
+        speak = _nearest if isinstance(encoder, OffsetNet) else _projected
+        return _by_series(speak(process, encoder, args[position_of_data(args)], name))
+
+    @torch.no_grad()
+    def condition(self, *args, inducing_points: Float[Tensor, "*Z M P"] | None = None) -> Memory:
+        """Take in data for good, without training: every later posterior is given them too.
+
+        What earlier data said is carried to new inducing points first; if the old are among them, nothing is lost.  From then
+        on give the guide data that it does not remember, or rows of NaN where it is to predict, and train neither kernel nor
+        inducing points.
+
+        :param args: arguments of the model: new data.
+        :param inducing_points: where the model's inducing points are to be from now on: the old ones and more, fewer, or
+            others.
+        :returns: what is remembered, also in ``guide.memory``; save it, and :meth:`restore` it.
+        :raises ValueError: if q(u) is free, or the guide was never called.
+        """
+        name, process = self._process(args)
+        sites = None if self.memory is None else Sites(self.memory.precision, self.memory.information)
+        if inducing_points is not None:
+            self.model.inducing_points = PyroParam(inducing_points.clone(), constraints.real)
+            old, (_, process) = process, self._process(args)
+            if sites is not None:
+                wide = Sites(sites.precision.unsqueeze(-4), sites.information.unsqueeze(-3))
+                sites = _by_series(sparse_sites.carry(wide, process.whitened_covariance(old)))
+        new = self._sites_of_data(name, process, args)
+        self.memory = Memory(self.model.inducing_points.detach().clone(), *(new if sites is None else _product(sites, new)))
+        return self.memory
+
+    def restore(self, memory: Memory | None) -> None:
+        """Remember what :meth:`condition` returned, with the inducing points of then; or nothing.
+
+        :param memory: what was remembered under the same kernel, or None.
+        """
+        self.memory = memory
+        if memory is not None:
+            self.model.inducing_points = PyroParam(memory.inducing_points.clone(), constraints.real)
+
+    def _process(self, args: tuple) -> tuple[str, SparseProcess]:
+        """The site of inducing values that has an encoder, and its process where mean-field sites are at their medians."""
+        medians = self.mean_field.median(*args)
+        found: dict[str, SparseProcess] = {}
+
+        def at_median(name: str, prior: Any) -> Any:
+            if name in medians:
+                return dist.Delta(medians[name], event_dim=prior.event_dim)
+            if (process := _process_of(prior)) is not None:
+                found[name] = process
+            return prior
+
+        with poutine.block(), _Replace(at_median):
+            self.model(*args)
+        if not found:
+            raise ValueError("expected an encoder for the inducing values, got a free q(u), which knows no new data; give one")
+        return next(iter(found.items()))
+
+    @torch.no_grad()
+    def quantiles(self, quantiles: list[float] | Tensor, *args, **kwargs) -> dict[str, Tensor]:
+        """Marginal posterior quantiles by site, along a new first dimension; those of processes at the medians of all else.
+
+        :param quantiles: probabilities between 0 and 1.
+        :param args: arguments of the model.
+        """
+        if self.prototype_trace is None:
+            raise ValueError("the guide has no parameters before its first call: fit it, or call guide(*args) once")
+        result = self.mean_field.quantiles(quantiles, *args, **kwargs)
+        medians = self.mean_field.median(*args, **kwargs)
+
+        def at_median(name: str, prior: Any) -> Any:
+            if name in medians and _process_of(prior) is None:
+                return dist.Delta(medians[name], event_dim=prior.event_dim)
+            posterior = self._posterior(name, prior, args)
+            q = torch.as_tensor(quantiles, dtype=posterior.mean.dtype, device=posterior.mean.device)
+            normal = torch.distributions.Normal(posterior.mean, posterior.variance.sqrt())
+            result[name] = normal.icdf(q.reshape(-1, *(1,) * normal.mean.dim()))
+            return posterior
+
+        with poutine.block(), _Integrate(), _Replace(at_median):
+            self.model(*args, **kwargs)
+        return result
+
+
+class _Integrate(Messenger):
+    """Give the model the moments of Gaussian sites that it can integrate over, while the guide runs it."""
+
+    def _pyro_post_sample(self, msg):
+        holder = msg["infer"].get("integrated")
+        if holder is not None and (moments := _gaussian_moments(msg["fn"])) is not None:
+            msg["value"], holder["scale_tril"] = moments
+
+
+def _process_of(prior: Any) -> SparseProcess | None:
+    """The process of which a prior is the inducing values, if it is."""
+    while isinstance(prior, torch.distributions.Independent):
+        prior = prior.base_dist
+    return prior.process if isinstance(prior, InducingValues) else None
+
+
+def _projected(process: SparseProcess, encoder: nn.Module, y: Tensor, name: str) -> Sites:
+    """Sites on f where the data are, projected on the inducing values."""
+    loc, scale = (part.mT.unsqueeze(-3) for part in encoder(y))
+    _check(name, process, loc, -2)
+    precision, information = _natural(loc, scale, _told(y), process.weight)
+    return sparse_sites.gather(process.A, precision, information)
+
+
+def _nearest(process: SparseProcess, encoder: OffsetNet, y: Tensor, name: str) -> Sites:
+    """Sites on the inducing values nearest to each datum, summed over data."""
+    index = sparse_sites.nearest(process.similarity, min(encoder.num_nearest, process.num_inducing))
+    loc, scale = encoder(y[..., None, None, :, :], process.offsets(index))
+    _check(name, process, loc, -1)
+    loc, scale = _by_process(loc), _by_process(scale)
+    precision, information = (
+        sparse_sites.sum_at(index, part, process.num_inducing)
+        for part in _natural(loc, scale, _told(y)[..., None], process.weight)
+    )
+    return sparse_sites.gather(process.L.mT, precision, information)
+
+
+def _told(y: Tensor) -> Tensor:
+    """Which points have something observed, [*series, 1, 1, N]."""
+    return (~torch.isnan(y)).any(-1)[..., None, None, :]
+
+
+def _natural(loc: Tensor, scale: Tensor, told: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+    """Precision and information of sites, zero where a point is told nothing."""
+    precision = weight * torch.where(told, scale.square().reciprocal(), 0.0)
+    return precision, precision * loc
+
+
+def _by_process(x: Tensor) -> Tensor:
+    """Encodings [*, q, N, T, Q] of offsets to the points of each process, or q = 1 of shared points, as [*, Q, N, T]."""
+    if x.shape[-4] == 1:
+        return x.transpose(-4, -1).squeeze(-1)
+    return x.diagonal(dim1=-4, dim2=-1).movedim(-1, -3)
+
+
+def _check(name: str, process: SparseProcess, loc: Tensor, dim: int) -> None:
+    if loc.shape[dim] != process.num_latents:
+        raise ValueError(
+            f"expected sites of {process.num_latents} processes for {name!r}, got an encoding of {loc.shape[dim]}; encoders "
+            "return loc and scale [..., latent dimensions]"
+        )
+
+
+def _product(one: Sites, other: Sites) -> Sites:
+    """Natural parameters add up."""
+    return Sites(one.precision + other.precision, one.information + other.information)
+
+
+def _by_series(sites: Sites) -> Sites:
+    """Without the dimension that stands for the plate of the points, [*series, Q, M]."""
+    return Sites(sites.precision.squeeze(-4), sites.information.squeeze(-3))

@@ -1,0 +1,59 @@
+"""Models of rows of observations that scatter around functions of latents."""
+
+import torch
+from jaxtyping import Float
+from pyro.infer.util import is_validation_enabled
+from torch import Tensor
+
+from pyro_lvgp.initialization import InitialLatents, linear_latents
+from pyro_lvgp.likelihoods import Gaussian, Likelihood
+from pyro_lvgp.models.latent_variable_model import LatentVariableModel
+from pyro_lvgp.param_store import shared_parameters, warn_if_shared
+from pyro_lvgp.validation import check_data, check_index, check_values
+
+
+class RowModel(LatentVariableModel):
+    """A :class:`LatentVariableModel` with a likelihood p(y | f) and constants c_d that the functions vary about.
+
+    You get besides: checks of the data, and a linear model of them to start from.
+
+    :param likelihood: p(y | f); ``Gaussian()`` if None.
+    :param sizes: further sizes to check.
+    :raises ValueError: if a size is not positive.
+    """
+
+    def __init__(self, num_data: int, data_dim: int, latent_dim: int, likelihood: Likelihood | None, **sizes: int):
+        for name, size in {"num_data": num_data, "data_dim": data_dim, "latent_dim": latent_dim, **sizes}.items():
+            if size < 1:
+                raise ValueError(f"expected {name} of 1 or more, got {size}")
+        super().__init__(num_data, data_dim, latent_dim)
+        self.likelihood = Gaussian() if likelihood is None else likelihood
+        self.register_buffer("mean", torch.zeros(data_dim))
+
+    def check(self, Y: Float[Tensor, "N D"]) -> None:
+        """Raise if the training data cannot be used: shape, dtype, device, support, a row or column all missing."""
+        check_data(Y, self.data_dim, like=self.mean)
+        check_index(None, len(Y), self.num_data)
+        self._check_entries(Y)
+        check_values(Y)
+
+    def _observed(self, y: Tensor, idx: Tensor | None) -> Tensor:
+        """Which entries are observed, after a look at the batch."""
+        check_data(y, self.data_dim, like=self.mean)
+        if is_validation_enabled():
+            check_index(idx, len(y), self.num_data)
+            self._check_entries(y)
+        return ~torch.isnan(y)
+
+    def _check_entries(self, y: Tensor) -> None:
+        check_values(y, rows=False, columns=False)
+        self.likelihood.check(y)
+
+    def _linear_start(self, Y: Tensor, method: InitialLatents, seed: int) -> tuple[Tensor, Tensor]:
+        """Latents of a linear model of the data on the scale of f, and that f less its column means, which become ``mean``."""
+        self.check(Y)
+        warn_if_shared(type(self).__name__, shared_parameters(self))
+        f = self.likelihood.function(Y)
+        X, filled = linear_latents(f, self.latent_dim, method=method, seed=seed)
+        self.mean = f.nanmean(0)
+        return X, filled - self.mean

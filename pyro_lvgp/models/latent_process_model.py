@@ -1,0 +1,213 @@
+"""What models of series and fields behind a decoder have in common: plates, prediction, imputation, forecasts."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, ClassVar
+
+import pyro
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float
+from pyro import poutine
+from pyro.nn import PyroModule
+from pyro.poutine import Trace
+from pyro.poutine.util import prune_subsample_sites
+from torch import Tensor, nn
+
+from pyro_lvgp.kernels import Kernel, as_kernel
+from pyro_lvgp.likelihoods import Gaussian, Likelihood
+from pyro_lvgp.models.latent_variable_model import Guide
+from pyro_lvgp.models.mixture import Imputation, MixturePrediction
+from pyro_lvgp.networks import as_pyro_module
+from pyro_lvgp.validation import check_series
+
+
+class LatentProcessModel(PyroModule):
+    """Base of models with latent processes ``f`` over inputs, seen point by point through a decoder.
+
+    You implement ``forward(x, y, idx)``, which draws f and ends in :meth:`_observe`; ``_by_point``, which lays f out as
+    ``[*, N, Q]``; and ``_draw``, which draws f from a guide's posterior.  You get plates, checks, predictions, imputations and
+    forecasts.
+
+    :param kernel: covariance with a batch dimension over the latent processes.
+    :param decoder: a module that maps latents to functions under the likelihood, or to a pair of them and its parameter.
+    :param likelihood: p(y | decoder(f)); ``Gaussian()`` by default.
+    :param independent_dim: number of latent dimensions that are independent from point to point.
+    :param num_data: number of series, or of points of the one series; needed with mini-batches only.
+    """
+
+    local_plate = "series"
+    # Sites of which many draws serve one draw of all others.
+    _processes: ClassVar[frozenset[str]] = frozenset({"f", "w"})
+
+    def __init__(
+        self, kernel: Kernel, decoder: nn.Module, likelihood: Likelihood | None, independent_dim: int, num_data: int | None
+    ):
+        super().__init__()
+        if independent_dim < 0:
+            raise ValueError(f"expected independent_dim of 0 or more, got {independent_dim}")
+        self.kernel = as_kernel(kernel)
+        self.decoder = as_pyro_module(decoder)
+        self.likelihood = Gaussian() if likelihood is None else likelihood
+        self.independent_dim, self.num_data = independent_dim, num_data
+
+    @abstractmethod
+    def _by_point(self, f: Tensor) -> Tensor:
+        """Latents [*, N, Q] of the site f."""
+
+    @abstractmethod
+    def _draw(self, posterior: Trace, x: Tensor, x_new: Tensor | None, num_samples: int, joint: bool) -> Tensor:
+        """Draws of the site f, along a new first dimension, at ``x_new`` or where the data are."""
+
+    def _observe(
+        self, latents: Tensor, theta: Tensor | None, y: Tensor | None, contexts: Sequence[AbstractContextManager[Any]]
+    ) -> Tensor:
+        """What is left of the model once f is drawn.
+
+        :param latents: f, point by point.
+        :param theta: parameter of the likelihood.
+        :param y: observations, NaN where missing; None to generate.
+        :param contexts: plates and scales over series and points.
+        """
+        if self.independent_dim:
+            white = dist.Normal(latents.new_zeros(self.independent_dim), 1.0).to_event(1)
+            with _all(contexts):
+                latents = _join(latents, pyro.sample("w", white))
+        function = self.decoder(latents)
+        if isinstance(function, tuple):
+            function, theta = function
+        entries = self.likelihood.distribution(function, theta)
+        with _all(contexts):
+            if y is None:
+                return pyro.sample("y", entries.to_event(1))
+            return pyro.sample("y", entries.mask(~torch.isnan(y)).to_event(1), obs=torch.nan_to_num(y))
+
+    def series_plate(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> Any:
+        """The plate over series, or a context that does nothing if there is one only."""
+        sizes = [len(data) for data in (y, x) if data is not None and data.dim() == 3]
+        if not sizes:
+            return nullcontext()
+        return pyro.plate("series", sizes[0] if idx is None else self._total(idx), subsample=idx, dim=-2)
+
+    def create_plates(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> list[pyro.plate]:
+        """The plates that guides open as well."""
+        series = self.series_plate(x, y, idx)
+        return [series] if isinstance(series, pyro.plate) else []
+
+    def _total(self, idx: Tensor) -> int:
+        if self.num_data is None:
+            raise ValueError(
+                f"expected num_data with mini-batches, got one of {len(idx)} and none; pass num_data to {type(self).__name__}"
+            )
+        return self.num_data
+
+    def check(self, x: Float[Tensor, "*#series N P"], y: Float[Tensor, "*#series N D"]) -> None:
+        """Raise if the data cannot be used: shapes, dtype, missing or infinite inputs, outputs never observed."""
+        check_series(x, y)
+        self.likelihood.check(y)
+
+    def predict(
+        self,
+        guide: Guide,
+        x: Float[Tensor, "*#series N P"],
+        y: Float[Tensor, "*#series N D"],
+        x_new: Float[Tensor, "*#series M P"] | None = None,
+        *,
+        num_samples: int = 100,
+        joint: bool = False,
+    ) -> MixturePrediction:
+        """Predict at inputs never seen, for series never trained on, or at the inputs themselves.
+
+        :param guide: a fitted guide.
+        :param x: inputs of the data.
+        :param y: data to condition on, NaN where missing.
+        :param x_new: where to predict; at ``x`` if omitted.
+        :param num_samples: draws of the latents.
+        :param joint: draw latents jointly, as for trajectories; otherwise each point from its marginal, which is faster.
+        """
+        at = x if x_new is None else x_new
+        mixture = []
+        with torch.no_grad():
+            for share in self._shares(guide, x, y, num_samples):
+                posterior = prune_subsample_sites(poutine.trace(guide).get_trace(x, y))
+                drawn: dict[str, Any] = {name: site["value"] for name, site in posterior.iter_stochastic_nodes()}
+                f = drawn["f"] = self._draw(posterior, x, x_new, share, joint)
+                if self.independent_dim and x_new is None:
+                    white: Any = posterior.nodes["w"]["fn"]
+                    drawn["w"] = white.sample((share,))
+                elif self.independent_dim:  # nothing is known about what is independent of all data
+                    drawn["w"] = f.new_empty(*self._by_point(f).shape[:-1], self.independent_dim).normal_()
+                rows: Any = poutine.trace(poutine.condition(self, drawn)).get_trace(at).nodes["y"]["fn"]
+                mixture.append(rows.base_dist)
+        return MixturePrediction(tuple(mixture))
+
+    def impute(
+        self, guide: Guide, x: Float[Tensor, "*#series N P"], y: Float[Tensor, "*#series N D"], *, num_samples: int = 100
+    ) -> Imputation:
+        """Fill the missing entries; observed ones are returned as they are, with variance zero.
+
+        :param guide: a fitted guide.
+        :param x: inputs of the data.
+        :param y: data, NaN where missing.
+        :param num_samples: draws of the latents.
+        """
+        predicted, missing = self.predict(guide, x, y, num_samples=num_samples), torch.isnan(y)
+        return Imputation(torch.where(missing, predicted.mean, y), torch.where(missing, predicted.variance, 0.0))
+
+    def forecast(
+        self,
+        guide: Guide,
+        x: Float[Tensor, "*#series N 1"],
+        y: Float[Tensor, "*#series N D"],
+        num_steps: int,
+        *,
+        num_samples: int = 100,
+        joint: bool = True,
+    ) -> MixturePrediction:
+        """Continue evenly spaced series, by draws of whole trajectories.
+
+        :param guide: a fitted guide.
+        :param x: times of the data, increasing in equal steps.
+        :param y: data, NaN where missing.
+        :param num_steps: how many steps to look ahead.
+        :param num_samples: draws of the latents.
+        :param joint: as in :meth:`predict`.
+        :raises ValueError: if there is one time only or more than one input column, or the steps are not equal and positive.
+        """
+        step = x.diff(dim=-2)
+        even = step.numel() and (step > 0.0).all() and torch.allclose(step, step[..., :1, :], rtol=1e-3)
+        if x.shape[-1] != 1 or not even:
+            steps = step.flatten().tolist() or [0.0]
+            raise ValueError(
+                f"expected two or more times of shape [..., N, 1], increasing in equal steps, got {list(x.shape)} with steps "
+                f"from {min(steps):g} to {max(steps):g}; give the inputs to predict(...) yourself"
+            )
+        ahead = torch.arange(1, num_steps + 1, dtype=x.dtype, device=x.device)[:, None]
+        x_new = x[..., -1:, :] + ahead * step[..., -1:, :]
+        return self.predict(guide, x, y, x_new, num_samples=num_samples, joint=joint)
+
+    def _shares(self, guide: Guide, x: Tensor, y: Tensor, num_samples: int) -> list[int]:
+        """How many draws of the latents to take for each draw of all else: all of them, if there is nothing else."""
+        sites = prune_subsample_sites(poutine.trace(guide).get_trace(x, y)).iter_stochastic_nodes()
+        return [num_samples] if {name for name, _ in sites} <= self._processes else [1] * num_samples
+
+
+def as_inputs(x: Tensor) -> Tensor:
+    """Inputs with dimensions of size 1 for the latents and, of several series, for the plate of the points left of them."""
+    return x[:, None, None] if x.dim() == 3 else x[None]
+
+
+@contextmanager
+def _all(contexts: Sequence[AbstractContextManager[Any]]) -> Iterator[None]:
+    """Within each of the contexts."""
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
+
+
+def _join(latents: Tensor, w: Tensor) -> Tensor:
+    """[*, N, Q] and [*, N, R] as [*, N, Q + R]."""
+    lead = torch.broadcast_shapes(latents.shape[:-1], w.shape[:-1])
+    return torch.cat([latents.expand(*lead, -1), w.expand(*lead, -1)], -1)

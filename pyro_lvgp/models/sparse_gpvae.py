@@ -1,0 +1,160 @@
+"""Gaussian-process variational autoencoders through inducing points."""
+
+from contextlib import nullcontext
+from typing import Any, ClassVar
+
+import pyro
+import pyro.distributions as dist
+from jaxtyping import Float, Int
+from pyro import poutine
+from pyro.distributions import constraints
+from pyro.nn import PyroParam
+from pyro.poutine import Trace
+from torch import Tensor, nn
+
+from pyro_lvgp.integration import IntegrateGaussians
+from pyro_lvgp.kernels import Kernel
+from pyro_lvgp.likelihoods import Likelihood
+from pyro_lvgp.models.latent_process_model import LatentProcessModel, as_inputs
+from pyro_lvgp.sparse_process import SparseProcess
+
+
+class SparseGPVAE(LatentProcessModel):
+    r"""The :class:`~pyro_lvgp.models.GPVAE` with inducing points, for many points.
+
+    .. math::
+
+        u_k \sim N(0, I_M), \qquad f_{nk} \mid u_k \sim N\big(A_{nk}^T u_k,\; k_k(x_n, x_n) - A_{nk}^T A_{nk}\big), \qquad
+        y_n \sim p\big(y \mid \mathrm{decoder}(f_n, w_n)\big)
+
+    with :math:`A_k = L_k^{-1} k_k(Z, X)`, :math:`L_k L_k^T = k_k(Z, Z)` and whitened :math:`u_k = L_k^{-1} f_k(Z)`.  Given u,
+    points are independent: bounds, which take one point at a time, are those of the process itself.  A step takes O(N M² + M³)
+    time and O(N M) memory.
+
+    Sites: ``u`` [B, Q, M] in plates ``series`` and ``latents``; ``f`` [B, N, Q] and, with ``independent_dim``, ``w`` [B, N, R]
+    in plates ``series`` and ``points``; ``y`` [B, N, D], observed, in the same; for one series, all of them without B and its
+    plate; and whatever has a prior by ``PyroSample``.
+
+    :param kernel: covariance with a batch dimension over the Q latent processes, such as ``RBF(1, batch_shape=(Q,))``.
+    :param decoder: as for ``GPVAE``.
+    :param inducing_points: Z to start from, such as :func:`~pyro_lvgp.initialization.cluster_centres` of the inputs:
+        ``[M, P]``, shared by all processes and series; ``[Q, M, P]``, of each process; or ``[B, 1, M, P]`` or
+        ``[B, Q, M, P]``, of each series as well.
+    :param likelihood: p(y | decoder(f)); ``Gaussian()`` by default.
+    :param independent_dim: number R of latent dimensions that are independent from point to point.
+    :param num_data: number of series, or of points of the one series; needed with mini-batches only.
+    :param jitter: added to the diagonal of k(Z, Z), in units of its mean.
+    :raises ValueError: if the data do not fit, or a mini-batch comes without ``num_data``.
+
+    Source: section 3.4 of the GP-VAE thesis; Ashman et al. (2020), "Sparse Gaussian process variational autoencoders".
+
+    >>> import torch
+    >>> from pyro_lvgp.guides import SparseStructuredGPGuide
+    >>> from pyro_lvgp.infer import MeanFieldELBO
+    >>> from pyro_lvgp.initialization import cluster_centres
+    >>> from pyro_lvgp.kernels import RBF
+    >>> from pyro_lvgp.networks import MLP, IndexNet
+    >>> from pyro_lvgp.training import fit
+    >>> t, y = torch.linspace(0.0, 1.0, 200)[:, None], torch.randn(200, 3)
+    >>> model = SparseGPVAE(RBF(1, lengthscale=0.2, batch_shape=(2,)), MLP(2, 3), cluster_centres(t, 10))
+    >>> guide = SparseStructuredGPGuide(model, IndexNet(3, 2))
+    >>> history = fit(model, guide, t, y, loss=MeanFieldELBO("points"), num_steps=3, progress=False)
+    >>> model.predict(guide, t, y, torch.tensor([[1.1], [1.2]])).mean.shape
+    torch.Size([2, 3])
+    """
+
+    gp_site = "u"
+    conditional_site = "f"
+    _processes: ClassVar[frozenset[str]] = frozenset({"u", "f", "w"})
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        decoder: nn.Module,
+        inducing_points: Float[Tensor, "*Z M P"],
+        likelihood: Likelihood | None = None,
+        *,
+        independent_dim: int = 0,
+        num_data: int | None = None,
+        jitter: float = 1e-5,
+    ):
+        if not 2 <= inducing_points.dim() <= 4:
+            raise ValueError(
+                "expected inducing_points [points, columns], [latents, points, columns] or [series, latents, points, columns],"
+                f" got {list(inducing_points.shape)}; a single column needs [:, None]"
+            )
+        if not jitter >= 0.0:
+            raise ValueError(f"expected jitter of 0 or more, got {jitter}")
+        super().__init__(kernel, decoder, likelihood, independent_dim, num_data)
+        self.inducing_points: Any = PyroParam(inducing_points.clone(), constraints.real)
+        self.jitter = jitter
+        self.event_dims = {"u": ("inducing",), "f": ("latent",), "w": ("independent",), "y": ("output",)}
+
+    def forward(
+        self,
+        x: Float[Tensor, "*#series N P"],
+        y: Float[Tensor, "*#series N D"] | None = None,
+        idx: Int[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, "*particles N D"]:
+        """The generative model of one series, or of series; or of a mini-batch, of points of one or of whole series.
+
+        :param x: inputs; one set of them can serve all series.
+        :param y: observations, NaN where missing; None to generate.
+        :param idx: indices of the mini-batch.
+        """
+        # What has a prior by PyroSample is read outside all plates: kernel, likelihood and decoder serve all series.
+        process, theta = self.process(x, y, idx), self.likelihood.theta()
+        series, points = self.series_plate(x, y, idx), self.points_plate(x, y, idx)
+        prior = process.prior()
+        # A bound may integrate u out: then u is its mean under the guide, and the factor of its covariance lies here.
+        integrated: dict[str, Tensor] = {}
+        infer: Any = {"covariance": "full", "integrated": integrated}
+        with series, pyro.plate("latents", prior.batch_shape[-2], dim=-1):
+            u = pyro.sample("u", prior.to_event(1), infer=infer)
+        mean, variance = process.marginals(u, integrated.get("scale_tril"))
+        with series, points:
+            f = pyro.sample("f", dist.Normal(mean.mT, variance.sqrt().mT).to_event(1))
+        return self._observe(f, theta, y, [series, points])
+
+    def process(
+        self, x: Float[Tensor, "*#series N P"], y: Tensor | None = None, idx: Int[Tensor, " batch"] | None = None
+    ) -> SparseProcess:
+        """The processes at inputs.
+
+        :param x: inputs.
+        :param y: the data, for their shape.
+        :param idx: indices of the mini-batch.
+        """
+        Z = self.inducing_points
+        if Z.dim() == 4:
+            Z = (Z if idx is None else Z[idx]).unsqueeze(1)
+        weight = self._total(idx) / len(idx) if idx is not None and _is_one_series(x, y) else 1.0
+        return SparseProcess(self.kernel, Z, as_inputs(x), self.kernel.theta(), jitter=self.jitter, weight=weight)
+
+    def points_plate(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> pyro.plate:
+        """The plate over points, of which a mini-batch of one series shows some."""
+        if idx is None or not _is_one_series(x, y):
+            return pyro.plate("points", x.shape[-2], dim=-1)
+        return pyro.plate("points", self._total(idx), subsample=idx, dim=-1)
+
+    def create_plates(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> list[pyro.plate]:
+        return [*super().create_plates(x, y, idx), self.points_plate(x, y, idx)]
+
+    def _by_point(self, f: Tensor) -> Tensor:
+        return f
+
+    def _draw(self, posterior: Trace, x: Tensor, x_new: Tensor | None, num_samples: int, joint: bool) -> Tensor:
+        """Draws of f [draws, *series, N, Q]; joint ones share u."""
+        drawn: dict[str, Any] = {name: site["value"] for name, site in posterior.iter_stochastic_nodes()}
+        shared: Any = {name: value for name, value in drawn.items() if name not in ("f", "w")}
+        u: Any = posterior.nodes["u"]["fn"]
+        if joint:
+            shared["u"] = u.sample((num_samples,))
+        with nullcontext() if joint else IntegrateGaussians(posterior):
+            trace = poutine.trace(poutine.condition(self, shared)).get_trace(x if x_new is None else x_new)
+        f: Any = trace.nodes["f"]["fn"]
+        return f.sample(() if joint else (num_samples,))
+
+
+def _is_one_series(x: Tensor, y: Tensor | None) -> bool:
+    return x.dim() == 2 and (y is None or y.dim() == 2)

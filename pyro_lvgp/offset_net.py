@@ -1,0 +1,73 @@
+"""Inference networks for inducing points, from where data lie and what is observed there."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from pyro_lvgp.networks import MLP, _loc_and_scale
+
+
+class OffsetNet(nn.Module):
+    r"""Encoder of what a datum says about each of the T inducing points nearest to it.
+
+    .. math:: (m_{nm}, \sigma_{nm}) = \mathrm{MLP}\big(z_m - x_n,\; \mathrm{encoder}(y_n)\big)
+
+    Sites :math:`N(u_{mk}; m_{nmk}, \sigma_{nmk}^2)` on the inducing values multiply over n.  "Nearest" are those with the
+    highest prior correlation, which for a periodic kernel is after the map onto its circle.
+
+    :param encoder: a module that maps data ``[*, N, D]``, NaN where missing, to loc and scale ``[*, N, F]``, such as an
+        :class:`~pyro_lvgp.networks.IndexNet`; F may be any number.
+    :param feature_dim: F.
+    :param input_dim: number of input columns P.
+    :param latent_dim: number of processes Q.
+    :param num_nearest: T; all inducing points if there are fewer.
+    :param hidden_dims: sizes of the hidden layers.
+    :param init_scale: the scale where the network gives zero, and so about the initial one; a small one keeps the posterior
+        from collapsing onto the prior before the decoder has learned anything.
+    :raises ValueError: for a size below 1, or an ``init_scale`` that is not positive.
+
+    >>> from pyro_lvgp.networks import IndexNet
+    >>> net = OffsetNet(IndexNet(4, 8), 8, input_dim=1, latent_dim=2, num_nearest=5)
+    >>> loc, scale = net(torch.randn(10, 4), torch.randn(10, 5, 1))
+    >>> loc.shape
+    torch.Size([10, 5, 2])
+
+    Source: eq. 3.43 of the GP-VAE thesis.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        feature_dim: int,
+        *,
+        input_dim: int,
+        latent_dim: int,
+        num_nearest: int = 20,
+        hidden_dims: Sequence[int] = (50, 50),
+        init_scale: float = 0.5,
+    ):
+        super().__init__()
+        sizes = {"feature_dim": feature_dim, "input_dim": input_dim, "latent_dim": latent_dim, "num_nearest": num_nearest}
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"expected {name} of 1 or more, got {size}")
+        if not init_scale > 0:
+            raise ValueError(f"expected a positive init_scale, got {init_scale}")
+        self.encoder, self.num_nearest, self.init_scale = encoder, num_nearest, init_scale
+        self.net = MLP(input_dim + 2 * feature_dim, 2 * latent_dim, hidden_dims)
+
+    def forward(
+        self, y: Float[Tensor, "*#batch N D"], offset: Float[Tensor, "*#batch N T P"]
+    ) -> tuple[Float[Tensor, "*batch N T Q"], Float[Tensor, "*batch N T Q"]]:
+        """Loc and scale of the sites.
+
+        :param y: data, NaN where missing.
+        :param offset: z_m − x_n for the inducing points m to speak of.
+        """
+        loc, scale = self.encoder(y)
+        features = torch.cat([loc, scale.log()], -1).unsqueeze(-2)
+        lead = torch.broadcast_shapes(features.shape[:-1], offset.shape[:-1])
+        joined = torch.cat([offset.expand(*lead, -1), features.expand(*lead, -1)], -1)
+        return _loc_and_scale(self.net(joined), self.init_scale)

@@ -1,0 +1,448 @@
+"""The random-feature model and its guide: exact where they should be, below the evidence elsewhere."""
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
+from pyro.nn import PyroSample
+from pyro.optim import Adam
+from torch.distributions import MultivariateNormal, kl_divergence
+
+from pyro_lvgp import conjugate, polyagamma
+from pyro_lvgp.collapsed import gaussian_log_density, weight_posterior
+from pyro_lvgp.datasets import s_curve
+from pyro_lvgp.guides import MeanFieldGuide, RandomFeatureGuide
+from pyro_lvgp.infer import BlockCoordinateVI, MeanFieldELBO
+from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, NegativeBinomial, Poisson
+from pyro_lvgp.models import RandomFeatureLVM
+
+N, D, Q, F, C = 12, 3, 2, 4, 3
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    torch.set_default_dtype(torch.float64)
+
+
+@pytest.fixture
+def Y():
+    return torch.randn(N, D)
+
+
+def _holes(Y):
+    Y = Y.clone()
+    Y[torch.rand(Y.shape) < 0.5] = torch.nan
+    Y[:, 0] = torch.where(torch.isnan(Y).all(1), torch.zeros(len(Y)), Y[:, 0])
+    return Y
+
+
+def _pair(Y, likelihood=None, latent_dim=Q, **options):
+    model = RandomFeatureLVM(len(Y), D, latent_dim, num_frequencies=F, num_components=C, likelihood=likelihood).initialize(Y)
+    guide = RandomFeatureGuide(model, **options)
+    guide(Y)
+    return model, guide
+
+
+def _pin(guide):
+    """Take the noise out of latents and frequencies."""
+    guide.X.scale = torch.full_like(guide.X.scale, 1e-9)
+    guide.omega.scale = torch.full_like(guide.omega.scale, 1e-9)
+
+
+def _features(model, guide):
+    """At the means of a pinned guide."""
+    return model.features(guide.X.loc, guide.omega.loc).detach()
+
+
+def _traces(model, guide, Y, idx=None):
+    guide_trace = poutine.trace(guide).get_trace(Y, idx)
+    model_trace = poutine.trace(poutine.replay(model, guide_trace)).get_trace(Y, idx)
+    guide_trace.compute_log_prob()
+    model_trace.compute_log_prob()
+    return guide_trace.nodes, model_trace.nodes
+
+
+def _settled(model, guide, Y):
+    """A pinned guide whose touching points have converged."""
+    _pin(guide)
+    for _ in range(60):
+        guide.a.c = guide._update_touching_points(Y)["guide.a.c"]
+
+
+LIKELIHOODS = {
+    "bernoulli": Bernoulli,
+    "binomial": lambda: Binomial(5),
+    "negative-binomial": lambda: NegativeBinomial(torch.tensor([3.0, 6.0, 9.0]), data_dim=D),
+}
+
+
+@pytest.mark.parametrize("holes", [False, True])
+@pytest.mark.parametrize("frequencies", ["mixture", "gaussian"])
+def test_weights_are_collapsed_exactly_at_every_draw(Y, holes, frequencies):
+    """log p(y | a) + log p(a) − log q(a) is the dense evidence of the draws of X and ω; so are its gradients."""
+    Y = _holes(Y) if holes else Y
+    model, guide = _pair(Y, Gaussian(0.3, data_dim=D), frequencies=frequencies)
+    q, p = _traces(model, guide, Y)
+    ours = p["y"]["log_prob"].sum() + p["a"]["log_prob"].sum() - q["a"]["log_prob"].sum()
+    features, noise = model.features(q["X"]["value"], q["omega"]["value"]), model.likelihood.variance
+    dense = 0.0
+    for d in range(D):
+        seen = ~torch.isnan(Y[:, d])
+        K = features[seen] @ features[seen].mT + noise[d] * torch.eye(int(seen.sum()))
+        dense = dense + MultivariateNormal(torch.zeros(len(K)), K).log_prob(Y[seen, d] - model.mean[d])
+    torch.testing.assert_close(ours, dense)
+    parameters = [*model.likelihood.parameters(), *guide.X.parameters(), *guide.omega.parameters()]
+    slopes = (torch.autograd.grad(value, parameters, retain_graph=True) for value in (ours, dense))
+    for a, b in zip(*slopes, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_logistic_bound_lies_between_polya_gamma_and_the_evidence(name):
+    """The likelihood itself under the Gaussian weights of the Pólya-gamma bound is tighter than that bound."""
+    pyro.set_rng_seed(3)
+    likelihood = LIKELIHOODS[name]()
+    Y = likelihood(torch.randn(N, D)).sample().detach()
+    model, guide = _pair(_holes(Y), LIKELIHOODS[name](), frequencies="gaussian")
+    Y = guide.data
+    model.mean = torch.zeros(D)
+    _settled(model, guide, Y)
+    with pyro.plate("draws", 400, dim=-2), torch.no_grad():
+        q, p = _traces(model, guide, Y)
+    draws = (p["y"]["log_prob"].sum(-1) + p["a"]["log_prob"].sum(-1) - q["a"]["log_prob"].sum(-1)).squeeze()
+    form = model._logistic_form(torch.nan_to_num(Y)).where(~torch.isnan(Y))
+    lower = polyagamma.collapsed_log_bound(_features(model, guide), form, guide.a.c).sum().detach()
+    error = draws.std() / 20.0
+    assert draws.mean() > lower - 3.0 * error
+    # By Jensen below the evidence, which the same draws estimate by importance weighting.
+    evidence = draws.logsumexp(0) - math.log(len(draws))
+    assert draws.mean() < evidence
+    assert evidence - lower < 2.0
+
+
+def test_touching_points_settle_where_the_bound_is_flat():
+    Y = Bernoulli()(torch.randn(N, D)).sample()
+    model, guide = _pair(Y, Bernoulli(), frequencies="gaussian")
+    model.mean = torch.zeros(D)
+    _settled(model, guide, Y)
+    c = guide.a.c.detach().requires_grad_()
+    form = polyagamma.binomial(Y, torch.ones(()))
+    (slope,) = torch.autograd.grad(polyagamma.collapsed_log_bound(_features(model, guide), form, c).sum(), c)
+    torch.testing.assert_close(slope, torch.zeros(N, D), rtol=0.0, atol=1e-7)
+
+
+def _kernel_bound(model, guide):
+    """What α, v and assignments contribute to the bound, in closed form."""
+    alpha = dist.Gamma(guide.alpha.shape, guide.alpha.rate)
+    v = dist.Beta(guide.v.a, guide.v.b)
+    log_alpha = torch.digamma(alpha.concentration) - alpha.rate.log()
+    log_left = torch.digamma(guide.v.b) - torch.digamma(guide.v.a + guide.v.b)
+    shape, rate = model.concentration
+    prior_alpha = shape * rate.log() - torch.lgamma(shape) + (shape - 1.0) * log_alpha - rate * alpha.mean
+    prior_v = (log_alpha + (alpha.mean - 1.0) * log_left).sum()
+    mixture = model.spectral_points(conjugate.stick_log_weights(guide.v.a, guide.v.b))
+    log_pi = conjugate.stick_log_weights(guide.v.a, guide.v.b)
+    phi = guide.assignments()
+    points = (phi * (log_pi - phi.log())).sum()
+    if guide.frequencies == "gaussian":
+        gaussian = dist.Normal(guide.omega.loc[:, None], guide.omega.scale[:, None])
+        points = points - (phi * kl_divergence(gaussian, mixture._components()).sum(-1)).sum()
+    return prior_alpha + prior_v + points + alpha.entropy() + v.entropy().sum()
+
+
+@pytest.mark.parametrize("frequencies", ["mixture", "gaussian"])
+def test_closed_forms_never_lower_the_bound_and_settle_at_its_maximum(Y, frequencies):
+    model, guide = _pair(Y, frequencies=frequencies)
+    blocks = {block.name: block for block in guide.blocks()}
+    with torch.no_grad():
+        for parameter in guide.parameters():
+            parameter += 0.5 * torch.randn_like(parameter)
+        bounds = [_kernel_bound(model, guide)]
+        for _ in range(200):
+            for name, (first, second) in {"sticks": ("v.a", "v.b"), "concentration": ("alpha.shape", "alpha.rate")}.items():
+                values = blocks[name].update(Y)
+                for path in (first, second):
+                    site, parameter = path.split(".")
+                    setattr(getattr(guide, site), parameter, values[f"guide.{path}"])
+                bounds.append(_kernel_bound(model, guide))
+    assert (torch.stack(bounds).diff() >= -1e-10).all()
+    slopes = torch.autograd.grad(_kernel_bound(model, guide), [*guide.v.parameters(), *guide.alpha.parameters()])
+    for slope in slopes:
+        torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0.0, atol=1e-5)
+
+
+def test_bound_holds_the_kernel_bound_in_expectation(Y):
+    """Analytic divergences in TraceMeanField_ELBO add up to the closed form, but for X and the data."""
+    model, guide = _pair(Y)
+    with pyro.plate("draws", 1000, dim=-2), torch.no_grad():
+        q, p = _traces(model, guide, Y)
+    terms = -sum(kl_divergence(q[name]["fn"], p[name]["fn"]) for name in ("alpha", "v", "omega")).squeeze()
+    assert terms.shape == (1000,)
+    assert abs(terms.mean() - _kernel_bound(model, guide)) < 4.0 * terms.std() / len(terms) ** 0.5
+
+
+@pytest.mark.parametrize("holes", [False, True])
+def test_natural_gradients_at_full_batch_are_the_closed_form(Y, holes):
+    Y = _holes(Y) if holes else Y
+    model, guide = _pair(Y, Gaussian(0.4), weights="explicit")
+    _pin(guide)
+    blocks = {block.name: block for block in guide.blocks(damping=1.0)}
+    values = blocks["weights"].update(Y)
+    observed, features = ~torch.isnan(Y), _features(model, guide)
+    sites = model.weight_sites(Y, torch.zeros(N, D), torch.zeros(N, D))
+    expected = weight_posterior(features, *sites)
+    precision = expected.precision_tril @ expected.precision_tril.mT
+    torch.testing.assert_close(values["guide.a.precision"], precision.expand(D, 2 * F, 2 * F))
+    mean = torch.linalg.solve(values["guide.a.precision"], values["guide.a.linear"][..., None]).squeeze(-1)
+    torch.testing.assert_close(mean, expected.mean)
+    # There the bound is the collapsed density.
+    guide.a.linear, guide.a.precision = values["guide.a.linear"].detach(), values["guide.a.precision"].detach()
+    q, _ = _traces(model, guide, Y)
+    prior = dist.Normal(torch.zeros(2 * F), 1.0).to_event(1)
+    f_mean, f_variance = features @ mean.mT, torch.einsum("nl,dlk,nk->nd", features, q["a"]["fn"].covariance_matrix, features)
+    likelihood = model.likelihood.expected_log_prob(
+        torch.nan_to_num(Y), model.mean + f_mean, f_variance, model.likelihood.theta()
+    )
+    bound = torch.where(observed, likelihood, 0.0).sum() - kl_divergence(q["a"]["fn"], prior).sum()
+    exact = gaussian_log_density(features, torch.nan_to_num(Y - model.mean), observed, model.likelihood.theta())
+    torch.testing.assert_close(bound, exact.sum())
+
+
+@pytest.mark.parametrize("likelihood", [Gaussian, Bernoulli, Poisson])
+def test_mini_batches_of_natural_gradients_are_unbiased(likelihood):
+    Y = _holes(likelihood()(torch.randn(N, D)).sample().detach())
+    _, guide = _pair(Y, likelihood(), weights="explicit")
+    _pin(guide)
+    update = guide.blocks()[-1].update
+    whole = update(Y)
+    parts = [update(Y[idx], idx) for idx in torch.randperm(N).split(4)]
+    for name, value in whole.items():
+        torch.testing.assert_close(sum(part[name] for part in parts) / len(parts), value)
+
+
+def test_natural_gradients_of_a_poisson_settle_at_the_maximum():
+    """Where the gradient of the bound in the weights is zero."""
+    Y = Poisson()(torch.randn(N, D)).sample()
+    model, guide = _pair(Y, Poisson(), weights="explicit")
+    _pin(guide)
+    for _ in range(200):
+        values = guide._update_weights(Y)
+        guide.a.linear = torch.lerp(guide.a.linear.detach(), values["guide.a.linear"], 0.5)
+        guide.a.precision = torch.lerp(guide.a.precision.detach(), values["guide.a.precision"], 0.5)
+    loss = MeanFieldELBO(num_samples=1)(model, guide)
+    slopes = torch.autograd.grad(loss(Y), list(guide.a.parameters()))
+    for slope in slopes:
+        torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0.0, atol=1e-5)
+
+
+def test_natural_gradients_of_wild_counts_stay_finite_and_climb():
+    """Plain Newton steps overflow here: where f is low and y high, the curvature tells of peaks far away."""
+    Y = torch.poisson((2.0 * torch.randn(60, 5)).exp())
+    model = RandomFeatureLVM(60, 5, Q, num_frequencies=F, num_components=C, likelihood=Poisson()).initialize(Y)
+    guide = RandomFeatureGuide(model)
+    blocks = guide.blocks(learning_rate=0.05, damping=lambda sweep: (sweep + 2.0) ** -0.6)
+    vi = BlockCoordinateVI(model, guide, blocks, loss=MeanFieldELBO(num_samples=1))
+    losses = []
+    for _ in range(60):
+        idx = torch.randperm(60)[:20]
+        losses.append(vi.step(Y[idx], idx))
+    assert max(losses[-10:]) < max(losses[:10])
+    assert vi.evaluate_loss(Y) < losses[0]
+
+
+def test_mini_batches_of_collapsed_weights_are_unbiased(Y):
+    model, guide = _pair(Y, frequencies="gaussian")
+    elbo = TraceMeanField_ELBO(num_particles=100, vectorize_particles=True, max_plate_nesting=1)
+    with torch.no_grad():
+        whole = torch.tensor([elbo.loss(model, guide, Y) for _ in range(20)])
+        parts = torch.tensor([elbo.loss(model, guide, Y[i], i) for _ in range(20) for i in torch.randperm(N).split(4)])
+    parts = parts.unflatten(0, (20, 3)).mean(1)
+    assert abs(whole.mean() - parts.mean()) < 4.0 * ((whole.var() + parts.var()) / 20).sqrt()
+
+
+@pytest.mark.parametrize("weights", ["collapsed", "explicit"])
+def test_predict_equals_exact_regression(Y, weights):
+    """With latents and frequencies pinned: Gaussian-process regression with the kernel of the features."""
+    model, guide = _pair(Y, Gaussian(0.2), frequencies="gaussian", weights=weights)
+    _pin(guide)
+    if weights == "explicit":
+        values = guide._update_weights(Y)
+        guide.a.linear, guide.a.precision = (values[f"guide.a.{name}"].detach() for name in ("linear", "precision"))
+    X_new = torch.randn(5, Q)
+    old, new = _features(model, guide), model.features(X_new, guide.omega.loc).detach()
+    gain = new @ old.mT @ torch.linalg.inv(old @ old.mT + 0.2 * torch.eye(N))
+    prediction = model.predict(guide, X_new, num_samples=300)
+    mean = model.mean + gain @ (Y - model.mean)
+    variance = (new @ new.mT - gain @ old @ new.mT).diagonal()[:, None].expand(5, D) + 0.2
+    assert ((prediction.mean - mean).abs() < 4.5 * (variance / 300).sqrt()).all()
+    torch.testing.assert_close(prediction.variance, variance, rtol=0.2, atol=0.0)
+
+
+@pytest.mark.parametrize("frequencies", ["mixture", "gaussian"])
+def test_learned_kernel_is_the_mean_of_its_draws(Y, frequencies):
+    model, guide = _pair(Y, frequencies=frequencies)
+    X, X2 = torch.randn(4, Q), torch.randn(3, Q)
+    draws = torch.stack([model.features(torch.cat([X, X2]), guide._points().sample()).detach() for _ in range(500)])
+    products = draws[:, :4] @ draws[:, 4:].mT
+    error = products.std(0) / 500**0.5
+    assert ((products.mean(0) - model.kernel(guide, X, X2)).abs() < 4.0 * error).all()
+    torch.testing.assert_close(model.kernel(guide, X).diagonal(), model.kernel_variance.detach().expand(4))
+    grid = torch.linspace(-2.0, 2.0, 101)
+    density = model.spectral_density(guide, torch.cartesian_prod(grid, grid))
+    assert density.sum() * 0.04**2 == pytest.approx(1.0, abs=1e-3)
+
+
+def test_vectorised_particles_estimate_the_same_bound(Y):
+    for options in ({}, {"frequencies": "gaussian"}, {"weights": "explicit"}):
+        pyro.clear_param_store()
+        model, guide = _pair(_holes(Y), **options)
+        for bound in (Trace_ELBO, TraceMeanField_ELBO):
+            loop = torch.tensor([bound().loss(model, guide, Y) for _ in range(40)])
+            vectorised = torch.tensor(
+                [
+                    bound(num_particles=20, vectorize_particles=True, max_plate_nesting=1).loss(model, guide, Y)
+                    for _ in range(4)
+                ]
+            )
+            error = (loop.var() / len(loop) + vectorised.var() / len(vectorised)).sqrt()
+            assert abs(loop.mean() - vectorised.mean()) < 4.0 * error
+
+
+@pytest.mark.parametrize(
+    "likelihood", [Bernoulli(), Poisson(), NegativeBinomial(), Binomial(4), Gaussian()], ids=lambda x: type(x).__name__
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_likelihood_trains_with_holes(likelihood, dtype):
+    torch.set_default_dtype(dtype)
+    likelihood = likelihood.to(dtype)
+    Y = _holes(likelihood(torch.randn(N, D)).sample())
+    model, guide = _pair(Y, likelihood)
+    vi = BlockCoordinateVI(model, guide, guide.blocks(damping=0.5))
+    assert math.isfinite(vi.step(Y))
+    value = TraceMeanField_ELBO().differentiable_loss(model, guide, Y)
+    value.backward()
+    assert value.dtype == dtype
+    for name, parameter in [*model.named_parameters(), *guide.named_parameters()]:
+        assert parameter.grad.isfinite().all(), name
+    assert Predictive(model, guide=guide, num_samples=3)(None)["y"].shape == (3, N, D)
+    q = model.infer_latents(guide, Y, num_steps=3, num_samples=2)
+    filled = model.impute(guide, Y, latents=q, num_samples=2)
+    seen = ~torch.isnan(Y)
+    assert torch.equal(filled.mean[seen], Y[seen])
+    assert filled.mean.isfinite().all()
+    assert filled.mean.dtype == dtype
+    assert set(guide.median()) == {"alpha", "v", "omega", "X", "a"}
+    torch.testing.assert_close(guide.median()["X"], guide.X.loc.detach())
+    assert 1.0 <= guide.num_components_in_use() <= C
+
+
+@pytest.mark.parametrize("frequencies", ["mixture", "gaussian"])
+def test_one_latent_dimension(Y, frequencies):
+    model, guide = _pair(Y, latent_dim=1, frequencies=frequencies)
+    vi = BlockCoordinateVI(model, guide, guide.blocks(learning_rate=0.05))
+    losses = [vi.step(Y) for _ in range(150)]
+    assert sum(losses[-20:]) < sum(losses[:20]) - 20.0
+    assert model.spectral_density(guide, torch.zeros(1, 1)).isfinite().all()
+
+
+def test_s_curve_is_recovered():
+    """Noise, kernel between pairs of points, and latents better than those of PCA."""
+    data = s_curve(300, 60)
+    Y, truth = torch.as_tensor(data.Y), torch.as_tensor(data.X)
+    model = RandomFeatureLVM(300, 60, 2, num_frequencies=30).initialize(Y)
+    guide = RandomFeatureGuide(model, frequencies="gaussian")
+    vi = BlockCoordinateVI(model, guide, guide.blocks(learning_rate=0.05))
+    with pyro.validation_enabled(False):
+        for _ in range(80):
+            vi.step(Y)
+
+    def unexplained(X):
+        """Of the true latents, by an affine map of X."""
+        design = torch.cat([X, torch.ones(300, 1)], -1)
+        residual = truth - design @ torch.linalg.lstsq(design, truth).solution
+        return (residual.var(0).sum() / truth.var(0).sum()).item()
+
+    X = guide.median()["X"]
+    assert unexplained(X) < unexplained(model.initial_values["X"])
+    assert model.likelihood.variance.item() == pytest.approx(0.25, rel=0.1)
+    tau = truth[:, None] - truth
+    periodic = (-2.0 * (math.pi * tau / 4.5).sin().square().sum(-1)).exp()
+    kernels = torch.stack([model.kernel(guide, X), 0.5 * (-0.5 * tau.square().sum(-1)).exp() + 0.5 * periodic])
+    assert torch.corrcoef(kernels[:, *torch.triu_indices(300, 300, 1)])[0, 1] > 0.85
+
+
+@pytest.mark.parametrize("bound", [Trace_ELBO, TraceMeanField_ELBO])
+@pytest.mark.parametrize("options", [{}, {"weights": "explicit"}])
+def test_works_under_svi(Y, bound, options):
+    model, guide = _pair(Y, **options)
+    before = {name: value.clone() for name, value in [*model.named_parameters(), *guide.named_parameters()]}
+    svi = SVI(model, guide, Adam({"lr": 0.05}), bound())
+    losses = [svi.step(Y) for _ in range(100)]
+    assert sum(losses[-20:]) < sum(losses[:20]) - 20.0
+    for name, value in [*model.named_parameters(), *guide.named_parameters()]:
+        assert not torch.equal(value, before[name]), name
+
+
+def test_mean_field_guide_serves_the_model_too(Y):
+    model = RandomFeatureLVM(N, D, Q, num_frequencies=F, num_components=C).initialize(Y)
+    guide = MeanFieldGuide(model)
+    SVI(model, guide, Adam({"lr": 0.02}), MeanFieldELBO()).step(Y)
+    assert model.reconstruct(guide, Y, num_samples=4).mean.shape == (N, D)
+
+
+def test_guide_keeps_data_and_state(Y):
+    with pyro.settings.context(module_local_params=True):
+        model, guide = _pair(Y)
+        _, other = _pair(torch.randn(N, D))
+        other.load_state_dict(guide.state_dict())
+        assert torch.equal(other.data, Y)
+        idx = torch.tensor([3, 1])
+        model.reconstruct(guide, Y[idx], idx, num_samples=2)
+        assert guide.data is not None
+        assert torch.equal(guide.data, Y)
+
+
+@pytest.mark.usefixtures("unchecked")
+class TestBadInput:
+    def test_choices(self, Y):
+        model = RandomFeatureLVM(N, D, Q, likelihood=Poisson())
+        with pytest.raises(ValueError, match='weights="explicit"'):
+            RandomFeatureGuide(model, weights="collapsed")
+        with pytest.raises(ValueError, match='expected frequencies="gaussian"'):
+            RandomFeatureGuide(model, weights="explicit", frequencies="mixture")
+        with pytest.raises(ValueError, match="expected frequencies in"):
+            RandomFeatureGuide(model, frequencies="normal")
+        with pytest.raises(ValueError, match="positive init_scale"):
+            RandomFeatureGuide(model, init_scale=0.0)
+
+    def test_sizes(self):
+        with pytest.raises(ValueError, match="num_components of 2 or more"):
+            RandomFeatureLVM(N, D, Q, num_components=1)
+        with pytest.raises(ValueError, match="num_frequencies of 1 or more"):
+            RandomFeatureLVM(N, D, Q, num_frequencies=0)
+        with pytest.raises(ValueError, match="positive lengthscale"):
+            RandomFeatureLVM(N, D, Q, lengthscale=0.0)
+        with pytest.raises(ValueError, match="positive concentration"):
+            RandomFeatureLVM(N, D, Q, concentration=(1.0, -1.0))
+
+    def test_data(self, Y):
+        model = RandomFeatureLVM(N, D, Q)
+        with pytest.raises(ValueError, match=r"shape \[rows, 3\], got \[12, 2\]"):
+            model(Y[:, :2])
+        with pytest.raises(ValueError, match="mini-batch with its indices"):
+            model(Y[:5])
+
+    def test_collapsed_weights_want_all_data_first(self, Y):
+        model = RandomFeatureLVM(N, D, Q)
+        with pytest.raises(ValueError, match="first call with all data"):
+            RandomFeatureGuide(model)(Y[:2], torch.arange(2))
+
+    def test_priors_on_parameters(self, Y):
+        model = RandomFeatureLVM(N, D, Q)
+        model.kernel_variance = PyroSample(dist.LogNormal(0.0, 1.0))
+        with pytest.raises(ValueError, match=r"got \['kernel_variance'\] too"):
+            RandomFeatureGuide(model)(Y)
