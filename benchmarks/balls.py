@@ -32,7 +32,7 @@ NOTES = """\
 steps after each prefix (eq. 5.7 of the thesis).  One ball: 12 pixels, one latent with a periodic kernel, networks with two
 layers of 50, as in the thesis; its figures are printed as curves only.  Two balls, one of which falls: 50 pixels of which half
 are missing, a latent for each with a periodic kernel, IndexNet with networks of 32.  Periods start at 1.1 times the truth.
-"|corr|" is the correlation of a ball's place with the latent that follows it best, over all test sequences, by rank: latents
+"rank correlation" is that of a ball's place with the latent that follows it best, over all test sequences, since latents
 are places up to a bend and a sign; "other" is that with the other latent.  The linear dynamical system has eight states and
 sees every pixel; its likelihood is climbed by Adam from principal components."""
 
@@ -190,7 +190,7 @@ def correlations(task: Task, fitted: Fitted) -> dict[str, float]:
     latents, places = f.transpose(0, 1).flatten(1), task.places[:, NUM_TRAINED:].flatten(1)
     ranks = torch.cat([latents, places]).argsort(-1).argsort(-1).double()
     table = ranks.corrcoef()[len(latents) :, : len(latents)].abs()  # [ball, latent]
-    found = {f"|corr|, ball {b}": row.max().item() for b, row in enumerate(table)}
+    found = {f"rank correlation, ball {b}": row.max().item() for b, row in enumerate(table)}
     if len(table) > 1:
-        found |= {f"other |corr|, ball {b}": row.min().item() for b, row in enumerate(table)}
+        found |= {f"other rank correlation, ball {b}": row.min().item() for b, row in enumerate(table)}
     return found

@@ -52,7 +52,7 @@ def draw_balls(name: str, num_steps: int | None) -> Figure:
     titles = ("truth", "seen", f"prediction, given what is seen before step {PREFIX}")
     maps = matplotlib.colormaps["gray"].with_extremes(bad="#C9D6E8")
     for ax, title, images in zip(axes, titles, (task.F[row], seen[0], predicted), strict=False):
-        ax.imshow(images.mT, aspect="auto", cmap=maps, vmin=0.0, vmax=1.0, origin="lower", interpolation="nearest")
+        ax.imshow(images.mT.numpy(), aspect="auto", cmap=maps, vmin=0.0, vmax=1.0, origin="lower", interpolation="nearest")
         ax.set_ylabel("pixel")
         ax.set_title(title, fontsize="medium")
     time = task.t[:, 0]

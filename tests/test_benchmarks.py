@@ -37,7 +37,18 @@ def fake():
 def test_list_names_every_benchmark_with_its_first_line(capsys):
     main(["--list"])
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["annealed", "annealed_peers", "gpvae", "half_hidden", "oilflow"]
+    assert [line.split()[0] for line in lines] == [
+        "annealed",
+        "annealed_peers",
+        "balls",
+        "estimators",
+        "gpvae",
+        "half_hidden",
+        "longseries",
+        "oilflow",
+        "srflvm",
+        "weather",
+    ]
     assert lines[-1].endswith(oilflow.__doc__.splitlines()[0])
 
 
