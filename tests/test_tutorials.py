@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pyro_lvgp.guides import MeanFieldGuide
-from tutorials import digits, item_response, missing_channels, soil, spike_counts
+from tutorials import digits, item_response, missing_channels, soil, spike_counts, streaming, weather
 
 needs_data = pytest.mark.skipif("PYRO_LVGP_DATA" not in os.environ, reason="PYRO_LVGP_DATA names no folder with the data sets")
 
@@ -95,3 +95,14 @@ def test_soil(tmp_path, monkeypatch, capsys):
     names, rows = run(soil, tmp_path, monkeypatch, capsys)
     assert names == {"map.png"}
     assert rows == ["method", "ridge on the other metals", "GP-VAE"]
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("tutorial", "expected"),
+    [(weather, {"map.png", "year.png"}), (streaming, {"stream.png", "seconds.png"})],
+    ids=["weather", "streaming"],
+)
+def test_sparse(tutorial, expected, tmp_path, monkeypatch, capsys):
+    names, _ = run(tutorial, tmp_path, monkeypatch, capsys)
+    assert names == expected

@@ -104,8 +104,6 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         super().__init__(
             model, sites={**(sites or {}), **dict.fromkeys(given)}, init_scale=init_scale, create_plates=create_plates
         )
-        # The mean-field part asks its owner for the plates.
-        self.create_plates = create_plates or getattr(model, "create_plates", None)
         self.memory: Memory | None = None
 
     def _add_parameters(self, name: str, site: Any, prior: Any) -> None:

@@ -94,7 +94,8 @@ class StructuredGPGuide(AutoGuide):
             raise ValueError(f"expected method in {get_args(Method)}, got {method!r}")
         if not init_scale > 0:
             raise ValueError(f"expected a positive init_scale, got {init_scale}")
-        super().__init__(model)
+        # The mean-field part asks its owner for the plates.
+        super().__init__(model, create_plates=create_plates or getattr(model, "create_plates", None))
         self._encoded = {name: encoder is not None for name, encoder in sites.items()}
         self._method, self._init_scale = method, init_scale
         self.encoders = PyroModule()
@@ -104,7 +105,7 @@ class StructuredGPGuide(AutoGuide):
         self.mean_field = MeanFieldGuide(
             poutine.block(model, hide=list(sites)),
             init_scale=init_scale,
-            create_plates=create_plates or getattr(model, "create_plates", None),
+            create_plates=self.create_plates,
             **({"init_loc_fn": model.init_loc_fn} if hasattr(model, "init_loc_fn") else {}),
         )
 

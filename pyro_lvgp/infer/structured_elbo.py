@@ -18,6 +18,7 @@ from pyro_lvgp import gaussian_sites
 from pyro_lvgp.gaussian_process import StructuredPosterior
 from pyro_lvgp.infer._terms import Sites, check_reparameterised, log_ratio
 from pyro_lvgp.infer.differentiable import DifferentiableELBO
+from pyro_lvgp.integration import IntegrateGaussians, Integrating
 from pyro_lvgp.masking import Masking
 from pyro_lvgp.validation import position_of_data
 
@@ -117,8 +118,10 @@ class StructuredELBO(DifferentiableELBO):
 
     def _get_trace(self, model: Any, guide: Any, args: tuple, kwargs: dict) -> tuple[Trace, Trace]:
         draw = _DrawMarginals(detach=self.gradient == "score")
-        guide_trace = poutine.trace(draw(guide)).get_trace(*args, **kwargs)
-        model_trace = poutine.trace(poutine.replay(model, guide_trace)).get_trace(*args, **kwargs)
+        with Integrating():
+            guide_trace = poutine.trace(draw(guide)).get_trace(*args, **kwargs)
+        integrated = IntegrateGaussians(guide_trace)(model)
+        model_trace = poutine.trace(poutine.replay(integrated, guide_trace)).get_trace(*args, **kwargs)
         if is_validation_enabled():
             check_model_guide_match(model_trace, guide_trace, self.max_plate_nesting)
         return prune_subsample_sites(model_trace), prune_subsample_sites(guide_trace)

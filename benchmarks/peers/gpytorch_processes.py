@@ -1,0 +1,62 @@
+"""Independent Gaussian processes in GPyTorch, one for each output, with one set of hyperparameters for all groups."""
+
+import gpytorch
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+class _Process(gpytorch.models.ExactGP):
+    def __init__(self, x: Tensor, y: Tensor, likelihood: gpytorch.likelihoods.GaussianLikelihood):
+        super().__init__(x, y, likelihood)
+        self.mean_module = gpytorch.means.ZeroMean()
+        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=x.shape[-1]))
+
+    def forward(self, x: Tensor) -> gpytorch.distributions.MultivariateNormal:
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+class GroupedProcess:
+    """A Gaussian process with an RBF kernel over groups that share its hyperparameters and nothing else.
+
+    :param x: inputs of every group.
+    :param y: one output, NaN where missing.
+    """
+
+    def __init__(self, x: Float[Tensor, "N P"], y: Float[Tensor, "B N"]):
+        self.x = x
+        likelihood = gpytorch.likelihoods.GaussianLikelihood().to(x)
+        self.model = _Process(*self._seen(next(row for row in y if not torch.isnan(row).all())), likelihood).to(x)
+        self.model.covar_module.base_kernel.lengthscale = 1.0
+        self.model.covar_module.outputscale = 1.0
+
+    def fit(self, y: Float[Tensor, "B N"], num_epochs: int, *, seed: int, learning_rate: float = 0.02) -> None:
+        """Climb the marginal likelihood of one group at a time."""
+        marginal = gpytorch.mlls.ExactMarginalLogLikelihood(self.model.likelihood, self.model)
+        optim = torch.optim.Adam(self.model.parameters(), learning_rate)
+        self.model.train()
+        generator = torch.Generator().manual_seed(seed)
+        for group in torch.cat([torch.randperm(len(y), generator=generator) for _ in range(num_epochs)]).tolist():
+            x, seen = self._seen(y[group])
+            if len(seen):
+                self.model.set_train_data(x, seen, strict=False)
+                optim.zero_grad()
+                (-marginal(self.model(x), seen)).backward()
+                optim.step()
+
+    @torch.no_grad()
+    def predict(self, y: Float[Tensor, "B N"]) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B N"]]:
+        """Mean and standard deviation of observations at all inputs, group by group."""
+        self.model.eval()
+        moments = []
+        for row in y:
+            self.model.set_train_data(*self._seen(row), strict=False)
+            with gpytorch.settings.debug(False):  # which takes a group with nothing missing for a mistake
+                found = self.model.likelihood(self.model(self.x))
+            moments.append(torch.stack([found.mean, found.stddev]))
+        mean, stddev = torch.stack(moments, 1)
+        return mean, stddev
+
+    def _seen(self, row: Tensor) -> tuple[Tensor, Tensor]:
+        seen = ~torch.isnan(row)
+        return self.x[seen], row[seen]

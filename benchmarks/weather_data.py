@@ -1,0 +1,105 @@
+"""Days and weeks of the weather in Trentino, with temperatures to predict."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from pyro_lvgp.datasets import load_dataset
+
+TRAIN_YEAR, UNSEEN_YEAR = 1996, 1997
+VARIABLES = ("PRCP_mm", "TMAX_C", "TMIN_C")
+PRECIPITATION, MAXIMUM, MINIMUM = range(3)
+KM_PER_DEGREE = 111.2
+
+
+class Year(NamedTuple):
+    """Groups of consecutive days of a year; a row of a group is a station on a day.
+
+    :param truth: all that was measured, precipitation as log(1 + mm).
+    :param hidden: what is to be predicted.
+    :param centre: what a regression on season and elevation expects.
+    :param days: day of the year of each row.
+    """
+
+    truth: Float[Tensor, "B N 3"]
+    hidden: Bool[Tensor, "B N 3"]
+    centre: Float[Tensor, "B N 3"]
+    days: Float[Tensor, "B N"]
+
+
+@dataclass(frozen=True)
+class Weather:
+    """A year to train on and one never seen, in groups.
+
+    :param x: place [100 km east, 100 km north, km of elevation] and day of each row of every group.
+    :param years: by name of the year.
+    :param scale: standard deviations of what the regression leaves, in the units of ``truth``.
+    :param days_per_group: days in a group.
+    """
+
+    x: Float[Tensor, "N 4"]
+    years: dict[int, Year]
+    scale: Float[Tensor, "3"]
+    days_per_group: int
+
+    def data(self, year: int) -> Float[Tensor, "B N 3"]:
+        """What methods may see of a year, standardised."""
+        part = self.years[year]
+        return ((part.truth - part.centre) / self.scale).masked_fill(part.hidden, torch.nan)
+
+
+def load(days_per_group: int, *, seed: int = 0) -> Weather:
+    """Groups of three days, the maximum of the middle one hidden; or longer ones, a tenth of all pairs of temperatures hidden.
+
+    Stations are those with a temperature on half of the days of the training year or more.  What season and elevation
+    explain is found by least squares from what is left of the training year, and removed for all methods alike.
+
+    :param seed: of what is hidden.
+    """
+    data = load_dataset("weather_trentino")
+    dates, Y = data["dates"], data["Y"].astype(float).copy()
+    Y[..., PRECIPITATION] = np.log1p(Y[..., PRECIPITATION])
+    year_of = dates.astype("datetime64[Y]").astype(int) + 1970
+    kept = np.isfinite(Y[year_of == TRAIN_YEAR][..., MAXIMUM]).mean(0) >= 0.5
+    place = np.stack([data["lon"] * np.cos(np.deg2rad(46.0)), data["lat"]], -1)[kept] * KM_PER_DEGREE / 100.0
+    place = np.concatenate([place - place.mean(0), data["elev"][kept, None] / 1000.0], -1)
+    generator = np.random.default_rng(seed)
+    S, years, elevation = int(kept.sum()), {}, torch.as_tensor(place[:, 2])
+    for year in (TRAIN_YEAR, UNSEEN_YEAR):
+        groups = 365 // days_per_group
+        truth = Y[year_of == year][: groups * days_per_group, kept].reshape(groups, days_per_group, S, 3)
+        hidden = np.zeros(truth.shape, bool)
+        if days_per_group == 3:
+            hidden[:, 1, :, MAXIMUM] = True
+        else:
+            hidden[..., [MAXIMUM, MINIMUM]] = (generator.random(truth.shape[:-1]) < 0.1)[..., None]
+        day = torch.arange(groups * days_per_group).double().reshape(groups, -1).repeat_interleave(S, -1)
+        rows = [torch.as_tensor(part.reshape(groups, days_per_group * S, 3)) for part in (truth, hidden)]
+        years[year] = Year(rows[0], rows[1], torch.zeros_like(rows[0]), day)
+    elevation = elevation.repeat(days_per_group)
+    train = years[TRAIN_YEAR]
+    coefficients = _regress(train, elevation)
+    years = {name: year._replace(centre=_season(year.days, elevation) @ coefficients) for name, year in years.items()}
+    left = (train.truth - years[TRAIN_YEAR].centre).masked_fill(train.hidden, torch.nan).flatten(0, 1)
+    day = torch.arange(days_per_group).double().repeat_interleave(S)[:, None]
+    x = torch.cat([torch.as_tensor(place).repeat(days_per_group, 1), day - day.mean()], -1)
+    return Weather(x, years, left.square().nanmean(0).sqrt(), days_per_group)
+
+
+def _season(days: Tensor, elevation: Tensor) -> Float[Tensor, "B N features"]:
+    """A wave over the year, elevation, and how elevation matters through the year."""
+    angle = 2.0 * np.pi * days / 365.25
+    waves = [torch.ones_like(days), angle.cos(), angle.sin()]
+    return torch.stack([*waves, *(wave * elevation for wave in waves)], -1)
+
+
+def _regress(year: Year, elevation: Tensor) -> Float[Tensor, "features 3"]:
+    features, columns = _season(year.days, elevation), []
+    for d in range(len(VARIABLES)):
+        seen = ~(year.hidden | torch.isnan(year.truth))[..., d]
+        columns.append(torch.linalg.lstsq(features[seen], year.truth[..., d][seen][:, None]).solution)
+    return torch.cat(columns, -1)

@@ -1,0 +1,641 @@
+"""Sparse GP-VAEs: the dense ones where inducing points lie at the data; mini-batches, streams, shapes, priors and errors."""
+
+import io
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
+from pyro.nn import PyroModule, PyroParam, PyroSample
+from pyro.optim import Adam
+from torch import nn
+from torch.distributions import kl_divergence
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pyro_lvgp.guides import SparseStructuredGPGuide, StructuredGPGuide
+from pyro_lvgp.infer import MeanFieldELBO, StructuredELBO
+from pyro_lvgp.initialization import cluster_centres
+from pyro_lvgp.integration import Integrating
+from pyro_lvgp.kernels import RBF, Matern, Stack
+from pyro_lvgp.likelihoods import Gaussian
+from pyro_lvgp.models import GPVAE, SparseGPVAE
+from pyro_lvgp.networks import MLP, FactorNet, IndexNet
+from pyro_lvgp.offset_net import OffsetNet
+from pyro_lvgp.sparse_process import SparseProcess
+from pyro_lvgp.training import fit
+
+N, M, D, Q, B = 8, 5, 3, 2, 3
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    torch.set_default_dtype(torch.float64)
+
+
+def kernel():
+    return Matern(1, lengthscale=torch.tensor([[0.3], [0.6]]), variance=torch.tensor([1.2, 0.8]), batch_shape=(Q,))
+
+
+def data(*series, num_data=N):
+    """With holes, and a row of them."""
+    x, y = torch.rand(*series, num_data, 1).sort(-2).values, torch.randn(*series, num_data, D)
+    y[..., 1:2, :] = torch.nan
+    y[..., 2:, 0] = torch.nan
+    return x, y
+
+
+def make(form="projected", Z=None, **options):
+    """A model with a nonlinear decoder, and a guide."""
+    latents = Q + options.get("independent_dim", 0)
+    Z = torch.linspace(0.0, 1.0, M)[:, None] if Z is None else Z
+    model = SparseGPVAE(kernel(), MLP(latents, D, (5,)), Z, **options)
+    return model, SparseStructuredGPGuide(model, encoder(form))
+
+
+def encoder(form):
+    if form == "nearest":
+        return OffsetNet(FactorNet(D, 4), 4, input_dim=1, latent_dim=Q, num_nearest=3)
+    return IndexNet(D, Q) if form == "projected" else None
+
+
+def posterior(guide, *args):
+    """Trace of the guide with u integrated out: the fn of f are its marginals."""
+    with Integrating():
+        return poutine.trace(guide).get_trace(*args)
+
+
+def function(guide, *args):
+    """Marginal mean and standard deviation of f [*series, N, Q]."""
+    fn = posterior(guide, *args).nodes["f"]["fn"]
+    return fn.base_dist.loc, fn.base_dist.scale
+
+
+def assert_close(got, expected, atol=1e-8):
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=atol, rtol=0.0)
+
+
+every_form = pytest.mark.parametrize("form", ["nearest", "projected", "free"])
+encoded = pytest.mark.parametrize("form", ["nearest", "projected"])
+one_and_several = pytest.mark.parametrize("series", [(), (B,)], ids=["one series", "several"])
+
+
+# ---- inducing points at the data: the dense GP-VAE
+
+
+def dense_and_sparse(*series):
+    """The same parameters twice."""
+    x, y = data(*series)
+    Z = x if not series else x[:, None]
+    sparse, sparse_guide = make(Z=Z, jitter=1e-10)
+    dense = GPVAE(kernel(), MLP(Q, D, (5,)))
+    dense_guide = StructuredGPGuide(dense, IndexNet(D, Q))
+    pyro.settings.set(module_local_params=True)
+    for guide in (sparse_guide, dense_guide):
+        guide(x, y)
+    dense.load_state_dict({k: v for k, v in sparse.state_dict().items() if "inducing" not in k})
+    dense_guide.encoders.f.load_state_dict(sparse_guide.encoders.u.state_dict())
+    return (sparse, sparse_guide), (dense, dense_guide), (x, y)
+
+
+@pytest.fixture
+def _local_params():
+    with pyro.settings.context(module_local_params=True):
+        yield
+
+
+@one_and_several
+@pytest.mark.usefixtures("_local_params")
+def test_points_at_the_data_give_the_dense_posterior(series):
+    """Marginals, KL, and the gradients of both in every parameter that both have."""
+    (sparse, sparse_guide), (dense, dense_guide), args = dense_and_sparse(*series)
+    trace, model_trace = posterior(sparse_guide, *args), poutine.trace(sparse).get_trace(*args)
+    marginals = trace.nodes["f"]["fn"].base_dist
+    kl = kl_divergence(trace.nodes["u"]["fn"], model_trace.nodes["u"]["fn"]).sum()
+    q = poutine.trace(dense_guide).get_trace(*args).nodes["f"]["fn"].base_dist
+    dense_kl = kl_divergence(q, q.prior).sum()
+    dense_mean, dense_variance = q.mean.mT.squeeze(-3 if series else 0), q.variance.mT.squeeze(-3 if series else 0)
+    assert_close((marginals.loc, marginals.variance, kl), (dense_mean, dense_variance, dense_kl), atol=1e-6)
+    weights = torch.randn(2, *marginals.loc.shape)
+    results = []
+    for (model, guide), numbers in (
+        ((sparse, sparse_guide), (marginals.loc, marginals.variance, kl)),
+        ((dense, dense_guide), (dense_mean, dense_variance, dense_kl)),
+    ):
+        total = numbers[2] + (weights[0] * numbers[0]).sum() + (weights[1] * numbers[1]).sum()
+        net = guide.encoders.u if model is sparse else guide.encoders.f
+        results.append(torch.autograd.grad(total, [*model.kernel.parameters(), *net.parameters()]))
+    assert_close(*results, atol=1e-6)
+
+
+@pytest.mark.usefixtures("_local_params")
+def test_points_at_the_data_give_the_dense_bound():
+    """With one process and the same noise."""
+    x, y = data()
+    sparse = SparseGPVAE(RBF(1, lengthscale=0.1, batch_shape=(1,)), MLP(1, D, (5,)), x, jitter=1e-10)
+    dense = GPVAE(RBF(1, lengthscale=0.1, batch_shape=(1,)), MLP(1, D, (5,)))
+    guide, dense_guide = SparseStructuredGPGuide(sparse, IndexNet(D, 1)), StructuredGPGuide(dense, IndexNet(D, 1))
+    guide(x, y), dense_guide(x, y)
+    dense.load_state_dict({k: v for k, v in sparse.state_dict().items() if "inducing" not in k})
+    dense_guide.encoders.f.load_state_dict(guide.encoders.u.state_dict())
+    f_noise = torch.randn(N)
+    bound, dense_bound = MeanFieldELBO("points", num_samples=1), StructuredELBO()
+    bound.loss(sparse, guide, x, y), dense_bound.loss(dense, dense_guide, x, y)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "randn_like", lambda t: f_noise.reshape(t.shape))
+        patch.setattr("torch.distributions.normal._standard_normal", lambda shape, **_: f_noise.reshape(shape))
+        patch.setattr("torch.distributions.multivariate_normal._standard_normal", lambda shape, **_: torch.zeros(shape))
+        losses = [
+            bound.differentiable_loss(sparse, guide, x, y),
+            dense_bound.differentiable_loss(dense, dense_guide, x, y),
+        ]
+    assert_close(losses[:1], losses[1:], atol=1e-5)
+    parameters = [
+        [*model.kernel.parameters(), *model.decoder.parameters(), *net.parameters()]
+        for model, net in ((sparse, guide.encoders.u), (dense, dense_guide.encoders.f))
+    ]
+    assert_close(*(torch.autograd.grad(loss, own) for loss, own in zip(losses, parameters, strict=True)), atol=1e-5)
+
+
+# ---- bounds
+
+
+@every_form
+@one_and_several
+def test_every_bound_has_the_same_mean(form, series):
+    model, guide = make(form)
+    x, y = data(*series)
+    guide(x, y)
+    bounds = {
+        "integrated": MeanFieldELBO("points", num_samples=300),
+        "structured": StructuredELBO(num_particles=300),
+        "mean field": TraceMeanField_ELBO(num_particles=300, vectorize_particles=True, max_plate_nesting=2),
+        "plain": Trace_ELBO(num_particles=300, vectorize_particles=True, max_plate_nesting=2),
+    }
+    draws = {name: torch.tensor([bound.loss(model, guide, x, y) for _ in range(10)]) for name, bound in bounds.items()}
+    mean, error = draws["integrated"].mean(), draws["integrated"].std() / 10**0.5
+    for values in draws.values():
+        assert abs(values.mean() - mean) < 5.0 * torch.hypot(error, values.std() / 10**0.5)
+
+
+def test_integrating_u_lowers_the_noise_of_gradients():
+    """Points that hang together have noise of their own each, not one noise."""
+    model = SparseGPVAE(RBF(1, lengthscale=2.0, batch_shape=(1,)), nn.Linear(1, D), torch.rand(2, 1), Gaussian(1.0))
+    guide = SparseStructuredGPGuide(model, init_scale=1.0)
+    args = data(num_data=100)
+    gradients = {}
+    for bound in (MeanFieldELBO("points", 1), TraceMeanField_ELBO()):
+        for _ in range(50):
+            bound.loss_and_grads(model, guide, *args)
+            gradients.setdefault(bound, []).append(model.decoder.weight_unconstrained.grad.clone())
+            model.zero_grad()
+    integrated, drawn = (torch.stack(values).std(0) for values in gradients.values())
+    assert integrated.norm() < 0.5 * drawn.norm()
+
+
+@every_form
+@one_and_several
+@pytest.mark.parametrize("bound", ["integrated", "structured", "plain"])
+def test_svi_moves_every_parameter(form, series, bound):
+    model, guide = make(form, independent_dim=1)
+    x, y = data(*series)
+    bounds = {
+        "integrated": MeanFieldELBO("points"),
+        "structured": StructuredELBO(num_particles=2),
+        "plain": Trace_ELBO(),
+    }
+    svi = SVI(model, guide, Adam({"lr": 0.01}), bounds[bound])
+    assert svi.step(x, y) < float("inf")
+    parameters = dict([*model.named_parameters(), *guide.named_parameters()])
+    before = {name: p.detach().clone() for name, p in parameters.items()}
+    for _ in range(2):
+        svi.step(x, y)
+    for name, p in parameters.items():
+        assert torch.isfinite(p).all()
+        assert not torch.equal(p, before[name]), name
+
+
+def test_free_form_reaches_the_evidence_of_a_linear_model():
+    """Classical SVGP: with points at the data its best q(u) is exact, and the bound tight."""
+    x = torch.linspace(0.0, 1.0, N)[:, None]
+    model = SparseGPVAE(RBF(1, lengthscale=0.3, batch_shape=(1,)), nn.Linear(1, 1), x, Gaussian(0.1))
+    model.decoder.weight, model.decoder.bias = torch.ones(1, 1), torch.zeros(1)
+    y = torch.sin(6.0 * x)
+    for p in model.parameters():
+        p.requires_grad_(False)
+    guide = SparseStructuredGPGuide(model)
+    fit(model, guide, x, y, loss=MeanFieldELBO("points", 20), num_steps=600, learning_rate=0.05, progress=False)
+    K = model.kernel(x)[0] + 0.1 * torch.eye(N)
+    evidence = dist.MultivariateNormal(torch.zeros(N), K).log_prob(y[:, 0])
+    bound = -MeanFieldELBO("points", 4000).loss(model, guide, x, y)
+    assert evidence - 0.1 < bound < evidence + 0.05
+
+
+# ---- what is observed
+
+
+@encoded
+def test_rows_of_nan_say_nothing(form):
+    model, guide = make(form)
+    x, y = data()
+    kept = [n for n in range(N) if n != 1]
+    before = function(guide, x, y)
+    after = function(guide, x[kept], y[kept])
+    assert_close([part[kept] for part in before], after)
+    mean, scale = function(guide, x, torch.full_like(y, torch.nan))
+    assert_close((mean, scale.square()), (torch.zeros(N, Q), model.kernel.diag(x).mT))
+
+
+@encoded
+def test_series_padded_with_nan_are_ragged(form):
+    _, guide = make(form)
+    x, y = data(B)
+    y[0, 5:] = torch.nan
+    mean, scale = function(guide, x, y)
+    assert_close((mean[0, :5], scale[0, :5]), function(guide, x[0, :5], y[0, :5]))
+
+
+@every_form
+def test_one_point(form):
+    model, guide = make(form)
+    x, y = torch.rand(1, 1), torch.randn(1, D)
+    loss = MeanFieldELBO("points").differentiable_loss(model, guide, x, y)
+    loss.backward()
+    for p in [*model.parameters(), *guide.parameters()]:
+        assert p.grad is None or torch.isfinite(p.grad).all()
+
+
+@encoded
+def test_repeated_inputs_say_it_twice(form):
+    _, guide = make(form)
+    x, y = data()
+    twice = function(guide, x[[0, 0, 3]], y[[0, 0, 3]])
+    assert_close([part[0] for part in twice], [part[1] for part in twice])
+    once = function(guide, x[[0, 3]], y[[0, 3]])
+    assert (twice[1][0] < once[1][0]).all()
+
+
+@encoded
+def test_tiny_site_and_likelihood_variances_train(form):
+    """Against collapse of the posterior: 1e-4 each."""
+    net = IndexNet(D, Q, init_scale=0.01)
+    if form == "nearest":
+        net = OffsetNet(net, Q, input_dim=1, latent_dim=Q, init_scale=0.01)
+    model = SparseGPVAE(kernel(), MLP(Q, D, (5,)), torch.rand(M, 1), Gaussian(1e-4))
+    guide = SparseStructuredGPGuide(model, net)
+    history = fit(model, guide, *data(num_data=40), loss=MeanFieldELBO("points"), num_steps=50, progress=False)
+    assert history.losses[-1] < 0.7 * history.losses[0]
+
+
+# ---- mini-batches
+
+
+@encoded
+def test_sums_of_mini_batches_are_unbiased(form):
+    """Their average over an epoch is the sum over all data."""
+    x, y = data()
+    _, guide = make(form, num_data=N)
+    guide(x, y)
+    whole = guide.condition(x, y)
+    parts = []
+    for idx in torch.randperm(N).split(2):
+        guide.restore(None)
+        parts.append(guide.condition(x[idx], y[idx], idx))
+    assert_close([torch.stack([getattr(part, name) for part in parts]).mean(0) for name in whole._fields[1:]], whole[1:])
+
+
+def test_mini_batches_of_a_free_form_are_exact():
+    x, y = data()
+    model, guide = make("free", num_data=N)
+    guide(x, y)
+    bound = MeanFieldELBO("points", 3000)
+    losses = torch.tensor([bound.loss(model, guide, x[idx], y[idx], idx) for idx in torch.arange(N).split(2)])
+    assert losses.mean() == pytest.approx(bound.loss(model, guide, x, y), rel=0.01)
+
+
+@every_form
+def test_mini_batches_of_series_are_exact(form):
+    x, y = data(4)
+    model, guide = make(form, num_data=4)
+    guide(x, y)
+    bound = MeanFieldELBO("points", 2000)
+    losses = torch.tensor([bound.loss(model, guide, x[idx], y[idx], idx) for idx in torch.arange(4).split(2)])
+    assert losses.mean() == pytest.approx(bound.loss(model, guide, x, y), rel=0.01)
+
+
+@every_form
+@pytest.mark.parametrize("series", [(), (4,)], ids=["points", "series"])
+def test_fit_takes_mini_batches(form, series):
+    model, guide = make(form, num_data=4 if series else N, independent_dim=1)
+    history = fit(model, guide, *data(*series), loss=MeanFieldELBO("points"), num_steps=5, batch_size=2, progress=False)
+    assert len(history.losses) == 5
+
+
+def test_mini_batch_without_num_data_is_refused():
+    _, guide = make()
+    x, y = data()
+    with pytest.raises(
+        ValueError, match="expected num_data with mini-batches, got one of 2 and none; pass num_data to Sparse"
+    ):
+        guide(x[:2], y[:2], torch.arange(2))
+
+
+# ---- shapes
+
+
+@encoded
+@pytest.mark.parametrize("lead", [(), (Q,), (B, 1), (B, Q)], ids=["shared", "latents", "series", "both"])
+def test_inducing_points_shared_or_not(form, lead):
+    """Equal points give equal posteriors, however many copies there are."""
+    Z = torch.linspace(0.0, 1.0, M)[:, None]
+    args = data(B)
+    model, guide = make(form, Z)
+    own_model, own = make(form, Z.expand(*lead, M, 1))
+    own.encoders.u, own_model.kernel = guide.encoders.u, model.kernel
+    if form == "nearest":  # the order of neighbours is that of each process
+        guide.encoders.u.num_nearest = M
+    assert_close(function(own, *args), function(guide, *args))
+    loss = MeanFieldELBO("points").differentiable_loss(own_model, own, *args)
+    assert torch.autograd.grad(loss, own_model.inducing_points_unconstrained)[0].shape == (*lead, M, 1)
+
+
+@encoded
+def test_series_of_their_own_points_in_mini_batches(form):
+    x, y = data(4)
+    _, guide = make(form, torch.rand(4, 1, M, 1), num_data=4)
+    guide(x, y)
+    idx = torch.tensor([2, 0])
+    assert_close(function(guide, x[idx], y[idx], idx), [part[idx] for part in function(guide, x, y)])
+
+
+@encoded
+def test_inputs_shared_by_all_series(form):
+    model, guide = make(form)
+    x, y = data(B)
+    assert_close(function(guide, x[0], y), function(guide, x[:1].expand(B, -1, -1), y))
+    assert model.predict(guide, x[0], y, num_samples=4).mean.shape == (B, N, D)
+
+
+def test_stacked_kernels():
+    model = SparseGPVAE(Stack(RBF(1), Matern(1, 0.5)), MLP(2, D), torch.rand(M, 1))
+    guide = SparseStructuredGPGuide(model, IndexNet(D, 2))
+    assert function(guide, *data(B))[0].shape == (B, N, 2)
+
+
+@encoded
+@one_and_several
+def test_priors_on_parameters_of_the_kernel(form, series):
+    model, guide = make(form)
+    model.kernel.lengthscale = PyroSample(dist.LogNormal(0.0, 0.3).expand([Q, 1]).to_event(2))
+    model.likelihood.variance = PyroSample(dist.LogNormal(0.0, 0.3))
+    x, y = data(*series)
+    for bound in (MeanFieldELBO("points"), StructuredELBO(num_particles=3), Trace_ELBO()):
+        assert torch.isfinite(torch.tensor(SVI(model, guide, Adam({"lr": 0.01}), bound).step(x, y)))
+    assert model.predict(guide, x, y, x[..., :2, :], num_samples=3).mean.shape == (*series, 2, D)
+    assert guide.condition(x, y).precision.shape == (*series, Q, M, M)
+
+
+# ---- predictions
+
+
+@encoded
+@one_and_several
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("independent_dim", [0, 1])
+def test_predictions_have_the_moments_of_a_linear_model(form, series, joint, independent_dim):
+    model = SparseGPVAE(kernel(), nn.Linear(Q + independent_dim, D), torch.rand(M, 1), independent_dim=independent_dim)
+    own = {"w": IndexNet(D, independent_dim)} if independent_dim else {}
+    guide = SparseStructuredGPGuide(model, sites={"u": encoder(form), **own})
+    x, y = data(*series)
+    x_new = torch.rand(*series, 3, 1)
+    both, nothing = torch.cat([x, x_new], -2), torch.full((*series, 3, D), torch.nan)
+    mean, scale = (part[..., N:, :] for part in function(guide, both, torch.cat([y, nothing], -2)))
+    W = model.decoder.weight.detach()
+    predicted = model.predict(guide, x, y, x_new, num_samples=20_000, joint=joint)
+    variance = scale.square() @ W[:, :Q].mT.square() + model.likelihood.variance + W[:, Q:].square().sum(-1)
+    torch.testing.assert_close(predicted.mean, mean @ W[:, :Q].mT + model.decoder.bias, atol=0.05, rtol=0.0)
+    torch.testing.assert_close(predicted.variance, variance, atol=0.0, rtol=0.05)
+
+
+@one_and_several
+def test_impute_and_forecast(series):
+    model, guide = make()
+    x, y = data(*series)
+    x = torch.linspace(0.0, 1.0, N)[:, None].expand_as(x)
+    filled = model.impute(guide, x, y, num_samples=5)
+    seen = ~torch.isnan(y)
+    assert torch.equal(filled.mean[seen], y[seen])
+    assert (filled.variance[~seen] > 0.0).all()
+    assert model.forecast(guide, x, y, 4, num_samples=5).mean.shape == (*series, 4, D)
+
+
+@every_form
+def test_quantiles_are_those_of_the_marginals(form):
+    _, guide = make(form)
+    x, y = data()
+    with pytest.raises(ValueError, match="no parameters before its first call"):
+        guide.median(x, y)
+    mean, scale = function(guide, x, y)
+    low, middle = guide.quantiles([0.1, 0.5], x, y)["f"]
+    assert_close((low, middle), (dist.Normal(mean, scale).icdf(torch.tensor(0.1)), mean))
+    assert guide.median(x, y)["u"].shape == (Q, M)
+
+
+# ---- streams
+
+
+@encoded
+@one_and_several
+def test_conditioning_in_pieces_is_conditioning_at_once(form, series):
+    _, guide = make(form)
+    x, y = data(*series, num_data=20)
+    x_new, nothing = torch.rand(*series, 4, 1), torch.full((*series, 4, D), torch.nan)
+    guide(x, y)
+    whole = guide.condition(x, y)
+    at_once = function(guide, x_new, nothing)
+    guide.restore(None)
+    for piece in torch.arange(20).split(2):
+        pieces = guide.condition(x[..., piece, :], y[..., piece, :])
+    assert_close(pieces, whole)
+    assert_close(function(guide, x_new, nothing), at_once)
+    guide.restore(None)
+    expected = function(guide, torch.cat([x, x_new], -2), torch.cat([y, nothing], -2))
+    assert_close(at_once, [part[..., 20:, :] for part in expected])
+
+
+@encoded
+@one_and_several
+def test_more_inducing_points_keep_the_posterior(form, series):
+    model, guide = make(form)
+    x, y = data(*series)
+    nothing = torch.full_like(y, torch.nan)
+    guide(x, y)
+    guide.condition(x, y)
+    before, Z = function(guide, x, nothing), model.inducing_points.detach()
+    guide.condition(x, nothing, inducing_points=torch.cat([Z, torch.rand(3, 1)]))
+    assert model.inducing_points.shape == (M + 3, 1)
+    assert_close(function(guide, x, nothing), before, atol=1e-6)
+    guide.condition(x, nothing, inducing_points=Z)
+    assert_close(function(guide, x, nothing), before, atol=1e-6)
+
+
+def test_a_stream_moves_on_with_its_inducing_points():
+    """Points added where new data come; in the end as good as if all had been there from the first."""
+    _, guide = make()
+    x = torch.linspace(0.0, 4.0, 80)[:, None]
+    y = torch.sin(3.0 * x) + torch.zeros(D)
+    guide(x[:20], y[:20])
+    Z = torch.linspace(0.0, 4.0, 41)[:, None]
+    for k in range(4):
+        guide.condition(x[20 * k : 20 * k + 20], y[20 * k : 20 * k + 20], inducing_points=Z[: 10 * k + 11])
+    streamed = function(guide, x, torch.full_like(y, torch.nan))
+    guide.restore(None)
+    assert_close(streamed, function(guide, x, y), atol=0.02)
+
+
+def test_memory_is_saved_and_carried_on():
+    model, guide = make()
+    x, y = data()
+    nothing = torch.full_like(y, torch.nan)
+    guide(x, y)
+    file = io.BytesIO()
+    torch.save(guide.condition(x, y, inducing_points=torch.rand(7, 1))._asdict(), file)
+    expected = function(guide, x, nothing)
+    guide.restore(None)
+    model.inducing_points = model.inducing_points.detach()[:2]
+    guide.restore(type(guide.condition(x, nothing))(**torch.load(io.BytesIO(file.getvalue()))))
+    assert_close(function(guide, x, nothing), expected)
+    guide.condition(x[:1], y[:1])
+    assert not torch.equal(function(guide, x, nothing)[0], expected[0])
+
+
+def test_memory_joins_new_data():
+    _, guide = make()
+    x, y = data()
+    guide(x, y)
+    expected = function(guide, x, y)
+    nothing = y.clone()
+    nothing[:4] = torch.nan
+    guide.condition(x[:4], y[:4])
+    assert_close(function(guide, x, nothing), expected)
+
+
+def test_a_free_posterior_cannot_be_conditioned():
+    _, guide = make("free")
+    x, y = data()
+    guide(x, y)
+    with pytest.raises(ValueError, match=r"expected an encoder for the inducing values, got a free q\(u\)"):
+        guide.condition(x, y)
+
+
+# ---- somebody's own model
+
+
+class Counts(PyroModule):
+    """Spikes of three neurons with one rate, without infer dicts or our names."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernel = RBF(1, lengthscale=0.2, batch_shape=(1,))
+        self.inducing_points = PyroParam(torch.linspace(0.0, 1.0, M)[:, None])
+
+    def forward(self, t, counts):
+        gain = pyro.sample("gain", dist.LogNormal(torch.zeros(D), 1.0).to_event(1))
+        process = SparseProcess(self.kernel, self.inducing_points, t[None])
+        with pyro.plate("rates", 1, dim=-1):
+            v = pyro.sample("v", process.prior().to_event(1))
+        mean, variance = process.marginals(v)
+        with pyro.plate("bins", len(t), dim=-1):
+            rate = pyro.sample("rate", dist.Normal(mean.mT, variance.mT.sqrt()).to_event(1))
+            expected = rate.exp() * gain
+            pyro.sample("counts", dist.Poisson(expected).to_event(1), obs=counts)
+
+
+@encoded
+def test_a_model_of_ones_own(form):
+    model = Counts()
+    t = torch.linspace(0.0, 1.0, N)[:, None]
+    counts = torch.poisson(2.0 * torch.sin(6.0 * t).exp().expand(-1, D))
+    net = IndexNet(D, 1)
+    if form == "nearest":
+        net = OffsetNet(net, 1, input_dim=1, latent_dim=1, num_nearest=2)
+    guide = SparseStructuredGPGuide(model, sites={"v": net}, given=["rate"])
+    svi = SVI(model, guide, Adam({"lr": 0.02}), TraceMeanField_ELBO())
+    losses = [svi.step(t, counts) for _ in range(100)]
+    assert sum(losses[-20:]) < sum(losses[:20])
+    assert guide.median(t, counts)["gain"].shape == (D,)
+    assert guide.condition(t, counts, inducing_points=torch.rand(3, 1)).precision.shape == (1, 3, 3)
+    assert guide(t, counts)["v"].shape == (1, 3)
+
+
+# ---- cost
+
+
+class _Largest(TorchDispatchMode):
+    """Size of the largest tensor made."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for part in result if isinstance(result, tuple | list) else (result,):
+            if torch.is_tensor(part) and part.untyped_storage().nbytes():  # an expanded view takes no memory
+                self.numel = max(self.numel, part.untyped_storage().nbytes() // 8)
+        return result
+
+
+@encoded
+def test_memory_is_linear_in_the_points(form):
+    """A training step, a prediction, a conditioning: no tensor beyond N times a small number."""
+    num_data, num_inducing, width = 200_000, 6, 8
+    x, y = torch.rand(num_data, 1), torch.randn(num_data, 1)
+    net = IndexNet(1, 1, (width,), feature_dim=width)
+    if form == "nearest":
+        net = OffsetNet(net, 1, input_dim=1, latent_dim=1, num_nearest=2, hidden_dims=(width,))
+    model = SparseGPVAE(RBF(1, lengthscale=0.2, batch_shape=(1,)), nn.Linear(1, 1), torch.rand(num_inducing, 1))
+    guide = SparseStructuredGPGuide(model, net)
+    with _Largest() as largest:
+        MeanFieldELBO("points", 1, max_plate_nesting=1).loss_and_grads(model, guide, x, y)
+        model.predict(guide, x, y, x, num_samples=2)
+        guide.condition(x, y)
+    assert num_data * num_inducing <= largest.numel <= num_data * 2 * width
+
+
+def test_inducing_points_by_k_means_depend_on_the_seed_alone():
+    x = torch.rand(100, 2)
+    assert torch.equal(cluster_centres(x, 10, seed=1), cluster_centres(x, 10, seed=1))
+    assert not torch.equal(cluster_centres(x, 10, seed=1), cluster_centres(x, 10, seed=2))
+
+
+# ---- errors
+
+
+def test_arguments_are_checked():
+    Z = torch.rand(M, 1)
+    with pytest.raises(ValueError, match=r"expected inducing_points \[points, columns\].*needs \[:, None\]"):
+        SparseGPVAE(kernel(), MLP(Q, D), Z.expand(1, 1, 1, M, 1))
+    with pytest.raises(ValueError, match="expected jitter of 0 or more, got -1"):
+        SparseGPVAE(kernel(), MLP(Q, D), Z, jitter=-1.0)
+    for name in ("feature_dim", "input_dim", "latent_dim", "num_nearest"):
+        sizes = {"feature_dim": 2, "input_dim": 1, "latent_dim": 1, "num_nearest": 1, name: 0}
+        with pytest.raises(ValueError, match=f"expected {name} of 1 or more, got 0"):
+            OffsetNet(IndexNet(D, 2), **sizes)
+    with pytest.raises(ValueError, match="expected a positive init_scale, got 0"):
+        OffsetNet(IndexNet(D, 2), 2, input_dim=1, latent_dim=1, init_scale=0.0)
+    model = SparseGPVAE(kernel(), MLP(Q, D), Z)
+    with pytest.raises(ValueError, match="expected an encoder for our own model, or sites"):
+        SparseStructuredGPGuide(model, IndexNet(D, Q), sites={"u": IndexNet(D, Q)})
+    with pytest.raises(ValueError, match=r"expected given=\(<name of the sites given u>,\)"):
+        SparseStructuredGPGuide(lambda x: x)
+
+
+@encoded
+def test_encoder_of_the_wrong_number_of_processes_is_refused(form):
+    net = IndexNet(D, Q + 1)
+    if form == "nearest":
+        net = OffsetNet(net, Q + 1, input_dim=1, latent_dim=Q + 1)
+    guide = SparseStructuredGPGuide(SparseGPVAE(kernel(), MLP(Q, D), torch.rand(M, 1)), net)
+    with pytest.raises(ValueError, match=rf"expected sites of {Q} processes for 'u', got an encoding of {Q + 1}"):
+        guide(*data())

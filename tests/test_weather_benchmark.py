@@ -1,0 +1,90 @@
+"""The weather benchmark: what is hidden stays hidden, the peer is the textbook's, every method runs."""
+
+import math
+import os
+
+import pytest
+import torch
+
+pytest.importorskip("gpytorch")
+
+from benchmarks import weather
+from benchmarks.peers.gpytorch_processes import GroupedProcess
+from benchmarks.weather_data import MAXIMUM, MINIMUM, TRAIN_YEAR, UNSEEN_YEAR, load
+
+needs_data = pytest.mark.skipif(not os.environ.get("PYRO_LVGP_DATA"), reason="PYRO_LVGP_DATA names no folder")
+
+
+def test_peer_is_the_closed_form():
+    """Group by group, whatever is missing."""
+    x, y = torch.rand(6, 2, dtype=torch.float64), torch.randn(3, 6, dtype=torch.float64)
+    y[0, 2:] = torch.nan
+    y[2] = torch.nan
+    process = GroupedProcess(x, y)
+    process.fit(y, 2, seed=0)
+    mean, stddev = process.predict(y[:2])
+    kernel, noise = process.model.covar_module, process.model.likelihood.noise.detach()
+    K = kernel(x).to_dense().detach()
+    for row, got_mean, got_stddev in zip(y, mean, stddev, strict=False):
+        seen = ~torch.isnan(row)
+        gain = K[:, seen] @ torch.linalg.inv(K[seen][:, seen] + noise * torch.eye(int(seen.sum())))
+        torch.testing.assert_close(got_mean, gain @ row[seen])
+        torch.testing.assert_close(got_stddev.square(), (K - gain @ K[seen]).diagonal() + noise)
+
+
+@needs_data
+@pytest.mark.parametrize("days", [3, 7])
+def test_groups_hide_what_is_to_be_predicted(days):
+    data = load(days)
+    for year in (TRAIN_YEAR, UNSEEN_YEAR):
+        part, y = data.years[year], data.data(year)
+        assert y.shape == (365 // days, len(data.x), 3) == part.truth.shape
+        assert torch.isnan(y[part.hidden]).all()
+        torch.testing.assert_close(
+            part.centre + data.scale * y, part.truth.masked_fill(part.hidden, torch.nan), equal_nan=True
+        )
+        hidden = part.hidden.unflatten(1, (days, -1))
+        if days == 3:
+            assert hidden[:, 1, :, MAXIMUM].all()
+            assert hidden.double().mean() == pytest.approx(1 / 9)
+        else:
+            assert torch.equal(hidden[..., MAXIMUM], hidden[..., MINIMUM])
+            assert hidden[..., MAXIMUM].double().mean() == pytest.approx(0.1, abs=0.01)
+    standardised = data.data(TRAIN_YEAR)
+    torch.testing.assert_close(standardised.square().flatten(0, 1).nanmean(0), torch.ones(3, dtype=torch.float64))
+    assert standardised.flatten(0, 1).nanmean(0).abs().max() < 1e-6
+
+
+@needs_data
+def test_scores_of_known_predictions():
+    data = load(3)
+    part = data.years[UNSEEN_YEAR]
+    values = weather.scores(data, UNSEEN_YEAR, part.truth + 2.0, torch.tensor(4.0))
+    assert values["RMSE 1997 [°C]"] == pytest.approx(2.0)
+    assert values["NLL 1997"] == pytest.approx(0.5 * math.log(2.0 * math.pi * 16.0) + 0.125)
+
+
+@needs_data
+@pytest.mark.parametrize("task", ["three days", "weeks"])
+def test_every_method_runs(task, monkeypatch):
+    """On two groups."""
+    data = load(weather.DAYS[task])
+    two = {name: type(part)(*(field[:2] for field in part)) for name, part in data.years.items()}
+    monkeypatch.setattr(weather, "load", lambda days: type(data)(data.x, two, data.scale, data.days_per_group))
+    monkeypatch.setattr(weather, "NUM_SAMPLES", 2)
+    measured = list(weather.run(quick=True, seeds=1, only=task))
+    assert {m.method for m in measured} == {*weather.PEERS, *weather.TASKS[task]}
+    assert all(math.isfinite(m.value) for m in measured)
+    mean_rmse = {m.method: m.value for m in measured if m.metric.startswith("RMSE")}
+    assert mean_rmse["season and elevation"] < mean_rmse["mean of the training year"]
+
+
+@needs_data
+def test_grid_runs_alone(monkeypatch):
+    data = load(7)
+    two = {name: type(part)(*(field[:2] for field in part)) for name, part in data.years.items()}
+    monkeypatch.setattr(weather, "load", lambda days: type(data)(data.x, two, data.scale, data.days_per_group))
+    monkeypatch.setattr(weather, "measure", lambda weather, method, *, seed, epochs: ({"M": method.num_inducing}, 1.0))
+    measured = list(weather.run(quick=True, seeds=1, only="grid"))
+    assert {m.method for m in measured} == set(weather.GRID)
+    assert len(measured) == 12
