@@ -130,7 +130,7 @@ def nearest(similarity: Float[Tensor, "*batch M N"], num_nearest: int) -> Int[Te
 
 
 def sum_at(index: Int[Tensor, "*#batch N T"], values: Float[Tensor, "*#batch N T"], num_inducing: int) -> Tensor:
-    """Sums [*batch, M] of what each input says about each of its T nearest inducing points.
+    """Sums ``[*batch, M]`` of what each input says about each of its T nearest inducing points.
 
     >>> sum_at(torch.tensor([[1, 2], [0, 2]]), torch.ones(2, 2), 3)
     tensor([1., 1., 2.])
