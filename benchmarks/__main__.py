@@ -68,7 +68,8 @@ def main(argv: Sequence[str] | None = None, known: Mapping[str, ModuleType] | No
         for measurement in benchmark.run(**options):
             measurements.append(measurement)
     finally:  # what was measured before an error or Ctrl-C is not lost
-        rows = [*aggregate(measurements), *benchmark.PUBLISHED]
+        rows = aggregate(measurements)
+        rows += [row for row in benchmark.PUBLISHED if row.dataset in {measured.dataset for measured in rows}]
         print(f"{to_markdown(rows)}\n\n{benchmark.NOTES}")
         if args.json is not None:
             write_json(rows, args.json)
