@@ -11,12 +11,11 @@ from jaxtyping import Float
 from pyro import poutine
 from pyro.distributions import constraints
 from pyro.nn import PyroParam
-from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
 from pyro_lvgp import sparse_sites
-from pyro_lvgp.guides.structured import StructuredGPGuide, _Replace
-from pyro_lvgp.integration import _gaussian_moments, is_integrating
+from pyro_lvgp.guides.structured import StructuredGPGuide, _Integrate, _Replace
+from pyro_lvgp.integration import is_integrating
 from pyro_lvgp.offset_net import OffsetNet
 from pyro_lvgp.sparse_process import InducingValues, SparseProcess
 from pyro_lvgp.sparse_sites import Sites
@@ -185,39 +184,8 @@ class SparseStructuredGPGuide(StructuredGPGuide):
             raise ValueError("expected an encoder for the inducing values, got a free q(u), which knows no new data; give one")
         return next(iter(found.items()))
 
-    @torch.no_grad()
-    def quantiles(self, quantiles: list[float] | Tensor, *args, **kwargs) -> dict[str, Tensor]:
-        """Marginal posterior quantiles by site, along a new first dimension; those of processes at the medians of all else.
-
-        :param quantiles: probabilities between 0 and 1.
-        :param args: arguments of the model.
-        """
-        if self.prototype_trace is None:
-            raise ValueError("the guide has no parameters before its first call: fit it, or call guide(*args) once")
-        result = self.mean_field.quantiles(quantiles, *args, **kwargs)
-        medians = self.mean_field.median(*args, **kwargs)
-
-        def at_median(name: str, prior: Any) -> Any:
-            if name in medians and _process_of(prior) is None:
-                return dist.Delta(medians[name], event_dim=prior.event_dim)
-            posterior = self._posterior(name, prior, args)
-            q = torch.as_tensor(quantiles, dtype=posterior.mean.dtype, device=posterior.mean.device)
-            normal = torch.distributions.Normal(posterior.mean, posterior.variance.sqrt())
-            result[name] = normal.icdf(q.reshape(-1, *(1,) * normal.mean.dim()))
-            return posterior
-
-        with poutine.block(), _Integrate(), _Replace(at_median):
-            self.model(*args, **kwargs)
-        return result
-
-
-class _Integrate(Messenger):
-    """Give the model the moments of Gaussian sites that it can integrate over, while the guide runs it."""
-
-    def _pyro_post_sample(self, msg):
-        holder = msg["infer"].get("integrated")
-        if holder is not None and (moments := _gaussian_moments(msg["fn"])) is not None:
-            msg["value"], holder["scale_tril"] = moments
+    def _keeps_spread(self, prior: Any) -> bool:
+        return _process_of(prior) is not None
 
 
 def _process_of(prior: Any) -> SparseProcess | None:

@@ -20,6 +20,7 @@ from torch.distributions import MultivariateNormal
 
 from pyro_lvgp.gaussian_process import GaussianProcess, StructuredPosterior
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
+from pyro_lvgp.integration import _gaussian_moments
 from pyro_lvgp.networks import as_pyro_module
 from pyro_lvgp.state_space_posterior import StateSpacePosterior
 from pyro_lvgp.validation import position_of_data
@@ -208,17 +209,31 @@ class StructuredGPGuide(AutoGuide):
         others = self.mean_field.median(*args, **kwargs)
 
         def at_median(name: str, prior: Any) -> Any:
-            if name in others:
+            keep = self._keeps_spread(prior)
+            if name in others and not keep:
                 return dist.Delta(others[name], event_dim=prior.event_dim)
             posterior = self._posterior(name, prior, args)
             q = torch.as_tensor(quantiles, dtype=posterior.mean.dtype, device=posterior.mean.device)
             normal = torch.distributions.Normal(posterior.mean, posterior.variance.sqrt())
             result[name] = normal.icdf(q.reshape(-1, *(1,) * normal.mean.dim()))
-            return dist.Delta(posterior.mean, event_dim=prior.event_dim)
+            return posterior if keep else dist.Delta(posterior.mean, event_dim=prior.event_dim)
 
-        with poutine.block(), _Replace(at_median):
+        with poutine.block(), _Integrate(), _Replace(at_median):
             self.model(*args, **kwargs)
         return result
+
+    def _keeps_spread(self, prior: Any) -> bool:
+        """Whether quantiles of other sites integrate over the site with this prior, instead of holding it at its median."""
+        return False
+
+
+class _Integrate(Messenger):
+    """Give the model the moments of Gaussian sites that it can integrate over, while the guide runs it."""
+
+    def _pyro_post_sample(self, msg):
+        holder = msg["infer"].get("integrated")
+        if holder is not None and (moments := _gaussian_moments(msg["fn"])) is not None:
+            msg["value"], holder["scale_tril"] = moments
 
 
 class _Replace(Messenger):
