@@ -21,7 +21,7 @@ def task():
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(3), 30)
     rates = np.kron(np.eye(3), np.full((1, 2), 4.0)) + 1.0
-    return srflvm.Task(rng.poisson(rates[labels]).astype(float), labels, likelihoods=("negative binomial",))
+    return srflvm.Task(rng.poisson(rates[labels]).astype(float), labels, likelihoods=("negative binomial",), num_sweeps=5)
 
 
 def test_accuracy_is_one_for_latents_that_tell_the_class_and_chance_for_noise(task):
@@ -70,6 +70,7 @@ def test_methods_are_those_the_data_allow(task):
         return {name.split(", scikit")[0] for name in srflvm.methods(of)}
 
     assert {"RandomFeatureLVM, negative binomial", "NMF", "LDA"} <= names(task)
+    assert names(replace(task, num_sweeps=0)) == names(task) - {"RFLVM, Gaussian, by Gibbs"}
     assert names(replace(task, Y=task.Y + 0.5)) == names(task) - {"LDA"}
     assert names(replace(task, Y=task.Y - 1.0)) == names(task) - {"LDA", "NMF"}
 

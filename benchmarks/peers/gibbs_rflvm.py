@@ -1,0 +1,239 @@
+"""Markov chain Monte Carlo for the random-feature latent variable model with Gaussian noise: exact, but slow."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.distributions import Beta, Categorical, Gamma, Normal
+from torch.nn.functional import one_hot, pad
+
+from pyro_lvgp.collapsed import log_partition, weight_posterior
+from pyro_lvgp.features import random_features
+from pyro_lvgp.initialization import linear_latents
+
+_SHAPE, _RATE = 3.0, 2.0
+
+
+class Theta(NamedTuple):
+    """What the library's model has as parameters.
+
+    :param locs: means of the components of the spectral density.
+    :param scales: their standard deviations.
+    :param kernel_variance: σ_k².
+    :param noise: variance σ².
+    """
+
+    locs: Float[Tensor, "#S C Q"]
+    scales: Float[Tensor, "#S C Q"]
+    kernel_variance: Float[Tensor, " #S"]
+    noise: Float[Tensor, " #S"]
+
+
+@dataclass(frozen=True)
+class State:
+    """All unknowns of some chains, in float64.
+
+    :param X: latents.
+    :param omega: frequencies.
+    :param z: component of each.
+    :param rest: what each stick leaves, 1 − v, which may be smaller than what 1 can lack.
+    :param alpha: concentration.
+    :param weights: of features of variance one, ``σ_k a_d``.
+    :param theta: the rest.
+    """
+
+    X: Float[Tensor, "S N Q"]
+    omega: Float[Tensor, "S F Q"]
+    z: Int[Tensor, "S F"]
+    rest: Float[Tensor, "S C-1"]
+    alpha: Float[Tensor, " S"]
+    weights: Float[Tensor, "S D L"]
+    theta: Theta
+
+    def function(self, X: Float[Tensor, "S N Q"]) -> Float[Tensor, "S N D"]:
+        """Outputs without noise at latents."""
+        return random_features(X, self.omega) @ self.weights.mT
+
+
+@dataclass(frozen=True)
+class GibbsRFLVM:
+    r"""A sampler of the posterior of a :class:`~pyro_lvgp.models.RandomFeatureLVM` with one Gaussian noise variance.
+
+    A sweep draws frequencies, some at a time, by elliptical slices with the weights integrated out; then weights,
+    assignments, sticks, concentration and θ from their exact conditionals, and each row of X by an elliptical slice given the
+    weights.  Where θ is unknown it has a prior, :math:`\sigma_{cq}^2 \sim s^2\, \mathrm{InvGamma}(3, 2)` and
+    :math:`\mu_{cq} \sim N(0, \sigma_{cq}^2)`, with s of a kernel of lengthscale √Q, and InvGamma(3, 2) for both variances.
+
+    :param held: θ, if it is known: the posterior is that of the library's model with these parameters.
+    :param concentration: shape and rate of the prior of α.
+    :param block_size: frequencies moved together.
+
+    Source: Gundersen, Zhang and Engelhardt (2021), "Latent variable modeling with random features", with the library's
+    truncated sticks for their Chinese restaurant process; Murray, Adams and MacKay (2010), "Elliptical slice sampling".
+    """
+
+    held: Theta | None = None
+    concentration: tuple[float, float] = (1.0, 1.0)
+    block_size: int = 5
+
+    def prior(self, N: int, D: int, Q: int, *, F: int, C: int, num_chains: int = 1) -> State:
+        """Independent draws of everything, not knowing the data."""
+        one = torch.ones(num_chains, dtype=torch.float64)
+        alpha = Gamma(self.concentration[0] * one, self.concentration[1] * one).sample()
+        rest = Beta(alpha[:, None], one[:, None].expand(-1, C - 1)).sample()
+        z = Categorical(_component_weights(rest)).sample(torch.Size([F])).mT
+        theta = self.held or _components(torch.zeros_like(z[:, :0]), one[:, None, None].expand(-1, 0, Q), C)._replace(
+            kernel_variance=_inverse_gamma(_SHAPE * one, _RATE * one), noise=_inverse_gamma(_SHAPE * one, _RATE * one)
+        )
+        omega = _of(theta.locs, z) + _of(theta.scales, z) * one.new_empty(num_chains, F, Q).normal_()
+        weights = theta.kernel_variance.sqrt()[:, None, None] * one.new_empty(num_chains, D, 2 * F).normal_()
+        return State(one.new_empty(num_chains, N, Q).normal_(), omega, z, rest, alpha, weights, theta)
+
+    def sweep(self, state: State, Y: Float[Tensor, "#S N D"]) -> State:
+        """Draw everything once; leaves the posterior as it is."""
+        for block in torch.randperm(state.omega.shape[-2]).split(self.block_size):
+            state = _move_frequencies(state, Y, block)
+        state = replace(state, weights=_draw_weights(state, Y))
+        state = self._draw_assignments(replace(state, X=_move_latents(state, Y)))
+        if self.held is not None:
+            return state
+        residual = Y - state.function(state.X)
+        kernel_variance, noise = map(_draw_variance, (state.weights, residual))
+        theta = _components(state.z, state.omega, state.rest.shape[-1] + 1)
+        return replace(state, theta=theta._replace(kernel_variance=kernel_variance, noise=noise))
+
+    def _draw_assignments(self, state: State) -> State:
+        shape, rate = self.concentration
+        components = Normal(state.theta.locs.unsqueeze(-3), state.theta.scales.unsqueeze(-3))
+        points = components.log_prob(state.omega.unsqueeze(-2)).sum(-1)
+        z = Categorical(logits=_component_weights(state.rest).log().unsqueeze(-2) + points).sample()
+        counts = one_hot(z, points.shape[-1]).sum(-2).to(points)
+        beyond = counts.flip(-1).cumsum(-1).flip(-1) - counts
+        rest = Beta(state.alpha[:, None] + beyond[:, :-1], 1.0 + counts[:, :-1]).sample()
+        alpha = Gamma((shape + rest.shape[-1]) * torch.ones_like(state.alpha), rate - rest.log().sum(-1)).sample()
+        return replace(state, z=z, rest=rest, alpha=alpha)
+
+
+def elliptical_slice(
+    log_likelihood: Callable[[Tensor], Tensor],
+    current: Float[Tensor, "*batch K"],
+    loc: Float[Tensor, "*batch K"],
+    scale: Float[Tensor, "*batch K"],
+) -> Float[Tensor, "*batch K"]:
+    """One elliptical slice for each of a batch: leaves ``N(x; loc, scale²) exp(log_likelihood(x))`` as it is.
+
+    :param log_likelihood: from [*batch, K] to [*batch].
+    :param current: where the chains are.
+    :param loc: mean of the Gaussian.
+    :param scale: its standard deviations.
+    """
+    centred, other = current - loc, scale * torch.randn_like(current)
+    threshold = log_likelihood(current)
+    threshold = threshold + torch.rand_like(threshold).log()
+    angle = 2.0 * math.pi * torch.rand_like(threshold)
+    low, high = angle - 2.0 * math.pi, angle
+    found, waiting = current, torch.ones_like(threshold, dtype=torch.bool)
+    while waiting.any():
+        proposal = loc + centred * angle.cos()[..., None] + other * angle.sin()[..., None]
+        accepted = waiting & (log_likelihood(proposal) > threshold)
+        found = torch.where(accepted[..., None], proposal, found)
+        # An interval that has shrunk to nothing is the point itself.
+        waiting = waiting & ~accepted & (high - low > 1e-9)
+        low, high = torch.where(angle < 0.0, angle, low), torch.where(angle < 0.0, high, angle)
+        angle = low + (high - low) * torch.rand_like(angle)
+    return found
+
+
+def mean_latents(sampler: GibbsRFLVM, state: State, Y: Float[Tensor, "#S N D"], *, num_sweeps: int) -> Float[Tensor, "S N Q"]:
+    """Mean of X over the second half of the sweeps; each draw is turned towards the last, for the posterior knows no angle.
+
+    :param state: where to start.
+    """
+    draws = []
+    for sweep in range(num_sweeps):
+        state = sampler.sweep(state, Y)
+        if 2 * sweep >= num_sweeps:
+            draws.append(state.X)
+    return torch.stack([turned(X, draws[-1]) for X in draws]).mean(0)
+
+
+def start(sampler: GibbsRFLVM, Y: Float[Tensor, "N D"], latent_dim: int, *, F: int, C: int) -> State:
+    """A draw from the prior, but at the data's principal components, and with half of their variance noise."""
+    N, D = Y.shape
+    state = sampler.prior(N, D, latent_dim, F=F, C=C)
+    X = linear_latents(Y.double(), latent_dim)[0]
+    half = 0.5 * Y.double().var()[None]
+    return replace(state, X=X[None], theta=sampler.held or state.theta._replace(kernel_variance=half, noise=half))
+
+
+def turned(X: Float[Tensor, "*S N Q"], towards: Float[Tensor, "*S N Q"]) -> Float[Tensor, "*S N Q"]:
+    """X rotated or mirrored to lie as near as it can to other latents."""
+    U, _, Vh = torch.linalg.svd(X.mT @ towards)
+    return X @ U @ Vh
+
+
+def _move_frequencies(state: State, Y: Tensor, block: Tensor) -> State:
+    def moved(points: Tensor) -> State:
+        return replace(state, omega=state.omega.index_copy(-2, block, points.unflatten(-1, (len(block), -1))))
+
+    def log_likelihood(points: Tensor) -> Tensor:
+        return log_partition(weight_posterior(*_sites(moved(points), Y))).sum(-1)
+
+    everyone = (state.omega, _of(state.theta.locs, state.z), _of(state.theta.scales, state.z))
+    return moved(elliptical_slice(log_likelihood, *(values[:, block].flatten(-2) for values in everyone)))
+
+
+def _move_latents(state: State, Y: Tensor) -> Tensor:
+    def log_likelihood(X: Tensor) -> Tensor:
+        return -0.5 * (Y - state.function(X)).square().sum(-1) / state.theta.noise[:, None]
+
+    return elliptical_slice(log_likelihood, state.X, torch.zeros_like(state.X), torch.ones_like(state.X))
+
+
+def _sites(state: State, Y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Features of variance σ_k², and what Y says of their outputs."""
+    kernel_stddev, precision = state.theta.kernel_variance.sqrt(), state.theta.noise.reciprocal()[:, None, None]
+    features = kernel_stddev[:, None, None] * random_features(state.X, state.omega)
+    return features, precision * Y, precision.expand(*features.shape[:-1], 1)
+
+
+def _draw_weights(state: State, Y: Tensor) -> Tensor:
+    posterior = weight_posterior(*_sites(state, Y))
+    noise = torch.randn_like(posterior.mean)[..., None]
+    away = torch.linalg.solve_triangular(posterior.precision_tril.mT, noise, upper=True).squeeze(-1)
+    return state.theta.kernel_variance.sqrt()[:, None, None] * (posterior.mean + away)
+
+
+def _draw_variance(values: Tensor) -> Tensor:
+    """Variance of the entries of a matrix, whose mean is zero."""
+    squares = values.square().sum((-1, -2))
+    return _inverse_gamma(_SHAPE + 0.5 * values[0].numel() * torch.ones_like(squares), _RATE + 0.5 * squares)
+
+
+def _components(z: Tensor, omega: Tensor, number: int) -> Theta:
+    """Means and scales of the components, given the frequencies that belong to them; variances are not drawn."""
+    (S, _, Q), member = omega.shape, one_hot(z, number).to(omega).mT
+    counts = member.sum(-1, keepdim=True)
+    mean = member @ omega / (1.0 + counts)
+    rate = _RATE / (4.0 * math.pi**2 * Q) + 0.5 * (member @ omega.square() - (1.0 + counts) * mean.square())
+    scales = _inverse_gamma((_SHAPE + 0.5 * counts).expand(rate.shape), rate).sqrt()
+    locs = mean + scales / (1.0 + counts).sqrt() * torch.randn_like(mean)
+    return Theta(locs, scales, *omega.new_full((2, S), math.nan))
+
+
+def _of(values: Tensor, z: Tensor) -> Tensor:
+    """Rows of the components that the frequencies belong to."""
+    rows = values.expand(len(z), *values.shape[-2:])
+    return rows.gather(-2, z[..., None].expand(*z.shape, rows.shape[-1]))
+
+
+def _inverse_gamma(shape: Tensor, rate: Tensor) -> Tensor:
+    return rate / Gamma(shape, torch.ones_like(shape)).sample()
+
+
+def _component_weights(rest: Tensor) -> Tensor:
+    return pad(1.0 - rest, (0, 1), value=1.0) * pad(rest, (1, 0), value=1.0).cumprod(-1)
