@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyro
@@ -21,8 +21,9 @@ from pyro_lvgp.infer import StructuredELBO
 from pyro_lvgp.kernels import RBF, Kernel, Matern, Periodic
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.masking import Masking, hide_entries, hide_like_rows, hide_like_shifted
-from pyro_lvgp.models import GPVAE
+from pyro_lvgp.models import GPVAE, MixturePrediction
 from pyro_lvgp.networks import MLP, FactorNet, IndexNet, PointNet, ZeroImputation
+from pyro_lvgp.selection import gap_folds, held_out_nll
 from pyro_lvgp.training import Schedule, fit
 
 NUM_THREADS = 1
@@ -35,9 +36,9 @@ with the highest bound.  Inputs are as they come, outputs standardised by what i
 has a linear decoder, one smooth and four white latents.
 "eeg_selected" and "jura_selected" choose among candidates by what they predict of training entries hidden in addition: three
 folds, of which each hides a third of the rows in the columns that have gaps, one fit for each fold and candidate
-("held-out NLL").  Then each is fitted to all training entries.  They take all points at every step, Adam from 0.01 by cosine
-to 0, a linear decoder, noise of each output, and encoders that are shown gaps like those of the data (`pyro_lvgp.masking`);
-Jura in logarithms.  "selected" is the candidate with the lowest held-out NLL.
+("held-out NLL", of standardised entries; `pyro_lvgp.selection`).  Then each is fitted to all training entries.  They take all
+points at every step, Adam from 0.01 by cosine to 0, a linear decoder, noise of each output, and encoders that are shown gaps
+like those of the data (`pyro_lvgp.masking`); Jura in logarithms.  "selected" is the candidate with the lowest held-out NLL.
 Metrics are in the units of the data.  SMSE is averaged over the columns with hidden entries; NLL is the mean negative log
 density per hidden entry of a Gaussian with the predictive moments (a log-normal for logarithms, whose median is what MAE is
 of), "mixture NLL" that of the mixture over 200 draws.  Rows without a spread do not depend on a seed, or are one run."""
@@ -88,14 +89,13 @@ class Task:
         """Mean negative log density of the data, from that of the values."""
         return -(log_prob - (self.values if self.log else 0.0))[self.hidden].mean().item()
 
-    def fold(self, number: int, of: int) -> "Task":
-        """The same with a part of the training entries to predict instead: consecutive rows, or rows here and there."""
-        gappy, complete = self.hidden.any(0), (~self.hidden.any(1)).nonzero().squeeze(1)
-        if self.gaps is hide_like_rows:
-            complete = complete[torch.randperm(len(complete), generator=torch.Generator().manual_seed(0))]
-        held = torch.zeros_like(self.hidden)
-        held[complete.tensor_split(of)[number]] = gappy
-        return replace(self, Y=self.Y.masked_fill(self.hidden, torch.nan), hidden=held)
+    @property
+    def data(self) -> tuple[Float[Tensor, "N D"], Float[Tensor, " D"], Float[Tensor, " D"]]:
+        """What may be seen, of mean 0 and variance 1, and the mean and standard deviation of the values."""
+        observed = self.values.masked_fill(self.hidden, torch.nan)
+        centre = observed.nanmean(0)
+        scale = (observed - centre).square().nanmean(0).sqrt()
+        return (observed - centre) / scale, centre, scale
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,7 @@ METHODS = {
     "PointNet": Method(PointNet),
     "IndexNet": Method(),
     "FactorNet": Method(FactorNet),
+    **{f"IndexNet, Q = {Q}": Method(smooth=Q) for Q in (5, 7, 9)},
     "IndexNet, linear decoder": Method(linear=True),
     "IndexNet, encoding half (eq. 5.6)": Method(masking=hide_entries(0.5)),
     "IndexNet, RBF + periodic": Method(periodic=True),
@@ -214,28 +215,31 @@ def by_thesis(name: str, task: Task, seeds: int, num_steps: int | None) -> Itera
 def selected(name: str, task: Task, seeds: int, num_steps: int | None) -> Iterator[Measurement]:
     """All candidates, and the one that predicts training entries best."""
     settings: Settings = {"runs": seeds, "folds": FOLDS}
-    found: dict[str, list[Measurement]] = {}
-    held_out: dict[str, float] = {}
-    for candidate, method in tqdm(CANDIDATES.items(), desc=name, unit="candidate"):
-        folds = [measure(task.fold(k, FOLDS), method, seed=k, num_steps=num_steps)[0]["NLL"] for k in range(FOLDS)]
-        held_out[candidate] = float(np.mean(folds))
-        runs = [measure(task, method, seed=seed, num_steps=num_steps) for seed in range(seeds)]
-        found[candidate] = [
-            Measurement(name, candidate, metric, value, seconds, settings)
-            for values, seconds in runs
-            for metric, value in (values | {"held-out NLL": held_out[candidate]}).items()
-        ]
-        yield from found[candidate]
-    best = min(held_out, key=held_out.__getitem__)
-    yield from (replace(measurement, method="selected") for measurement in found[best])
+    y, *_ = task.data
+    predictors = {
+        candidate: lambda y, method=method: fit_to(task, method, y, seed=0, num_steps=num_steps).predicted
+        for candidate, method in CANDIDATES.items()
+    }
+    held_out = held_out_nll(predictors, y, gap_folds(y, FOLDS, consecutive=task.gaps is hide_like_shifted))
+    for rank, (candidate, nll) in enumerate(held_out.items()):
+        for seed in range(seeds):
+            values, seconds = measure(task, CANDIDATES[candidate], seed=seed, num_steps=num_steps)
+            for metric, value in (values | {"held-out NLL": nll}).items():
+                for method_name in ["selected", candidate] if rank == 0 else [candidate]:
+                    yield Measurement(name, method_name, metric, value, seconds, settings)
 
 
-def measure(task: Task, method: Method, *, seed: int, num_steps: int | None = None) -> tuple[dict[str, float], float]:
-    """Fit once: scores, and seconds."""
-    observed = task.values.masked_fill(task.hidden, torch.nan)
-    centre = observed.nanmean(0)
-    scale = (observed - centre).square().nanmean(0).sqrt()
-    y, (N, D) = (observed - centre) / scale, task.Y.shape
+class Fitted(NamedTuple):
+    """What a fitted model says of all entries, in units of the data it was fitted to."""
+
+    predicted: MixturePrediction
+    bound: float
+    seconds: float
+
+
+def fit_to(task: Task, method: Method, y: Float[Tensor, "N D"], *, seed: int, num_steps: int | None) -> Fitted:
+    """Fit once to standardised data."""
+    N, D = y.shape
     Q = task.latent_dim if method.smooth is None else method.smooth
     with pyro.get_param_store().scope(), torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -259,6 +263,13 @@ def measure(task: Task, method: Method, *, seed: int, num_steps: int | None = No
         )
         predicted = model.predict(guide, task.x, y, num_samples=200)
         bound = -StructuredELBO(num_particles=50, max_plate_nesting=1).loss(model, guide, task.x, y)
+    return Fitted(predicted, bound, history.seconds[-1])
+
+
+def measure(task: Task, method: Method, *, seed: int, num_steps: int | None = None) -> tuple[dict[str, float], float]:
+    """Fit once: scores, and seconds."""
+    y, centre, scale = task.data
+    predicted, bound, seconds = fit_to(task, method, y, seed=seed, num_steps=num_steps)
     values = task.scores(centre + scale * predicted.mean, scale * predicted.stddev)
     log_prob = predicted.log_prob((task.values - centre) / scale) - scale.log()
-    return values | {"mixture NLL": task.nll(log_prob), "bound [nats]": bound}, history.seconds[-1]
+    return values | {"mixture NLL": task.nll(log_prob), "bound [nats]": bound}, seconds

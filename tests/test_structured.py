@@ -189,6 +189,22 @@ def test_particles_are_averaged(estimator, fixed_noise):
         torch.testing.assert_close(found, expected)
 
 
+def test_a_model_that_pairs_draws_of_one_particle_with_those_of_others_is_refused():
+    def model(x, y):
+        gain = pyro.sample("gain", dist.Normal(0.0, 1.0))
+        f = pyro.sample("f", GaussianProcess(RBF(1), x))
+        with pyro.plate("points", len(x)):
+            # gain [S, 1] times f [S, N] would do: one dimension too many makes [S, S, N] of them.
+            pyro.sample("y", dist.Normal(gain[..., None] * f, 1.0), obs=y[:, 0])
+
+    x, y = make_data()
+    y = torch.nan_to_num(y)
+    guide = StructuredGPGuide(model, sites={"f": IndexNet(D, 1)})
+    assert math.isfinite(StructuredELBO(max_plate_nesting=1).loss(model, guide, x, y))
+    with pytest.raises(ValueError, match='at site "y", invalid log_prob shape'):
+        StructuredELBO(num_particles=3, max_plate_nesting=1).loss(model, guide, x, y)
+
+
 @every_estimator
 def test_loss_and_its_gradients(estimator, fixed_noise):
     model, guide, x, y = make(B)
@@ -620,6 +636,15 @@ def test_other_sites_are_those_of_a_mean_field_guide():
     ours, theirs = (poutine.trace(g).get_trace(*args).nodes["likelihood.variance"]["fn"] for g in (guide, other))
     value = torch.rand(())
     torch.testing.assert_close(ours.log_prob(value), theirs.log_prob(value))
+
+
+def test_other_sites_start_where_they_are_told():
+    model = make_model()
+    model.likelihood.variance = PyroSample(dist.LogNormal(0.5, 1.0))
+    guide = StructuredGPGuide(model, FactorNet(D, Q), init_loc_fn=lambda site: torch.tensor(3.0))
+    args = make_data()
+    guide(*args)
+    torch.testing.assert_close(guide.median(*args)["likelihood.variance"], torch.tensor(3.0))
 
 
 def test_quantiles_of_f_are_those_of_its_marginals_at_the_medians_of_the_others():

@@ -52,6 +52,7 @@ class StructuredGPGuide(AutoGuide):
     :param method: ``"dense"`` takes N³ operations for N points; ``"state-space"`` gives the same in linear time and memory,
         for one column of inputs under Matérn kernels, their sums and products; ``"auto"`` takes it where it can, beyond 200
         points.
+    :param init_loc_fn: initial values of the mean-field sites, as for :class:`~pyro_lvgp.guides.MeanFieldGuide`.
     :param init_scale: initial scale of sites that no encoder makes, and of mean-field Gaussians.
     :param create_plates: as for Pyro's autoguides, for the mean-field sites.
     :raises ValueError: for a site that is not there or has another prior, an encoding of the wrong shape, or a prior that has
@@ -80,6 +81,7 @@ class StructuredGPGuide(AutoGuide):
         *,
         sites: Mapping[str, nn.Module | None] | None = None,
         method: Method = "auto",
+        init_loc_fn: Callable[[dict], Tensor] | None = None,
         init_scale: float = 0.1,
         create_plates: Callable[..., Any] | None = None,
     ):
@@ -105,9 +107,9 @@ class StructuredGPGuide(AutoGuide):
                 deep_setattr(self.encoders, name, as_pyro_module(network))
         self.mean_field = MeanFieldGuide(
             poutine.block(model, hide=list(sites)),
+            init_loc_fn=init_loc_fn or getattr(model, "init_loc_fn", None),
             init_scale=init_scale,
             create_plates=self.create_plates,
-            **({"init_loc_fn": model.init_loc_fn} if hasattr(model, "init_loc_fn") else {}),
         )
 
     def _check_prototype(self, part_trace: Trace) -> None:

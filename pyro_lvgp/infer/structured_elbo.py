@@ -1,6 +1,7 @@
 """The bound of Gaussian-process priors times encoder sites, by four estimators."""
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
@@ -11,7 +12,7 @@ from pyro.infer.util import is_validation_enabled, torch_item
 from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import prune_subsample_sites
-from pyro.util import check_model_guide_match
+from pyro.util import check_model_guide_match, check_site_shape
 from torch import Tensor
 
 from pyro_lvgp import gaussian_sites
@@ -124,6 +125,10 @@ class StructuredELBO(DifferentiableELBO):
         model_trace = poutine.trace(poutine.replay(integrated, guide_trace)).get_trace(*args, **kwargs)
         if is_validation_enabled():
             check_model_guide_match(model_trace, guide_trace, self.max_plate_nesting)
+            model_trace.compute_log_prob(lambda _, site: site["is_observed"])
+            for site in model_trace.nodes.values():
+                if site["type"] == "sample" and site["is_observed"]:
+                    check_site_shape(site, sys.maxsize)  # the plate of particles too
         return prune_subsample_sites(model_trace), prune_subsample_sites(guide_trace)
 
     def _bound(self, model_trace: Trace, guide_trace: Trace, weight: float | Tensor) -> Tensor:
