@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
+import pyro
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -72,7 +73,8 @@ def held_out_nll(
 
         -\frac{1}{\sum_k |H_k|} \sum_k \sum_{(n, d) \in H_k} \log p(y_{nd} \mid y_{O \setminus H_k})
 
-    with the entries :math:`H_k` of fold k and all observed ones O.  Take the first candidate, and fit it to all data.
+    with the entries :math:`H_k` of fold k and all observed ones O.  Take the first candidate, and fit it to all data.  Each
+    fit has a Pyro parameter store of its own.
 
     :param candidates: for each name a function that fits a new model to data in which more is NaN, and predicts all entries.
     :param y: data, NaN where missing.
@@ -100,7 +102,9 @@ def held_out_nll(
             bar.set_description(name)
             total = 0.0
             for fold in held:
-                total -= predict(y.masked_fill(fold, torch.nan)).log_prob(torch.nan_to_num(y))[fold].sum().item()
+                with pyro.get_param_store().scope():  # no fit starts where another ended
+                    log_prob = predict(y.masked_fill(fold, torch.nan)).log_prob(torch.nan_to_num(y))
+                total -= log_prob[fold].sum().item()
                 bar.update()
             if math.isnan(total):
                 raise ValueError(f"expected log densities from candidate {name!r}, got NaN; does it predict what is hidden?")

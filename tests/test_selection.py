@@ -1,5 +1,6 @@
 """Choice by held-out entries: folds, and scores against the definition."""
 
+import pyro
 import pytest
 import torch
 from torch.distributions import Normal
@@ -78,6 +79,20 @@ def test_the_better_candidate_comes_first(y):
     scores = held_out_nll(candidates, y, gap_folds(y), progress=False)
     assert list(scores) == ["columns", "columns, unsure", "one number"]
     assert list(scores.values()) == sorted(scores.values())
+
+
+def test_no_fit_starts_where_another_ended(y):
+    starts = []
+
+    def predict(shown):
+        starts.append(pyro.param("loc", torch.zeros(())).item())
+        with torch.no_grad():
+            pyro.param("loc").add_(1.0)
+        return Normal(shown.nanmean(0), 1.0)
+
+    held_out_nll({"first": predict, "second": predict}, y, gap_folds(y, 2), progress=False)
+    assert starts == [0.0] * 4
+    assert not list(pyro.get_param_store())
 
 
 def test_nothing_hidden_and_nan_are_refused(y):
