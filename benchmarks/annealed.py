@@ -86,8 +86,9 @@ METHODS = {
     "IW, S = 11": Method(num_samples=11, weighted=True),
     "annealed, K = 5": Method(num_steps=5),
     "annealed, K = 10": Method(num_steps=10),
-    "annealed, K = 10, overdamped": Method(num_steps=10, dynamics="overdamped", step_size=0.2),
+    "annealed, K = 10, overdamped": Method(10, "overdamped", step_size=0.2),
     "annealed, K = 10 × IW, S = 5": Method(num_steps=10, num_samples=5, weighted=True),
+    "annealed, K = 10, overdamped × IW, S = 5": Method(10, "overdamped", step_size=0.2, num_samples=5, weighted=True),
 }
 
 
