@@ -30,13 +30,13 @@ import torch
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from pyro import poutine
-from pyro.infer.autoguide import AutoGuide
+from pyro.infer.autoguide import AutoGuide, init_to_value
 from torch import Tensor
 
 from pyro_lvgp import plots
 from pyro_lvgp.guides import MeanFieldGuide, StructuredGPGuide
 from pyro_lvgp.infer import StructuredELBO
-from pyro_lvgp.networks import IndexNet
+from pyro_lvgp.networks import ZeroImputation
 from pyro_lvgp.training import FitResult, fit
 
 NUM_TRAINED, NUM_NEW, NUM_BINS, NUM_NEURONS, NUM_LATENTS = 40, 40, 40, 15, 2
@@ -58,15 +58,15 @@ def log_rate(f: Tensor, weights: Tensor, base: Tensor) -> Tensor:
 
 def model(t: Tensor, counts: Tensor) -> Tensor:
     """Two processes in every trial, and the neurons' weights, which all trials share."""
-    weights = pyro.sample("weights", dist.Normal(torch.zeros(NUM_NEURONS, NUM_LATENTS), 1.0).to_event(2))
-    base = pyro.sample("base", dist.Normal(-torch.ones(NUM_NEURONS), 1.0).to_event(1))
+    weights = pyro.sample("weights", dist.Normal(torch.zeros(NUM_NEURONS, NUM_LATENTS), 0.6).to_event(2))
+    base = pyro.sample("base", dist.Normal(torch.zeros(NUM_NEURONS), 1.0).to_event(1))
     lengthscale = pyro.sample("lengthscale", dist.LogNormal(-1.0, 0.5))
     distance = math.sqrt(3.0) * (t - t.mT).abs() / lengthscale[..., None, None]
     covariance = (1.0 + distance) * (-distance).exp() + 1e-4 * torch.eye(len(t))  # Matérn-3/2
     with pyro.plate("trials", len(counts), dim=-1):
-        prior = dist.MultivariateNormal(torch.zeros(NUM_LATENTS, len(t)), covariance[..., None, None, :, :])
+        prior = dist.MultivariateNormal(torch.zeros(NUM_LATENTS, len(t)), covariance[..., None, :, :])
         f = pyro.sample("f", prior.to_event(1))
-        rates = dist.Poisson(log_rate(f, weights[..., None, :, :], base[..., None, None, :]).exp())
+        rates = dist.Poisson(log_rate(f, weights, base[..., None, :]).exp())
         recorded = ~torch.isnan(counts)
         return pyro.sample("counts", rates.mask(recorded).to_event(2), obs=torch.nan_to_num(counts))
 
@@ -81,7 +81,7 @@ class Recording(NamedTuple):
 def simulate() -> tuple[Recording, Recording]:
     """Trials to train on, and new ones."""
     pyro.set_rng_seed(0)
-    given = {"weights": torch.randn(NUM_NEURONS, NUM_LATENTS), "base": -1.5 + 0.5 * torch.randn(NUM_NEURONS)}
+    given = {"weights": 0.6 * torch.randn(NUM_NEURONS, NUM_LATENTS), "base": 0.5 * torch.randn(NUM_NEURONS)}
     given["lengthscale"] = torch.tensor(0.3)
     blank = torch.full((NUM_TRAINED + NUM_NEW, NUM_BINS, NUM_NEURONS), torch.nan)
     f = poutine.trace(poutine.condition(model, given)).get_trace(TIMES, blank).nodes["f"]["value"]
@@ -94,15 +94,17 @@ def simulate() -> tuple[Recording, Recording]:
 # %% [markdown]
 # ## Three guides
 #
-# `sites` names the site and its encoder, which sees one bin of one trial: `IndexNet` sums what a network of each recorded
-# neuron says.  It sees square roots of the counts, whose noise has one size whatever the rate.  Weights, base rates and
-# lengthscale get mean-field Gaussians.  The bound takes marginals of the processes only.
+# `sites` names the site and its encoder, which sees one bin of one trial: `ZeroImputation` gets the counts, zero where a
+# neuron is lost, and which are lost.  It sees square roots of the counts, whose noise has one size whatever the rate.
+# Weights, base rates and lengthscale get mean-field Gaussians.  With the encoder, the weights start at a draw from the prior:
+# it says little at first, and a process with weights near zero is soon not used at all.  The bound takes marginals of the
+# processes only.
 
 # %%
 MEAN_FIELD, OWN, ENCODED = "mean field", "structured, own sites", "structured, encoder"
 
 
-class CountNet(IndexNet):
+class CountNet(ZeroImputation):
     """Encoder of counts."""
 
     def forward(self, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,10 +113,11 @@ class CountNet(IndexNet):
 
 def make_guides() -> dict[str, AutoGuide]:
     """By name."""
+    start = init_to_value(values={"weights": 0.6 * torch.randn(NUM_NEURONS, NUM_LATENTS)})
     return {
         MEAN_FIELD: MeanFieldGuide(model),
         OWN: StructuredGPGuide(model, sites={"f": None}, init_scale=1.0),
-        ENCODED: StructuredGPGuide(model, sites={"f": CountNet(NUM_NEURONS, NUM_LATENTS)}),
+        ENCODED: StructuredGPGuide(model, sites={"f": CountNet(NUM_NEURONS, NUM_LATENTS)}, init_loc_fn=start),
     }
 
 
