@@ -43,6 +43,9 @@ class Likelihood(PyroModule):
         """A rough f for each y, to start from."""
         raise NotImplementedError(f"{type(self).__name__} must implement function(y), a rough inverse of its link")
 
+    def start(self, y: Float[Tensor, "N D"], f: Float[Tensor, "N D"]) -> None:
+        """Set what cannot be learned from a poor start, given data and a rough f of each; nothing by default."""
+
     def forward(self, f: Float[Tensor, "*batch"]) -> TorchDistributionMixin:
         """p(y | f) at the present parameter."""
         return self.distribution(f, self.theta())
@@ -218,7 +221,8 @@ class Poisson(Likelihood):
 class NegativeBinomial(_WithParameter):
     """``p(y) = Γ(y+r) / (y! Γ(r)) (eᶠ)ʸ / (1+eᶠ)^(y+r)``: counts with mean ``r eᶠ`` and variance ``r eᶠ (1 + eᶠ)``.
 
-    :param dispersion: initial r; large r is nearly Poisson.
+    :param dispersion: initial r; large r is nearly Poisson.  ``initialize`` of our models finds a better one in the data,
+        unless the parameter is frozen: from noise that is too wide latents say nothing, and r is not learned any more.
     :param data_dim: give the number of outputs for an r of each output; None shares one.
 
     The attribute ``dispersion`` is a ``PyroParam`` of shape [] or [data_dim].
@@ -238,3 +242,16 @@ class NegativeBinomial(_WithParameter):
 
     def function(self, y):
         return torch.log((y + 0.5) / self.theta().detach())
+
+    @torch.no_grad()
+    def start(self, y, f):
+        """Match moments: ``Σ (y − m)² = Σ m + Σ m² / r`` with means m in proportion to eᶠ; r is 10⁴ at most."""
+        if self._theta in self._pyro_samples or not all(parameter.requires_grad for parameter in self.parameters()):
+            return
+        observed = ~torch.isnan(y)
+        y, m = torch.nan_to_num(y), f.exp().masked_fill(~observed, 0.0)
+        m = m * (y.sum(0) / m.sum(0))
+        square, excess = m.square().sum(0), ((y - m).square() - m).sum(0)
+        if not self._per_output:
+            square, excess = square.sum(), excess.sum()
+        self.dispersion = torch.where(excess > 0.0, square / excess, torch.inf).clamp(max=1e4).to(self.dispersion)

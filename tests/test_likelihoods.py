@@ -135,3 +135,34 @@ def test_kl_of_full_to_diagonal_gaussian():
     dense = dist.MultivariateNormal(loc, torch.diag_embed(scale**2))
     assert isinstance(p, Independent)
     torch.testing.assert_close(kl_divergence(q, p), kl_divergence(q, dense))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_dispersion_starts_where_moments_match(shared):
+    """Counts around functions known up to a constant for each output."""
+    r = torch.tensor([20.0]) if shared else torch.tensor([2.0, 20.0])
+    f = torch.stack([torch.linspace(-2.0, 2.0, 20_000)] * 2, 1).double()
+    y = dist.NegativeBinomial(r.double(), logits=f).sample()
+    y[torch.rand(y.shape) < 0.3] = torch.nan
+    likelihood = NegativeBinomial(5.0, data_dim=None if shared else 2)
+    likelihood.start(y, f + torch.tensor([3.0, -1.0]))
+    torch.testing.assert_close(likelihood.dispersion.detach(), r.squeeze(), rtol=0.1, atol=0.0)
+
+
+def test_dispersion_of_counts_with_no_more_noise_than_poissons_is_large():
+    likelihood = NegativeBinomial(5.0, data_dim=2)
+    f = torch.ones(50, 2)
+    y = torch.tensor([3.0, 0.0]).expand(50, 2)
+    likelihood.start(y, f)
+    torch.testing.assert_close(likelihood.dispersion.detach(), torch.full((2,), 1e4))
+
+
+def test_dispersion_stays_where_it_is_known_or_has_a_prior():
+    y, f = torch.poisson(torch.full((50, 1), 3.0)), torch.zeros(50, 1)
+    frozen = NegativeBinomial(5.0)
+    frozen.requires_grad_(False).start(y, f)
+    assert frozen.dispersion.item() == pytest.approx(5.0)
+    random = NegativeBinomial(5.0)
+    random.dispersion = PyroSample(dist.LogNormal(0.0, 1.0))
+    random.start(y, f)
+    assert isinstance(random._pyro_samples["dispersion"], torch.distributions.LogNormal)

@@ -55,5 +55,7 @@ class RowModel(LatentVariableModel):
         warn_if_shared(type(self).__name__, shared_parameters(self))
         f = self.likelihood.function(Y)
         X, filled = linear_latents(f, self.latent_dim, method=method, seed=seed)
-        self.mean = f.nanmean(0)
-        return X, filled - self.mean
+        centre = f.nanmean(0)
+        self.likelihood.start(Y, centre + X @ torch.linalg.lstsq(X, filled - centre).solution)
+        self.mean = self.likelihood.function(Y).nanmean(0)
+        return X, filled - centre
