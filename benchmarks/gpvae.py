@@ -38,7 +38,8 @@ has a linear decoder, one smooth and four white latents.
 folds, of which each hides a third of the rows in the columns that have gaps, one fit for each fold and candidate
 ("held-out NLL", of standardised entries; `pyro_lvgp.selection`).  Then each is fitted to all training entries.  They take all
 points at every step, Adam from 0.01 by cosine to 0, a linear decoder, noise of each output, and encoders that are shown gaps
-like those of the data (`pyro_lvgp.masking`); Jura in logarithms.  "selected" is the candidate with the lowest held-out NLL.
+like those of the data (`pyro_lvgp.masking`); Jura in logarithms.  "selected" is the candidate with the lowest held-out NLL;
+"together" predicts by the mean of its runs.
 Metrics are in the units of the data.  SMSE is averaged over the columns with hidden entries; NLL is the mean negative log
 density per hidden entry of a Gaussian with the predictive moments (a log-normal for logarithms, whose median is what MAE is
 of), "mixture NLL" that of the mixture over 200 draws.  Rows without a spread do not depend on a seed, or are one run."""
@@ -84,6 +85,13 @@ class Task:
             self.error: float(error),
             "NLL": self.nll(dist.Normal(mean, stddev, validate_args=False).log_prob(self.values)),
         }
+
+    def scores_of_mixture(self, predicted: MixturePrediction) -> dict[str, float]:
+        """The same for a mixture of standardised entries, and its own NLL."""
+        _, centre, scale = self.data
+        log_prob = predicted.log_prob((self.values - centre) / scale) - scale.log()
+        moments = self.scores(centre + scale * predicted.mean, scale * predicted.stddev)
+        return moments | {"mixture NLL": self.nll(log_prob)}
 
     def nll(self, log_prob: Tensor) -> float:
         """Mean negative log density of the data, from that of the values."""
@@ -205,11 +213,11 @@ def by_thesis(name: str, task: Task, seeds: int, num_steps: int | None) -> Itera
     """All methods, of whose runs those with the highest bounds are kept."""
     settings: Settings = {"runs": seeds, "kept": int(np.ceil(KEPT * seeds))}
     for method_name, method in tqdm(METHODS.items(), desc=name, unit="method"):
-        runs = [measure(task, method, seed=seed, num_steps=num_steps) for seed in range(seeds)]
-        runs.sort(key=lambda scored: -scored[0]["bound [nats]"])
-        for values, seconds in runs[: int(settings["kept"])]:
-            for metric, value in values.items():
-                yield Measurement(name, method_name, metric, value, seconds, settings)
+        runs = [fit_to(task, method, task.data[0], seed=seed, num_steps=num_steps) for seed in range(seeds)]
+        runs.sort(key=lambda run: -run.bound)
+        for run in runs[: int(settings["kept"])]:
+            for metric, value in run.scores(task).items():
+                yield Measurement(name, method_name, metric, value, run.seconds, settings)
 
 
 def selected(name: str, task: Task, seeds: int, num_steps: int | None) -> Iterator[Measurement]:
@@ -222,19 +230,29 @@ def selected(name: str, task: Task, seeds: int, num_steps: int | None) -> Iterat
     }
     held_out = held_out_nll(predictors, y, gap_folds(y, FOLDS, consecutive=task.gaps is hide_like_shifted))
     for rank, (candidate, nll) in enumerate(held_out.items()):
-        for seed in range(seeds):
-            values, seconds = measure(task, CANDIDATES[candidate], seed=seed, num_steps=num_steps)
-            for metric, value in (values | {"held-out NLL": nll}).items():
+        runs = [fit_to(task, CANDIDATES[candidate], y, seed=seed, num_steps=num_steps) for seed in range(seeds)]
+        for run in runs:
+            for metric, value in (run.scores(task) | {"held-out NLL": nll}).items():
                 for method_name in ["selected", candidate] if rank == 0 else [candidate]:
-                    yield Measurement(name, method_name, metric, value, seconds, settings)
+                    yield Measurement(name, method_name, metric, value, run.seconds, settings)
+        if rank == 0:
+            together = MixturePrediction(tuple(part for run in runs for part in run.predicted.parts))
+            for metric, value in task.scores_of_mixture(together).items():
+                yield Measurement(
+                    name, f"selected, {seeds} runs together", metric, value, sum(r.seconds for r in runs), settings
+                )
 
 
 class Fitted(NamedTuple):
-    """What a fitted model says of all entries, in units of the data it was fitted to."""
+    """What a model fitted to standardised data says of all entries."""
 
     predicted: MixturePrediction
     bound: float
     seconds: float
+
+    def scores(self, task: Task) -> dict[str, float]:
+        """Of what is hidden, and the bound."""
+        return task.scores_of_mixture(self.predicted) | {"bound [nats]": self.bound}
 
 
 def fit_to(task: Task, method: Method, y: Float[Tensor, "N D"], *, seed: int, num_steps: int | None) -> Fitted:
@@ -264,12 +282,3 @@ def fit_to(task: Task, method: Method, y: Float[Tensor, "N D"], *, seed: int, nu
         predicted = model.predict(guide, task.x, y, num_samples=200)
         bound = -StructuredELBO(num_particles=50, max_plate_nesting=1).loss(model, guide, task.x, y)
     return Fitted(predicted, bound, history.seconds[-1])
-
-
-def measure(task: Task, method: Method, *, seed: int, num_steps: int | None = None) -> tuple[dict[str, float], float]:
-    """Fit once: scores, and seconds."""
-    y, centre, scale = task.data
-    predicted, bound, seconds = fit_to(task, method, y, seed=seed, num_steps=num_steps)
-    values = task.scores(centre + scale * predicted.mean, scale * predicted.stddev)
-    log_prob = predicted.log_prob((task.values - centre) / scale) - scale.log()
-    return values | {"mixture NLL": task.nll(log_prob), "bound [nats]": bound}, seconds
