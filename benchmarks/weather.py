@@ -2,8 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import pyro
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from benchmarks.peers.gpytorch_processes import GroupedProcess
+from benchmarks.peers.gpytorch_processes import GroupedProcess, Start
 from benchmarks.report import Measurement, Row, Settings
 from benchmarks.weather_data import TRAIN_YEAR, Weather, load
 from pyro_lvgp.guides import SparseStructuredGPGuide, StructuredGPGuide
@@ -19,35 +20,51 @@ from pyro_lvgp.infer import StructuredELBO
 from pyro_lvgp.initialization import cluster_centres
 from pyro_lvgp.kernels import RBF
 from pyro_lvgp.likelihoods import Gaussian
-from pyro_lvgp.masking import hide_like_rows
+from pyro_lvgp.masking import hide_like_rows, hide_like_shifted
 from pyro_lvgp.models import GPVAE, SparseGPVAE
-from pyro_lvgp.networks import MLP, IndexNet
+from pyro_lvgp.networks import MLP, FactorNet
 from pyro_lvgp.offset_net import OffsetNet
 from pyro_lvgp.training import fit
 
 NUM_THREADS = 1
-NUM_LATENTS, LEARNING_RATE, NUM_SAMPLES = 4, 0.01, 30
-LENGTHSCALE = (0.7, 0.7, 1.0, 2.0)  # 70 km east and north, a kilometre of elevation, two days
+LEARNING_RATE, NUM_SAMPLES = 0.02, 100
+# Variance, and lengthscales [100 km east, 100 km north, km of elevation, days], of weather that stations share and of what a
+# station has of its own, for each variable: what independent processes find in the training year, rounded.
+REGION = ((0.6, (1.0, 0.5, 1.5, 0.5)), (0.5, (1.0, 1.2, 2.1, 0.8)), (0.55, (1.4, 1.05, 1.65, 1.0)))
+STATION = ((0.1, (0.35, 0.4, 1.25, 4.0)), (0.12, (0.1, 0.1, 0.15, 6.0)), (0.14, (0.1, 0.1, 0.1, 7.5)))
+INDUCING_SCALE = (0.3, 0.3, 0.4, 2.0)  # in which k-means measures distances, between those two
 
 
 Posterior = Literal["dense", "projected", "nearest", "independent"]
 
 
 class Decoder(nn.Module):
-    """A linear map and a network beside it, to mean and variance of each output.
+    """A linear map, at first of each latent to its output, and a small network beside it, to mean and variance of each output.
 
-    :param skip: number of latents not to look at.
+    :param data_dim: number of outputs, and of latents.
+    :param skip: number of latents before them, not to look at.
     """
 
-    def __init__(self, latent_dim: int, data_dim: int, *, skip: int = 0):
+    def __init__(self, data_dim: int, *, skip: int = 0):
         super().__init__()
-        self.linear, self.net = nn.Linear(latent_dim, data_dim), MLP(latent_dim, 2 * data_dim, (20, 20), nn.ReLU)
+        self.linear, self.net = identity(data_dim), MLP(data_dim, 2 * data_dim, (20,))
         self.skip = skip
+        with torch.no_grad():
+            self.net[-1].get_parameter("weight").mul_(0.1)
 
     def forward(self, latents: Tensor) -> tuple[Tensor, Tensor]:
         latents = latents[..., self.skip :]
         mean, raw = self.net(latents).chunk(2, -1)
-        return self.linear(latents) + mean, nn.functional.softplus(raw - 1.0) + 1e-4
+        return self.linear(latents) + mean, nn.functional.softplus(raw - 2.0) + 1e-4
+
+
+def identity(dim: int) -> nn.Linear:
+    """A linear layer that starts as the identity."""
+    layer = nn.Linear(dim, dim)
+    with torch.no_grad():
+        layer.weight.copy_(torch.eye(dim))
+        layer.bias.zero_()
+    return layer
 
 
 @dataclass(frozen=True)
@@ -70,13 +87,14 @@ THREE_DAYS = {
     "VAE": Method("independent"),
     "GP-VAE, linear decoder": Method(linear=True),
     "GP-VAE": Method(),
-    "sparse GP-VAE, projected, M = 50": Method("projected"),
-    "sparse GP-VAE, nearest, M = 50, T = 10": Method("nearest"),
+    "sparse GP-VAE, projected, M = 100": Method("projected", num_inducing=100),
+    "sparse GP-VAE, nearest, M = 100, T = 20": Method("nearest", num_inducing=100, num_nearest=20),
 }
 WEEKS = {
     "VAE": Method("independent"),
-    "sparse GP-VAE, linear decoder, M = 100": Method("projected", linear=True, num_inducing=100),
+    "sparse GP-VAE, linear decoder, M = 150": Method("projected", linear=True, num_inducing=150),
     "GP-VAE": Method(),
+    "sparse GP-VAE, projected, M = 150": Method("projected", num_inducing=150),
     "sparse GP-VAE, projected, M = 100": Method("projected", num_inducing=100),
     "sparse GP-VAE, nearest, M = 100, T = 20": Method("nearest", num_inducing=100, num_nearest=20),
 }
@@ -86,24 +104,28 @@ GRID = {
     for T in (2, 5, 10, 20)
 }
 DAYS = {"three days": 3, "weeks": 7, "grid": 7}
-EPOCHS, BATCH_SIZES = {"three days": 25, "weeks": 30, "grid": 30}, {3: 4, 7: 2}
+EPOCHS, BATCH_SIZES = 15, {3: 4, 7: 2}
+MASKINGS = {3: hide_like_shifted, 7: hide_like_rows}  # a day at all stations; a station on a day
 TASKS = {"three days": THREE_DAYS, "weeks": WEEKS, "grid": GRID}
 PUBLISHED: list[Row] = []
 NOTES = """\
 The thesis's two experiments on its Japanese stations, which are not public, redone on stations in Trentino: fitted to 1996,
-predicting hidden temperatures of 1996 (seen) and 1997 (unseen, without another fit).  "three days": groups of three days, the
+predicting hidden temperatures of 1996 (seen) and 1998 (unseen, without another fit).  "three days": groups of three days, the
 maximum of the middle day hidden at all stations.  "weeks": groups of seven days, both temperatures of a station on a day
 hidden with probability 0.1.  "grid" (--only grid): weeks, by number of inducing points M and of nearest ones T.
 
 A regression on season and elevation is taken away for all methods alike, precipitation counts as log(1 + mm), and inputs are
-place, elevation and day.  VAE, linear decoder and the GP-VAEs have four latents, IndexNet encoders, RBF kernels that start at
-70 km, a kilometre and two days, and hide from the encoder what other rows miss.  All decoders but the linear one give a
-variance for each entry.  The independent GPs have RBF kernels and one set of hyperparameters for all groups of a variable.
-Lengthscales, masking and rates were chosen by half a dozen runs on three days whose scores on both years were seen: 1997 is
-unseen by the fits, not by that choice.
+place, elevation and day.  VAE, linear decoder and the GP-VAEs have a latent for each variable and FactorNet encoders.  Kernels
+of the GP-VAEs are a sum of two RBF kernels, of weather that stations share and of what a station has of its own for days, held
+at what independent processes find in 1996, rounded.  All decoders but the linear one give a variance for each entry.
+Independent GPs have one kernel for each variable that starts at lengthscales of 1, or the two of the GP-VAEs, and learn them.
+
+Kernels, encoder, masking, decoder, rates and M were chosen on other entries hidden from 1996, load(..., validate=True), by one
+seed; neither hidden entries nor 1998 were looked at for that.  Settings before these had been chosen with the scores of the
+hidden entries of 1996 and of 1997 in sight; 1998 never was.
 
 NLL is the mean negative log density per hidden entry of a Gaussian with the predictive moments, "mixture NLL" that of the
-mixture over 30 draws; both in nats per °C.  Rows of one seed have no spread."""
+mixture over 100 draws; both in nats per °C.  Rows of one seed have no spread."""
 
 
 def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:
@@ -113,11 +135,11 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
         if task != "grid":
             for name, predict in PEERS.items():
                 start = time.perf_counter()
-                moments = predict(weather, 1 if quick else 5)
+                moments = predict(weather, 1 if quick else 10)
                 for year, (mean, stddev) in moments.items():
                     for metric, value in scores(weather, year, mean, stddev).items():
                         yield Measurement(task, name, metric, value, time.perf_counter() - start, {})
-        epochs = 1 if quick else EPOCHS[task]
+        epochs = 1 if quick else EPOCHS
         for name, method in tqdm(TASKS[task].items(), desc=task, unit="method"):
             settings: Settings = {"epochs": epochs, "groups in a batch": BATCH_SIZES[DAYS[task]]}
             for seed in range(seeds):
@@ -137,7 +159,7 @@ def measure(weather: Weather, method: Method, *, seed: int, epochs: int) -> tupl
             lambda y, idx=None: model(x, y, idx),
             lambda y, idx=None: guide(x, y, idx),
             y,
-            loss=StructuredELBO(masking=hide_like_rows, max_plate_nesting=2),
+            loss=StructuredELBO(masking=MASKINGS[weather.days_per_group], max_plate_nesting=2),
             num_steps=epochs * (len(y) // batch_size),
             batch_size=batch_size,
             learning_rate=LEARNING_RATE,
@@ -156,25 +178,35 @@ def measure(weather: Weather, method: Method, *, seed: int, epochs: int) -> tupl
 
 
 def build(method: Method, x: Tensor, num_groups: int, seed: int) -> tuple[GPVAE | SparseGPVAE, Any]:
-    """A model and its guide."""
-    Q, D, P = NUM_LATENTS, 3, x.shape[-1]
+    """A model and its guide, with a latent for each variable."""
+    D, P = 3, x.shape[-1]
     likelihood, options = Gaussian(0.1, data_dim=D), {"num_data": num_groups}
-    encoder: nn.Module = IndexNet(D, Q, (50,), feature_dim=50, init_scale=0.3)
+    encoder: nn.Module = FactorNet(D, D, (20,), init_scale=0.3)
     if method.posterior == "independent":  # a process that the decoder does not look at
         unused = RBF(P, batch_shape=(1,))
-        vae = SparseGPVAE(unused, Decoder(Q, D, skip=1), x[:1], likelihood, independent_dim=Q, **options).double()
+        vae = SparseGPVAE(unused, Decoder(D, skip=1), x[:1], likelihood, independent_dim=D, **options).double()
         return vae, SparseStructuredGPGuide(vae, sites={"w": encoder.double()})
-    kernel = RBF(P, lengthscale=torch.tensor(LENGTHSCALE), batch_shape=(Q,))
-    decoder: nn.Module = nn.Linear(Q, D) if method.linear else Decoder(Q, D)
+    region, station = (
+        RBF(P, variance=torch.tensor(variances), lengthscale=torch.tensor(lengthscales), batch_shape=(D,))
+        for variances, lengthscales in (zip(*REGION, strict=True), zip(*STATION, strict=True))
+    )
+    kernel = (region + station).requires_grad_(False)
+    decoder: nn.Module = identity(D) if method.linear else Decoder(D)
     if method.posterior == "dense":
         model = GPVAE(kernel, decoder, likelihood, **options).double()
         return model, StructuredGPGuide(model, encoder.double())
-    scale = torch.tensor(LENGTHSCALE)
+    scale = torch.tensor(INDUCING_SCALE)
     Z = cluster_centres(x / scale, method.num_inducing, seed=seed) * scale
     sparse = SparseGPVAE(kernel, decoder, Z, likelihood, **options).double()
     if method.posterior == "nearest":
         encoder = OffsetNet(
-            encoder, Q, input_dim=P, latent_dim=Q, num_nearest=method.num_nearest, hidden_dims=(50,), init_scale=1.0
+            encoder,
+            D,
+            input_dim=P,
+            latent_dim=D,
+            num_nearest=method.num_nearest,
+            hidden_dims=(50,),
+            through_prior=True,
         )
     return sparse, SparseStructuredGPGuide(sparse, encoder.double())
 
@@ -206,12 +238,12 @@ def season_and_elevation(weather: Weather, epochs: int) -> Moments:
     return {name: (year.centre, weather.scale) for name, year in weather.years.items()}
 
 
-def independent_processes(weather: Weather, epochs: int) -> Moments:
-    """A Gaussian process for each variable over place and day, in GPyTorch."""
+def independent_processes(weather: Weather, epochs: int, kernels: Sequence[Sequence[Start]] = (((1.0, 1.0),) * 3,)) -> Moments:
+    """A Gaussian process for each variable over place and day, in GPyTorch; with a sum of kernels, each by variables."""
     moments: dict[int, tuple[list[Tensor], list[Tensor]]] = {name: ([], []) for name in weather.years}
     for d in range(3):
         train = weather.data(TRAIN_YEAR)[..., d]
-        process = GroupedProcess(weather.x, train)
+        process = GroupedProcess(weather.x, train, kernels=[kernel[d] for kernel in kernels])
         process.fit(train, epochs, seed=0)
         for name in weather.years:
             for part, moment in zip(moments[name], process.predict(weather.data(name)[..., d]), strict=True):
@@ -226,5 +258,6 @@ def independent_processes(weather: Weather, epochs: int) -> Moments:
 PEERS: dict[str, Callable[[Weather, int], Moments]] = {
     "mean of the training year": mean_of_the_year,
     "season and elevation": season_and_elevation,
-    "independent GPs (GPyTorch)": independent_processes,
+    "independent GPs, one kernel (GPyTorch)": independent_processes,
+    "independent GPs, two kernels (GPyTorch)": partial(independent_processes, kernels=(REGION, STATION)),
 }

@@ -56,12 +56,23 @@ def test_groups_hide_what_is_to_be_predicted(days):
 
 
 @needs_data
+@pytest.mark.parametrize("days", [3, 7])
+def test_validation_shows_nothing_of_what_is_tested(days):
+    tested, validated = (load(days, validate=validate).years for validate in (False, True))
+    assert set(validated) == {TRAIN_YEAR}
+    test, part = tested[TRAIN_YEAR], validated[TRAIN_YEAR]
+    assert torch.isnan(part.truth[test.hidden]).all()
+    torch.testing.assert_close(part.truth, test.truth.masked_fill(test.hidden, torch.nan), equal_nan=True)
+    assert (part.hidden & ~torch.isnan(part.truth)).any()
+
+
+@needs_data
 def test_scores_of_known_predictions():
     data = load(3)
     part = data.years[UNSEEN_YEAR]
     values = weather.scores(data, UNSEEN_YEAR, part.truth + 2.0, torch.tensor(4.0))
-    assert values["RMSE 1997 [°C]"] == pytest.approx(2.0)
-    assert values["NLL 1997"] == pytest.approx(0.5 * math.log(2.0 * math.pi * 16.0) + 0.125)
+    assert values[f"RMSE {UNSEEN_YEAR} [°C]"] == pytest.approx(2.0)
+    assert values[f"NLL {UNSEEN_YEAR}"] == pytest.approx(0.5 * math.log(2.0 * math.pi * 16.0) + 0.125)
 
 
 @needs_data
@@ -75,7 +86,7 @@ def test_every_method_runs(task, monkeypatch):
     measured = list(weather.run(quick=True, seeds=1, only=task))
     assert {m.method for m in measured} == {*weather.PEERS, *weather.TASKS[task]}
     assert all(math.isfinite(m.value) for m in measured)
-    mean_rmse = {m.method: m.value for m in measured if m.metric.startswith("RMSE")}
+    mean_rmse = {m.method: m.value for m in measured if m.metric == f"RMSE {TRAIN_YEAR} [°C]"}
     assert mean_rmse["season and elevation"] < mean_rmse["mean of the training year"]
 
 
