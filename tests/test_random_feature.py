@@ -1,6 +1,7 @@
 """The random-feature model and its guide: exact where they should be, below the evidence elsewhere."""
 
 import math
+from itertools import pairwise
 
 import pyro
 import pyro.distributions as dist
@@ -133,6 +134,56 @@ def test_touching_points_settle_where_the_bound_is_flat():
     form = polyagamma.binomial(Y, torch.ones(()))
     (slope,) = torch.autograd.grad(polyagamma.collapsed_log_bound(_features(model, guide), form, c).sum(), c)
     torch.testing.assert_close(slope, torch.zeros(N, D), rtol=0.0, atol=1e-7)
+
+
+def _filled(Y):
+    """A pinned pair with filled weights, and the exact posterior of the weights."""
+    model, guide = _pair(Y, Gaussian(0.3), weights="filled", frequencies="gaussian")
+    _pin(guide)
+    zero = torch.zeros_like(Y)
+    return model, guide, weight_posterior(_features(model, guide), *model.weight_sites(Y, zero, zero))
+
+
+def test_filled_weights_are_collapsed_ones_where_nothing_is_missing(Y):
+    model, guide, exact = _filled(Y)
+    assert exact.precision_tril.shape == (1, 2 * F, 2 * F)
+    q, _ = _traces(model, guide, Y)
+    torch.testing.assert_close(q["a"]["fn"].mean, exact.mean)
+    torch.testing.assert_close(q["a"]["fn"].precision_tril, exact.precision_tril)
+
+
+def test_filling_gaps_raises_the_bound_to_that_of_the_exact_means():
+    Y = _holes(torch.randn(N, D))
+    model, guide, exact = _filled(Y)
+    features, observed = _features(model, guide), ~torch.isnan(Y)
+
+    def bound():
+        """Of the data, in closed form: E log p(y | a) − KL(q(a) ‖ p(a))."""
+        weights = guide._posterior_of(features)
+        precision = weights.precision_tril @ weights.precision_tril.mT
+        posterior = MultivariateNormal(weights.mean, precision_matrix=precision.expand(D, -1, -1))
+        f = model.mean + features @ weights.mean.mT
+        spread = (features @ precision.inverse().squeeze(0) * features).sum(-1, keepdim=True)
+        density = dist.Normal(f, model.likelihood.variance.sqrt()).log_prob(torch.nan_to_num(Y))
+        expected = torch.where(observed, density - 0.5 * spread / model.likelihood.variance, 0.0).sum()
+        prior = MultivariateNormal(torch.zeros(2 * F), torch.eye(2 * F))
+        return (expected - kl_divergence(posterior, prior).sum()).item()
+
+    guide(Y)
+    bounds = [bound()]
+    for _ in range(400):
+        guide.a.gaps = guide._update_gaps(Y)["guide.a.gaps"]
+        bounds.append(bound())
+    assert min(b - a for a, b in pairwise(bounds)) > -1e-8
+    assert bounds[-1] > bounds[0] + 0.1
+    torch.testing.assert_close(guide._posterior_of(features).mean, exact.mean, rtol=0.0, atol=1e-5)
+    centred = torch.nan_to_num(Y - model.mean)
+    assert bounds[-1] < gaussian_log_density(features, centred, observed, model.likelihood.variance[None]).sum()
+    # What guide and model say of one draw of the weights is this bound on average.
+    with pyro.plate("draws", 4000, dim=-2), torch.no_grad():
+        q, p = _traces(model, guide, Y)
+    terms = p["y"]["log_prob"].sum(-1) + p["a"]["log_prob"].sum(-1) - q["a"]["log_prob"].sum(-1)
+    assert abs(terms.mean().item() - bounds[-1]) < 4.0 * terms.std().item() / len(terms) ** 0.5
 
 
 def _kernel_bound(model, guide):
@@ -412,6 +463,8 @@ class TestBadInput:
         model = RandomFeatureLVM(N, D, Q, likelihood=Poisson())
         with pytest.raises(ValueError, match='weights="explicit"'):
             RandomFeatureGuide(model, weights="collapsed")
+        with pytest.raises(ValueError, match="expected a Gaussian likelihood"):
+            RandomFeatureGuide(model, weights="filled")
         with pytest.raises(ValueError, match='expected frequencies="gaussian"'):
             RandomFeatureGuide(model, weights="explicit", frequencies="mixture")
         with pytest.raises(ValueError, match="expected frequencies in"):

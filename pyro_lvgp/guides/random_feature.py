@@ -1,5 +1,6 @@
 """The approximate posterior of the random-feature latent variable model."""
 
+from functools import partial
 from typing import Any, Literal, get_args
 
 import pyro
@@ -22,7 +23,7 @@ from pyro_lvgp.models import RandomFeatureLVM
 from pyro_lvgp.polyagamma import touching_point
 
 Frequencies = Literal["mixture", "gaussian"]
-Weights = Literal["collapsed", "explicit"]
+Weights = Literal["collapsed", "filled", "explicit"]
 
 
 class RandomFeatureGuide(SampledGuide):
@@ -38,19 +39,21 @@ class RandomFeatureGuide(SampledGuide):
         prior and assignments φ, as in the paper; or ``"gaussian"``, a Gaussian for each frequency, which then stays
         where it is from step to step, with the best assignments in closed form.
     :param weights: ``"collapsed"``, the exact :math:`q(a_d \mid X, \omega, y)` of a Gaussian likelihood, or for logistic ones
-        that of their Pólya-gamma bound; it costs a pass over all rows at each step.  ``"explicit"`` keeps a Gaussian for each
-        output, for mini-batches and for other likelihoods.  It wants frequencies that stay where they are, hence
-        ``"gaussian"`` ones.  By default what the likelihood allows.
+        that of their Pólya-gamma bound; it costs a pass over all rows at each step, and where entries are missing an L × L
+        factor for each output.  ``"filled"`` is that of Gaussian data whose gaps are filled: one factor for all.
+        ``"explicit"`` keeps a Gaussian for each output, for mini-batches and other likelihoods; it wants frequencies that stay
+        where they are, hence ``"gaussian"`` ones.  By default ``"collapsed"`` if the likelihood allows it.
     :param init_scale: first standard deviation of the latents.
     :param seed: seed of the first assignments or frequencies.
     :raises ValueError: for an unknown choice, or one that the likelihood or the other choice rules out.
 
     Parameters go by site: ``alpha.shape``, ``alpha.rate``; ``v.a``, ``v.b``; ``omega.logits`` [F, C], or ``omega.loc`` and
     ``omega.scale`` [F, Q]; ``X.loc``, ``X.scale`` [N, Q]; of collapsed weights ``a.c`` [N, D], where the bound touches a
-    logistic likelihood; of explicit ones the natural ``a.linear`` [D, L] and ``a.precision`` [D, L, L].
+    logistic likelihood; of filled ones the f in gaps, ``a.gaps`` [N, D]; of explicit ones the natural ``a.linear`` [D, L] and
+    ``a.precision`` [D, L, L].
 
-    Collapsed weights need all data.  The guide keeps those of its last call without ``idx``: later calls on some rows, as for
-    predictions, condition the weights on all of them, and a bound on a mini-batch is unbiased.
+    Collapsed and filled weights need all data.  The guide keeps those of its last call without ``idx``: later calls on some
+    rows, as for predictions, condition the weights on all of them, and a bound on a mini-batch is unbiased.
 
     Source: eqs. 20 to 42 of the SRFLVM paper.
 
@@ -74,17 +77,17 @@ class RandomFeatureGuide(SampledGuide):
         seed: int = 0,
     ):
         weights = weights or ("collapsed" if model.is_conjugate else "explicit")
-        frequencies = frequencies or ("mixture" if weights == "collapsed" else "gaussian")
-        if frequencies not in get_args(Frequencies) or weights not in get_args(Weights):
-            raise ValueError(
-                f"expected frequencies in {get_args(Frequencies)} and weights in {get_args(Weights)}, got {frequencies!r} and "
-                f"{weights!r}"
-            )
+        frequencies = frequencies or ("gaussian" if weights == "explicit" else "mixture")
+        for name, value, known in (("frequencies", frequencies, Frequencies), ("weights", weights, Weights)):
+            if value not in get_args(known):
+                raise ValueError(f"expected {name} in {get_args(known)}, got {value!r}")
         if weights == "collapsed" and not model.is_conjugate:
             raise ValueError(
                 "expected a Gaussian, Bernoulli, binomial or negative binomial likelihood for collapsed weights, got "
                 f'{type(model.likelihood).__name__}; use weights="explicit"'
             )
+        if weights == "filled" and not isinstance(model.likelihood, Gaussian):
+            raise ValueError(f'expected a Gaussian likelihood for weights="filled", got {type(model.likelihood).__name__}')
         if weights == "explicit" and frequencies == "mixture":
             raise ValueError(
                 'expected frequencies="gaussian" with explicit weights, got "mixture": its draws are other frequencies at '
@@ -121,7 +124,9 @@ class RandomFeatureGuide(SampledGuide):
             self.a.linear, self.a.precision = _real(linear), PyroParam(precision, constraints.positive_definite)
         else:
             self.register_buffer("data", like.new_full((model.num_data, model.data_dim), torch.nan))
-            if not isinstance(model.likelihood, Gaussian):
+            if self.weights == "filled":
+                self.a.gaps = _real(model.mean.repeat(model.num_data, 1))
+            elif not isinstance(model.likelihood, Gaussian):
                 self.a.c = _positive(like.new_ones(model.num_data, model.data_dim))
         a, b = conjugate.stick_breaking(like.new_full((F, C), 1.0 / C), model.concentration[0] / model.concentration[1])
         self.v.a, self.v.b = _positive(a), _positive(b)
@@ -134,7 +139,7 @@ class RandomFeatureGuide(SampledGuide):
         """
         if self.prototype_trace is None:
             self._setup_prototype(y, idx)
-        if y is not None and idx is None and self.weights == "collapsed":
+        if y is not None and idx is None and self.weights != "explicit":
             self.data = y.detach()
         values = {"alpha": pyro.sample("alpha", dist.Gamma(self.alpha.shape, self.alpha.rate))}
         values["v"] = pyro.sample("v", dist.Beta(self.v.a, self.v.b).to_event(1))
@@ -166,23 +171,21 @@ class RandomFeatureGuide(SampledGuide):
         if idx is None:
             return X
         if torch.isnan(self.data).all():
-            raise ValueError(
-                "expected a first call with all data, which collapsed weights depend on, got a mini-batch; call guide(Y) "
-                'once, or use weights="explicit"'
-            )
+            raise ValueError('expected a first call with all data, got a mini-batch; call guide(Y), or use weights="explicit"')
         everyone = self._q_latents(None).expand((*X.shape[:-2], *self.X.loc.shape)).rsample()
         return everyone.index_copy(-2, idx, X)
 
     def _collapsed_weights(self, omega: Tensor, X: Tensor) -> PrecisionNormal:
         """Q(a | X, ω), its batch laid out for the plate of the outputs."""
         features = self.model.features(X.unsqueeze(-3), omega)
-        posterior = self._posterior_of(features)
-        return PrecisionNormal(posterior.mean.squeeze(-3), posterior.precision_tril.squeeze(-4), validate_args=False)
+        mean, precision_tril = self._posterior_of(features)
+        return PrecisionNormal(mean.squeeze(-3), precision_tril.squeeze(-4), validate_args=False)
 
     def _posterior_of(self, features: Tensor) -> WeightPosterior:
         # The sites of a likelihood that they do not fit exactly touch it at f = ± c.
         c = getattr(self.a, "c", self.data)
-        return weight_posterior(features, *self.model.weight_sites(self.data, c, torch.zeros_like(c)))
+        y = torch.where(torch.isnan(self.data), self.a.gaps, self.data) if self.weights == "filled" else self.data
+        return weight_posterior(features, *self.model.weight_sites(y, c, torch.zeros_like(c)))
 
     def _explicit_weights(self) -> WeightPosterior:
         R = safe_cholesky(self.a.precision, jitter=0.0, name="weight precision")
@@ -204,26 +207,24 @@ class RandomFeatureGuide(SampledGuide):
         """Blocks for a :class:`~pyro_lvgp.infer.BlockCoordinateVI`, in the order of a sweep.
 
         ``"gradient"``: latents, frequencies with their components or assignments, and parameters of kernel and likelihood, by
-        Adam; ``"sticks"`` and ``"concentration"``: closed forms; and of collapsed weights of a logistic likelihood
-        ``"touching-points"``, a fixed point, or of explicit weights ``"weights"``, natural gradients.
+        Adam; ``"sticks"`` and ``"concentration"``, closed forms; ``"touching-points"``, a fixed point, of collapsed weights
+        of a logistic likelihood, ``"gaps"``, means, of filled ones, or ``"weights"``, natural gradients, of explicit ones.
 
         :param learning_rate: of Adam.
         :param num_steps: gradient steps in a sweep.
         :param damping: ρ of the last block.  On mini-batches, a function of the sweep t that falls like
             (t + delay)^−κ, κ in (½, 1]; a delay of 10 or more keeps the first batches from deciding all.
         """
+        moved, adam = ["model.*", "guide.omega.*", "guide.X.*"], partial(torch.optim.Adam, lr=learning_rate)
         blocks = [
-            Block(
-                "gradient",
-                params=["model.*", "guide.omega.*", "guide.X.*"],
-                optim=lambda tensors: torch.optim.Adam(tensors, lr=learning_rate),
-                num_steps=num_steps,
-            ),
+            Block("gradient", params=moved, optim=adam, num_steps=num_steps),
             Block("sticks", params=["guide.v.*"], update=self._update_sticks),
             Block("concentration", params=["guide.alpha.*"], update=self._update_concentration),
         ]
         if self.weights == "explicit":
             blocks.append(Block("weights", params=["guide.a.*"], update=self._update_weights, damping=damping))
+        elif self.weights == "filled":
+            blocks.append(Block("gaps", params=["guide.a.gaps"], update=self._update_gaps, damping=damping))
         elif not isinstance(self.model.likelihood, Gaussian):
             update = self._update_touching_points
             blocks.append(Block("touching-points", params=["guide.a.c"], update=update, damping=damping))
@@ -242,6 +243,10 @@ class RandomFeatureGuide(SampledGuide):
         features = self._draw_features(None)
         mean, variance = function_moments(self._posterior_of(features), features)
         return {"guide.a.c": touching_point(self.model.mean + mean, variance)}
+
+    def _update_gaps(self, y: Tensor, idx: Tensor | None = None) -> dict[str, Tensor]:
+        features = self._draw_features(None)
+        return {"guide.a.gaps": self.model.mean + features @ self._posterior_of(features).mean.mT}
 
     def _update_weights(self, y: Tensor, idx: Tensor | None = None) -> dict[str, Tensor]:
         features = self._draw_features(idx)
@@ -263,8 +268,7 @@ class RandomFeatureGuide(SampledGuide):
         ratio, L = self.model.num_data / len(y), features.shape[-1]
         told = precision_sum(features, precision).expand(self.model.data_dim, L, L)
         # The constraint wants symmetry to more digits than products in float32 have.
-        symmetric = 0.5 * ratio * (told + told.mT)
-        return ratio * linear.mT @ features, torch.eye(L, dtype=features.dtype, device=features.device) + symmetric
+        return ratio * linear.mT @ features, torch.eye(L).to(features) + 0.5 * ratio * (told + told.mT)
 
     def _draw_features(self, idx: Tensor | None) -> Tensor:
         """Features [B, L] at one draw of latents and frequencies."""
