@@ -44,9 +44,12 @@ def test_list_names_every_benchmark_with_its_first_line(capsys):
         "estimators",
         "gpvae",
         "half_hidden",
+        "imputation",
         "longseries",
         "oilflow",
         "srflvm",
+        "srflvm_large",
+        "srflvm_scaling",
         "weather",
     ]
     (line,) = (line for line in lines if line.startswith("oilflow"))
