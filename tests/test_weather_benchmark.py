@@ -81,7 +81,7 @@ def test_every_method_runs(task, monkeypatch):
     """On two groups."""
     data = load(weather.DAYS[task])
     two = {name: type(part)(*(field[:2] for field in part)) for name, part in data.years.items()}
-    monkeypatch.setattr(weather, "load", lambda days: type(data)(data.x, two, data.scale, data.days_per_group))
+    monkeypatch.setattr(weather, "load", lambda days, validate: type(data)(data.x, two, data.scale, data.days_per_group))
     monkeypatch.setattr(weather, "NUM_SAMPLES", 2)
     measured = list(weather.run(quick=True, seeds=1, only=task))
     assert {m.method for m in measured} == {*weather.PEERS, *weather.TASKS[task]}
@@ -94,7 +94,7 @@ def test_every_method_runs(task, monkeypatch):
 def test_grid_runs_alone(monkeypatch):
     data = load(7)
     two = {name: type(part)(*(field[:2] for field in part)) for name, part in data.years.items()}
-    monkeypatch.setattr(weather, "load", lambda days: type(data)(data.x, two, data.scale, data.days_per_group))
+    monkeypatch.setattr(weather, "load", lambda days, validate: type(data)(data.x, two, data.scale, data.days_per_group))
     monkeypatch.setattr(weather, "measure", lambda weather, method, *, seed, epochs: ({"M": method.num_inducing}, 1.0))
     measured = list(weather.run(quick=True, seeds=1, only="grid"))
     assert {m.method for m in measured} == set(weather.GRID)
