@@ -18,8 +18,8 @@ from pyro_lvgp.models import RandomFeatureLVM
 NUM_THREADS = 1
 Sizes = list[tuple[int, int]]
 TASKS: dict[str, Sizes] = {
-    "rows": [(number, 50) for number in (250, 500, 1000, 2000)],
-    "columns": [(500, number) for number in (50, 100, 200, 400)],
+    "rows": [(number, 50) for number in (500, 1000, 2000, 4000)],
+    "columns": [(500, number) for number in (100, 400, 1600, 6400)],
 }
 QUICK_SIZES: dict[str, Sizes] = {"rows": [(40, 5), (80, 5)], "columns": [(40, 5), (40, 10)]}
 LATENT_DIM, NUM_FREQUENCIES, NUM_COMPONENTS, NUM_REPEATS = 2, 50, 20, 5
