@@ -51,7 +51,7 @@ def latents(Y: Float[np.ndarray, "N D"], latent_dim: int, *, seed: int, num_step
     ).initialize(data, seed=seed)
     guide = RandomFeatureGuide(model, weights="explicit", seed=seed)
     blocks = guide.blocks(learning_rate=0.02, damping=lambda sweep: (sweep + 10.0) ** -0.6)
-    loss = MeanFieldELBO(num_samples=1)
+    loss = MeanFieldELBO(num_samples=1, max_plate_nesting=1)
     fit(model, guide, data, loss=loss, blocks=blocks, num_steps=num_steps, batch_size=BATCH_SIZE, seed=seed, progress=False)
     return guide.X.loc.detach().numpy()
 
