@@ -254,4 +254,4 @@ class NegativeBinomial(_WithParameter):
         square, excess = m.square().sum(0), ((y - m).square() - m).sum(0)
         if not self._per_output:
             square, excess = square.sum(), excess.sum()
-        self.dispersion = torch.where(excess > 0.0, square / excess, torch.inf).clamp(max=1e4).to(self.dispersion)
+        self.dispersion = torch.where(excess > 0.0, square / excess, torch.inf).clamp(max=1e4).to(self.theta())
