@@ -11,7 +11,7 @@ from pyro import poutine
 from torch import Tensor
 
 from pyro_lvgp.infer import IntegrateGaussians, LocalELBO
-from pyro_lvgp.models import BayesianGPLVM
+from pyro_lvgp.models import BayesianGPLVM, RandomFeatureLVM
 from pyro_lvgp.models.latent_variable_model import Guide
 
 
@@ -41,9 +41,12 @@ def reconstruction(
 
 @torch.no_grad()
 def predictive(
-    model: BayesianGPLVM, guide: Guide, X: Float[Tensor, "B Q"]
+    model: BayesianGPLVM | RandomFeatureLVM, guide: Guide, X: Float[Tensor, "B Q"]
 ) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B D"]]:
-    """Mean and variance of y at latents, with u integrated out; given x the entries of a row are independent Gaussians."""
+    """Mean and variance of y at latents, with u or weights integrated out: entries of a row are independent Gaussians then.
+
+    All else that rows share is drawn once.
+    """
     row = torch.full((1, model.data_dim), torch.nan, dtype=X.dtype, device=X.device)
     drawn = poutine.trace(guide).get_trace(row, torch.zeros(1, dtype=torch.long))
     at_X = IntegrateGaussians(drawn)(poutine.condition(model, {"X": X}))
