@@ -77,7 +77,7 @@ def draw_imputation(name: str, num_steps: int, num_cool_steps: int, num_rows: in
     for line, (label, pictures) in zip(axes, panels.items(), strict=True):
         line[0].set_ylabel(label)
         for ax, row in zip(line, rows, strict=True):
-            ax.imshow(pictures[row].reshape(SHAPES[name]), cmap=maps, vmin=0.0, vmax=1.0, interpolation="nearest")
+            ax.imshow(pictures[row].reshape(SHAPES[name]).numpy(), cmap=maps, vmin=0.0, vmax=1.0, interpolation="nearest")
             ax.set(xticks=[], yticks=[])
     return figure
 
