@@ -268,7 +268,7 @@ class RandomFeatureGuide(SampledGuide):
         ratio, L = self.model.num_data / len(y), features.shape[-1]
         told = precision_sum(features, precision).expand(self.model.data_dim, L, L)
         # The constraint wants symmetry to more digits than products in float32 have.
-        return ratio * linear.mT @ features, torch.eye(L).to(features) + 0.5 * ratio * (told + told.mT)
+        return ratio * linear.mT @ features, features.new_ones(L).diag() + 0.5 * ratio * (told + told.mT)
 
     def _draw_features(self, idx: Tensor | None) -> Tensor:
         """Features [B, L] at one draw of latents and frequencies."""

@@ -125,10 +125,6 @@ class StructuredELBO(DifferentiableELBO):
         model_trace = poutine.trace(poutine.replay(integrated, guide_trace)).get_trace(*args, **kwargs)
         if is_validation_enabled():
             check_model_guide_match(model_trace, guide_trace, self.max_plate_nesting)
-            model_trace.compute_log_prob(lambda _, site: site["is_observed"])
-            for site in model_trace.nodes.values():
-                if site["type"] == "sample" and site["is_observed"]:
-                    check_site_shape(site, sys.maxsize)  # the plate of particles too
         return prune_subsample_sites(model_trace), prune_subsample_sites(guide_trace)
 
     def _bound(self, model_trace: Trace, guide_trace: Trace, weight: float | Tensor) -> Tensor:
@@ -146,6 +142,9 @@ class StructuredELBO(DifferentiableELBO):
             (site, weight * scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"], site["mask"]))
             for site in observed.values()
         ]
+        if is_validation_enabled():
+            for site, log_prob in likelihoods:
+                check_site_shape({**site, "log_prob": log_prob}, sys.maxsize)  # the plate of particles too
         bound = bound + sum(log_prob.sum() for _, log_prob in likelihoods)
         for process in processes.values():
             bound = bound + self._process(process, likelihoods)
