@@ -22,8 +22,7 @@ from pyro_lvgp.kernels import RBF
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.masking import hide_like_rows, hide_like_shifted
 from pyro_lvgp.models import GPVAE, SparseGPVAE
-from pyro_lvgp.networks import MLP, FactorNet
-from pyro_lvgp.offset_net import OffsetNet
+from pyro_lvgp.networks import MLP, FactorNet, OffsetNet
 from pyro_lvgp.training import fit
 
 NUM_THREADS = 1

@@ -158,6 +158,32 @@ def test_factor_net_is_surer_with_each_output_it_sees(Y):
     assert (scale[0].pow(-4) >= torch.finfo(Y.dtype).tiny).all()
 
 
+class TestLoadings:
+    W = torch.tensor([[2.0, 0.0, 0.0], [-0.5, 0.0, 1.0], [0.0, 1.0, 0.0], [0.0, 0.3, 0.0]])
+
+    def test_factors_start_where_a_linear_decoder_has_them(self, Y):
+        """Precision Σ W² / s², and precision times loc Σ W y / s², but for faint precisions of 0.05 of the largest loading."""
+        W = self.W.to(Y.dtype)
+        loc, scale = FactorNet(D, Q, init_scale=0.2, loadings=W).to(Y.dtype)(Y)
+        seen = (~Y.isnan())[..., None]
+        precision = (seen * (W.square() + 0.1**2)).sum(-2) / 0.2**2
+        torch.testing.assert_close(loc * precision, (Y.nan_to_num()[..., None] * W).sum(-2) / 0.2**2)
+        some = seen.any(-2).expand_as(scale)
+        torch.testing.assert_close(scale[some], precision[some].rsqrt())
+
+    def test_networks_learn_beside_them(self):
+        encoder = FactorNet(D, Q, (6,), loadings=self.W)
+        loc, scale = encoder(torch.randn(7, D))
+        (loc.square().sum() + scale.log().sum()).backward()
+        still = {name for name, parameter in encoder.named_parameters() if not parameter.grad.any()}
+        assert still == {"factors.0.weight", "factors.0.bias"}  # until the layer above them, which starts at zero, has moved
+
+    @pytest.mark.parametrize("loadings", [torch.zeros(D, Q), torch.ones(Q, D), torch.full((D, Q), torch.nan)])
+    def test_others_are_refused(self, loadings):
+        with pytest.raises(ValueError, match=r"expected loadings of shape \[4, 3\], finite and not all zero"):
+            FactorNet(D, Q, loadings=loadings)
+
+
 @pytest.mark.parametrize("Net", [PointNet, IndexNet, FactorNet])
 class TestPartialInferenceNetworks:
     def test_shapes_with_any_leading_dimensions(self, Net, Y):

@@ -21,8 +21,7 @@ from pyro_lvgp.integration import Integrating
 from pyro_lvgp.kernels import RBF, Matern, Stack
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import GPVAE, SparseGPVAE
-from pyro_lvgp.networks import MLP, FactorNet, IndexNet
-from pyro_lvgp.offset_net import OffsetNet
+from pyro_lvgp.networks import MLP, FactorNet, IndexNet, OffsetNet
 from pyro_lvgp.sparse_process import SparseProcess
 from pyro_lvgp.training import fit
 

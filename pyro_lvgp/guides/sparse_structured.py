@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pyro_lvgp import sparse_sites
 from pyro_lvgp.guides.structured import StructuredGPGuide, _Integrate, _Replace
 from pyro_lvgp.integration import is_integrating
-from pyro_lvgp.offset_net import OffsetNet
+from pyro_lvgp.networks import OffsetNet
 from pyro_lvgp.sparse_process import InducingValues, SparseProcess
 from pyro_lvgp.sparse_sites import Sites
 from pyro_lvgp.validation import position_of_data
@@ -42,7 +42,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
 
         q(f, u) = p(f \mid u) \, q(u), \qquad q(u) \propto p(u) \prod_n l_n(u)
 
-    - An :class:`~pyro_lvgp.offset_net.OffsetNet` gives sites :math:`N(u_{mk}; \mu, v)` on the T inducing points nearest to
+    - An :class:`~pyro_lvgp.networks.OffsetNet` gives sites :math:`N(u_{mk}; \mu, v)` on the T inducing points nearest to
       each datum ("nearest"): the mean of q(f) is :math:`k_{fu} (K_{uu} + \Sigma)^{-1} \mu` and its covariance
       :math:`k_{ff} - k_{fu} (K_{uu} + \Sigma)^{-1} k_{uf}`, with the natural parameters of the diagonal Σ summed over data.
     - Any other encoder, such as an :class:`~pyro_lvgp.networks.IndexNet`, gives sites :math:`N(f_{nk}; \mu, v)` where the data

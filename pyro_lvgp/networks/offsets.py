@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pyro_lvgp.networks import MLP, _loc_and_scale
+from pyro_lvgp.networks._encoder import loc_and_scale
+from pyro_lvgp.networks.mlp import MLP
 
 
 class OffsetNet(nn.Module):
@@ -74,4 +75,4 @@ class OffsetNet(nn.Module):
         features = torch.cat([loc, scale.log()], -1).unsqueeze(-2)
         lead = torch.broadcast_shapes(features.shape[:-1], offset.shape[:-1])
         joined = torch.cat([offset.expand(*lead, -1), features.expand(*lead, -1)], -1)
-        return _loc_and_scale(self.net(joined), self.init_scale)
+        return loc_and_scale(self.net(joined), self.init_scale)

@@ -1,0 +1,146 @@
+"""Encoders that fill what is missing, or sum features of what is observed."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from pyro_lvgp.networks._encoder import Encoder, loc_and_scale, positive
+from pyro_lvgp.networks._layers import LinearPerOutput, layers, network_per_output
+from pyro_lvgp.networks.mlp import MLP
+
+
+class ZeroImputation(Encoder):
+    r"""Encoder that puts zero where an entry is missing and says so.
+
+    :math:`(m_n, S_n) = \mathrm{MLP}(\tilde y_n, o_n)`, with :math:`\tilde y_{nd} = y_{nd}` and :math:`o_{nd} = 1` where
+    observed, both zero where missing (NaN).
+
+    :param data_dim: number of outputs D.
+    :param latent_dim: number of latent dimensions Q.
+    :param hidden_dims: sizes of the hidden layers.
+    :param covariance: ``"diagonal"`` returns loc and scale [*, Q]; ``"full"`` loc and scale_tril [*, Q, Q].
+    :param init_scale: the scale where the network gives zero, and so about the initial one; the diagonal of scale_tril.
+    :raises ValueError: for a size below 1, an ``init_scale`` that is not positive, or data with another number of outputs.
+
+    >>> loc, scale = ZeroImputation(4, 2)(torch.tensor([[1.0, torch.nan, 0.5, 2.0]]))
+    >>> loc.shape, scale.shape
+    (torch.Size([1, 2]), torch.Size([1, 2]))
+
+    Source: Ashman et al. (2020), "Sparse Gaussian process variational autoencoders", section 3.
+    """
+
+    def __init__(
+        self,
+        data_dim: int,
+        latent_dim: int,
+        hidden_dims: Sequence[int] = (64, 64),
+        *,
+        covariance: Literal["diagonal", "full"] = "diagonal",
+        init_scale: float = 0.7,
+    ):
+        super().__init__(data_dim, latent_dim, hidden_dims, init_scale)
+        self.covariance = covariance
+        self._scale_size = latent_dim if covariance == "diagonal" else latent_dim * (latent_dim + 1) // 2
+        self.net = MLP(2 * data_dim, latent_dim + self._scale_size, hidden_dims)
+
+    def forward(self, y: Float[Tensor, "*batch D"]) -> tuple[Float[Tensor, "*batch Q"], Tensor]:
+        values, observed = self._observed(y)
+        output = self.net(torch.cat([values, observed.to(y)], -1))
+        if self.covariance == "diagonal":
+            return loc_and_scale(output, self.init_scale)
+        loc, scale = output.split([self.latent_dim, self._scale_size], -1)
+        tril = scale.new_zeros(*scale.shape[:-1], self.latent_dim, self.latent_dim)
+        rows, columns = torch.tril_indices(self.latent_dim, self.latent_dim, device=scale.device)
+        tril[..., rows, columns] = torch.where(rows == columns, positive(scale, self.init_scale), scale)
+        return loc, tril
+
+
+class _SumNet(Encoder):
+    """A network ``rho`` of the sum, over observed outputs, of their features ``h``.
+
+    The constant 1 / √D, which rho could learn, lets wide data start near ``init_scale`` too.
+    """
+
+    h: nn.Sequential
+    rho: MLP
+
+    def forward(self, y: Float[Tensor, "*batch D"]) -> tuple[Float[Tensor, "*batch Q"], Float[Tensor, "*batch Q"]]:
+        values, observed = self._observed(y)
+        features = self.h(values[..., None])
+        total = torch.where(observed[..., None], features, 0.0).sum(-2) / self.data_dim**0.5
+        return loc_and_scale(self.rho(total), self.init_scale)
+
+
+class PointNet(_SumNet):
+    r"""Encoder that sums what one network says about each observed entry.
+
+    :math:`(m_n, \sigma_n) = \rho\big(D^{-1/2} \sum_{p \in O_n} h(p, y_{np})\big)`, where :math:`O_n` are the observed outputs
+    of row n, the rest being missing (NaN).  The first layer of h is :math:`w y_{np} + e_p`, with an embedding :math:`e_p` to
+    learn, so that outputs need no order: relabelled together with their embeddings, they give the same.
+
+    :param data_dim: number of outputs D.
+    :param latent_dim: number of latent dimensions Q.
+    :param hidden_dims: sizes of the hidden layers, those of h and those of ρ alike.
+    :param feature_dim: size of what h returns.
+    :param init_scale: the scale where ρ gives zero, and so about the initial one.
+    :raises ValueError: for a size below 1, an ``init_scale`` that is not positive, or data with another number of outputs.
+
+    >>> loc, scale = PointNet(4, 2)(torch.tensor([[1.0, torch.nan, 0.5, 2.0]]))
+    >>> loc.shape, scale.shape
+    (torch.Size([1, 2]), torch.Size([1, 2]))
+
+    Source: eqs. 3.32 and 3.33 of the GP-VAE thesis, whose h takes the number p itself; Ma et al. (2019), "EDDI: Efficient
+    dynamic discovery of high-value information with partial VAE", for embeddings.
+    """
+
+    def __init__(
+        self,
+        data_dim: int,
+        latent_dim: int,
+        hidden_dims: Sequence[int] = (20,),
+        *,
+        feature_dim: int = 20,
+        init_scale: float = 0.5,
+    ):
+        super().__init__(data_dim, latent_dim, hidden_dims, init_scale, feature_dim)
+        sizes = [1, *hidden_dims, feature_dim]
+        self.h = nn.Sequential(*layers(sizes))
+        self.h[0] = LinearPerOutput(data_dim, 1, sizes[1], share_weight=True)
+        self.rho = MLP(feature_dim, 2 * latent_dim, hidden_dims)
+
+
+class IndexNet(_SumNet):
+    r"""Encoder that sums what a network for each output says about its entry, where observed.
+
+    :math:`(m_n, \sigma_n) = \rho\big(D^{-1/2} \sum_{p \in O_n} h_p(y_{np})\big)`, where :math:`O_n` are the observed outputs
+    of row n, the rest being missing (NaN).
+
+    :param data_dim: number of outputs D.
+    :param latent_dim: number of latent dimensions Q.
+    :param hidden_dims: sizes of the hidden layers, those of each h_p and those of ρ alike.
+    :param feature_dim: size of what each h_p returns.
+    :param init_scale: the scale where ρ gives zero, and so about the initial one.
+    :raises ValueError: for a size below 1, an ``init_scale`` that is not positive, or data with another number of outputs.
+
+    >>> loc, scale = IndexNet(4, 2)(torch.tensor([[1.0, torch.nan, 0.5, 2.0]]))
+    >>> loc.shape, scale.shape
+    (torch.Size([1, 2]), torch.Size([1, 2]))
+
+    Source: eqs. 3.32 and 3.34 of the GP-VAE thesis; Ashman et al. (2020), section 3.
+    """
+
+    def __init__(
+        self,
+        data_dim: int,
+        latent_dim: int,
+        hidden_dims: Sequence[int] = (20,),
+        *,
+        feature_dim: int = 20,
+        init_scale: float = 0.5,
+    ):
+        super().__init__(data_dim, latent_dim, hidden_dims, init_scale, feature_dim)
+        self.h = network_per_output(data_dim, feature_dim, hidden_dims)
+        self.rho = MLP(feature_dim, 2 * latent_dim, hidden_dims)
