@@ -59,8 +59,8 @@ def load(days_per_group: int, *, seed: int = 0, validate: bool = False) -> Weath
     explain is found by least squares from what is left of the training year, and removed for all methods alike.
 
     :param seed: of what is hidden.
-    :param validate: the training year alone, and other entries to predict instead, of what is left of it: the maximum of
-        the first day of three; or another tenth of the temperatures.
+    :param validate: the training year alone, and other entries to predict instead, of what is left of it: the minimum of
+        the middle day of three; or another tenth of the temperatures.
     """
     data = load_dataset("weather_trentino")
     dates, Y = data["dates"], data["Y"].astype(float).copy()
@@ -74,10 +74,10 @@ def load(days_per_group: int, *, seed: int = 0, validate: bool = False) -> Weath
     for year in (TRAIN_YEAR,) if validate else (TRAIN_YEAR, UNSEEN_YEAR):
         groups = 365 // days_per_group
         truth = Y[year_of == year][: groups * days_per_group, kept].reshape(groups, days_per_group, S, 3)
-        hidden = _hide(truth.shape, 1, generator)
+        hidden = _hide(truth.shape, MAXIMUM, generator)
         if validate:
             truth[hidden] = np.nan
-            hidden = _hide(truth.shape, 0, generator)
+            hidden = _hide(truth.shape, MINIMUM, generator)
         day = torch.arange(groups * days_per_group).double().reshape(groups, -1).repeat_interleave(S, -1)
         rows = [torch.as_tensor(part.reshape(groups, days_per_group * S, 3)) for part in (truth, hidden)]
         years[year] = Year(rows[0], rows[1], torch.zeros_like(rows[0]), day)
@@ -91,11 +91,11 @@ def load(days_per_group: int, *, seed: int = 0, validate: bool = False) -> Weath
     return Weather(x, years, left.square().nanmean(0).sqrt(), days_per_group)
 
 
-def _hide(shape: tuple[int, ...], day: int, generator: np.random.Generator) -> np.ndarray:
-    """What is to be predicted [groups, days, stations, 3]: of three days the maximum of one, else a tenth of temperatures."""
+def _hide(shape: tuple[int, ...], variable: int, generator: np.random.Generator) -> np.ndarray:
+    """What to predict [groups, days, stations, 3]: a variable of the second of three days, or a tenth of temperatures."""
     hidden = np.zeros(shape, bool)
     if shape[1] == 3:
-        hidden[:, day, :, MAXIMUM] = True
+        hidden[:, 1, :, variable] = True
     else:
         hidden[..., [MAXIMUM, MINIMUM]] = (generator.random(shape[:-1]) < 0.1)[..., None]
     return hidden

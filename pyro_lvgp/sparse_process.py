@@ -77,15 +77,6 @@ class SparseProcess:
         near = Z.gather(-2, index.flatten(-2)[..., None].expand(*lead, -1, Z.shape[-1])).unflatten(-2, index.shape[-2:])
         return near - self.X[..., None, :]
 
-    def given_one(self, index: Int[Tensor, "*batch N T"]) -> tuple[Float[Tensor, "*out N T"], Float[Tensor, "*out N T"]]:
-        """Slope a and variance r of ``f_n | u_m ~ N(a u_m, r)``, for each input and the T inducing points at the indices."""
-        Kfu = self.Kuf.mT
-        index = index.expand(*Kfu.shape[:-1], index.shape[-1])
-        variance = self.Kuu_diagonal[..., None, :].expand(Kfu.shape).gather(-1, index)
-        covariance = Kfu.gather(-1, index)
-        slope = covariance / variance
-        return slope, self.Kff[..., None] - slope * covariance
-
     @property
     def num_latents(self) -> int:
         """Number Q of processes."""

@@ -360,22 +360,6 @@ def test_inducing_points_shared_or_not(form, lead):
     assert torch.autograd.grad(loss, own_model.inducing_points_unconstrained)[0].shape == (*lead, M, 1)
 
 
-@pytest.mark.parametrize("lead", [(), (Q,)], ids=["shared", "latents"])
-def test_a_site_through_the_prior_is_that_of_the_process(lead):
-    """One inducing point and one datum: the point learns all that the process does."""
-    Z, x, y = torch.rand(*lead, 1, 1), torch.rand(1, 1), torch.randn(1, D)
-    model, _ = make(Z=Z, jitter=0.0)
-    net = OffsetNet(IndexNet(D, 4), 4, input_dim=1, latent_dim=Q, num_nearest=1, through_prior=True)
-    guide = SparseStructuredGPGuide(model, net)
-    v = poutine.trace(guide).get_trace(x, y).nodes["u"]["fn"]
-    for k, z in enumerate(Z.expand(Q, 1, 1)):
-        loc, scale = (part[0, 0, k] for part in net(y, (z - x)[None]))
-        (kzz, kzx), (_, kxx) = kernel()(torch.cat([z, x]))[k]
-        gain = kzx / kzz.sqrt() / (kxx + scale.square())  # of the whitened value, from an observation of f
-        torch.testing.assert_close(v.mean[k, 0], gain * loc)
-        torch.testing.assert_close(v.variance[k, 0], 1.0 - gain * kzx / kzz.sqrt())
-
-
 @encoded
 def test_series_of_their_own_points_in_mini_batches(form):
     x, y = data(4)

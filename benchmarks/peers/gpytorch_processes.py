@@ -1,6 +1,6 @@
 """Independent Gaussian processes in GPyTorch, one for each output, with one set of hyperparameters for all groups."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import gpytorch
 import torch
@@ -8,15 +8,23 @@ from jaxtyping import Float
 from torch import Tensor
 
 Start = tuple[float, float | Sequence[float]]
+KernelMaker = Callable[..., gpytorch.kernels.Kernel]
 
 
 class _Process(gpytorch.models.ExactGP):
-    def __init__(self, x: Tensor, y: Tensor, likelihood: gpytorch.likelihoods.GaussianLikelihood, kernels: Sequence[Start]):
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        likelihood: gpytorch.likelihoods.GaussianLikelihood,
+        make_kernel: KernelMaker,
+        kernels: Sequence[Start],
+    ):
         super().__init__(x, y, likelihood)
         self.mean_module = gpytorch.means.ZeroMean()
         parts = []
         for variance, lengthscale in kernels:
-            part = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=x.shape[-1])).to(x)
+            part = gpytorch.kernels.ScaleKernel(make_kernel(ard_num_dims=x.shape[-1])).to(x)
             part.outputscale, part.base_kernel.lengthscale = variance, torch.as_tensor(lengthscale, dtype=x.dtype)
             parts.append(part)
         self.covar_module = gpytorch.kernels.AdditiveKernel(*parts)
@@ -26,18 +34,26 @@ class _Process(gpytorch.models.ExactGP):
 
 
 class GroupedProcess:
-    """A Gaussian process with a sum of RBF kernels over groups that share its hyperparameters and nothing else.
+    """A Gaussian process with a sum of kernels over groups that share its hyperparameters and nothing else.
 
     :param x: inputs of every group.
     :param y: one output, NaN where missing.
+    :param make_kernel: class of the kernels.
     :param kernels: variance and lengthscales that each kernel starts from.
     """
 
-    def __init__(self, x: Float[Tensor, "N P"], y: Float[Tensor, "B N"], *, kernels: Sequence[Start] = ((1.0, 1.0),)):
+    def __init__(
+        self,
+        x: Float[Tensor, "N P"],
+        y: Float[Tensor, "B N"],
+        *,
+        make_kernel: KernelMaker = gpytorch.kernels.RBFKernel,
+        kernels: Sequence[Start] = ((1.0, 1.0),),
+    ):
         self.x = x
         likelihood = gpytorch.likelihoods.GaussianLikelihood().to(x)
         seen = self._seen(next(row for row in y if not torch.isnan(row).all()))
-        self.model = _Process(*seen, likelihood, kernels).to(x)
+        self.model = _Process(*seen, likelihood, make_kernel, kernels).to(x)
 
     def fit(self, y: Float[Tensor, "B N"], num_epochs: int, *, seed: int, learning_rate: float = 0.02) -> None:
         """Climb the marginal likelihood of one group at a time."""

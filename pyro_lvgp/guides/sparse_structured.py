@@ -209,14 +209,8 @@ def _nearest(process: SparseProcess, encoder: OffsetNet, y: Tensor, name: str) -
     loc, scale = encoder(y[..., None, None, :, :], process.offsets(index))
     _check(name, process, loc, -1)
     loc, scale = _by_process(loc), _by_process(scale)
-    slope: Tensor | float = 1.0
-    if encoder.through_prior:
-        slope, variance = process.given_one(index)
-        scale = (scale.square() + variance).sqrt()
-    precision, information = _natural(loc, scale, _told(y)[..., None], process.weight)
-    precision, information = (
-        sparse_sites.sum_at(index, part, process.num_inducing) for part in (precision * slope**2, information * slope)
-    )
+    natural = _natural(loc, scale, _told(y)[..., None], process.weight)
+    precision, information = (sparse_sites.sum_at(index, part, process.num_inducing) for part in natural)
     return sparse_sites.gather(process.L.mT, precision, information)
 
 

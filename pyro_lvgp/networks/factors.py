@@ -9,9 +9,6 @@ from torch import Tensor, nn
 from pyro_lvgp.networks._encoder import Encoder, loc_and_scale, smallest_scale
 from pyro_lvgp.networks._layers import network_per_output
 
-# Of the largest loading: what a factor starts with where its own is zero.
-_FAINT = 0.05
-
 
 class FactorNet(Encoder):
     r"""Encoder that multiplies Gaussians, one from each observed output.
@@ -30,8 +27,8 @@ class FactorNet(Encoder):
     :param hidden_dims: sizes of the hidden layers of the network of each output.
     :param init_scale: the scale with all outputs observed where their networks give zero, and so about the initial one.
     :param loadings: weights W ``[D, Q]`` of a linear decoder to start from: each factor is at first what
-        :math:`N(y_{np};\, W_{pq} f_{nq},\, s^2)` says of :math:`f_{nq}`, with s the ``init_scale``, and faint where
-        :math:`W_{pq} = 0`.  An encoder that starts there need not learn first what the decoder does.
+        :math:`N(y_{np};\, W_{pq} f_{nq},\, s^2)` says of :math:`f_{nq}`, with s the ``init_scale``, and stays without
+        a factor where :math:`W_{pq} = 0`.  An encoder that starts there need not learn first what the decoder does.
     :raises ValueError: for a size below 1, an ``init_scale`` that is not positive, loadings that are all zero, not finite or
         of another shape, or data with another number of outputs.
 
@@ -69,10 +66,9 @@ class FactorNet(Encoder):
                 f"expected loadings of shape {list(shape)}, finite and not all zero, got {list(loadings.shape)}: {loadings}; "
                 "give the weights of a linear decoder, such as decoder.weight.detach()"
             )
-        # A factor with no precision would never learn any.
-        squared = loadings.square() + (_FAINT * loadings.abs().max()).square()
-        self.loadings_inverse = nn.Parameter(loadings / squared)
-        self.register_buffer("relative_scale", (self.data_dim * squared).rsqrt())
+        inverse = torch.where(loadings == 0.0, 0.0, loadings.reciprocal())
+        self.loadings_inverse = nn.Parameter(inverse)
+        self.register_buffer("relative_scale", self.data_dim**-0.5 * inverse.abs())
         for parameter in self.factors[-1].parameters():
             nn.init.zeros_(parameter)
 
@@ -80,8 +76,11 @@ class FactorNet(Encoder):
         values, observed = self._observed(y)
         values = values[..., None]
         locs, scales = loc_and_scale(self.factors(values), self.init_scale * self.data_dim**0.5)
+        told = observed[..., None]
         if self.loadings_inverse is not None:
-            locs, scales = locs + values * self.loadings_inverse, scales * self.relative_scale
-        precisions = torch.where(observed[..., None], scales.square().reciprocal(), 0.0)
+            told = told & (self.relative_scale > 0.0)
+            locs = locs + values * self.loadings_inverse
+            scales = torch.where(told, scales * self.relative_scale, 1.0)
+        precisions = torch.where(told, scales.square().reciprocal(), 0.0)
         precision = precisions.sum(-2).clamp_min(smallest_scale(y) ** 2)
         return (precisions * locs).sum(-2) / precision, precision.rsqrt()

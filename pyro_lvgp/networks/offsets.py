@@ -27,9 +27,6 @@ class OffsetNet(nn.Module):
     :param hidden_dims: sizes of the hidden layers.
     :param init_scale: the scale where the network gives zero, and so about the initial one; a small one keeps the posterior
         from collapsing onto the prior before the decoder has learned anything.
-    :param through_prior: take what the network gives as a site :math:`N(f_{nk}; m, \sigma^2)` on the process at the datum, and
-        tell each point what it alone learns of it, :math:`N(a u_{mk}; m, \sigma^2 + r)` with
-        :math:`f_{nk} \mid u_{mk} \sim N(a u_{mk}, r)`: the kernel then says how much far points learn, and not the network.
     :raises ValueError: for a size below 1, or an ``init_scale`` that is not positive.
 
     >>> from pyro_lvgp.networks import IndexNet
@@ -51,7 +48,6 @@ class OffsetNet(nn.Module):
         num_nearest: int = 20,
         hidden_dims: Sequence[int] = (50, 50),
         init_scale: float = 0.5,
-        through_prior: bool = False,
     ):
         super().__init__()
         sizes = {"feature_dim": feature_dim, "input_dim": input_dim, "latent_dim": latent_dim, "num_nearest": num_nearest}
@@ -60,7 +56,7 @@ class OffsetNet(nn.Module):
                 raise ValueError(f"expected {name} of 1 or more, got {size}")
         if not init_scale > 0:
             raise ValueError(f"expected a positive init_scale, got {init_scale}")
-        self.encoder, self.num_nearest, self.init_scale, self.through_prior = encoder, num_nearest, init_scale, through_prior
+        self.encoder, self.num_nearest, self.init_scale = encoder, num_nearest, init_scale
         self.net = MLP(input_dim + 2 * feature_dim, 2 * latent_dim, hidden_dims)
 
     def forward(
