@@ -1,21 +1,16 @@
 """Pictures of the annealed benchmark: `python -m benchmarks.annealed_pictures [--quick] [--out FOLDER]`."""
 
-import argparse
-import shlex
-import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
-import matplotlib
 import numpy as np
-import pyro
 import torch
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from benchmarks.annealed import BATCH_SIZE, METHODS, NUM_THREADS, TASKS, Start, Task, optimiser, start
-from benchmarks.report import environment
+from benchmarks.pictures import write_pictures
 from pyro_lvgp import plots
 from pyro_lvgp.datasets import load_dataset
 from pyro_lvgp.training import FitResult, fit
@@ -106,36 +101,20 @@ def draw_faces(fitted: Fitted, task: Task) -> Figure:
     return figure
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Fit, and write three pictures.
+def draw(quick: bool) -> dict[str, Figure]:
+    """Fits, and pictures of them."""
+    oilflow, frey = TASKS["oilflow"](), TASKS["frey"]()
+    fits = {name: fit_method(oilflow, name, QUICK_STEPS if quick else oilflow.checkpoints[-1]) for name in CURVES}
+    face = fit_method(frey, ANNEALED, QUICK_STEPS if quick else frey.checkpoints[-1])
+    regimes = load_dataset("oilflow")["y"]
+    return {
+        "learning_curves": draw_curves(fits),
+        "oilflow_latents": draw_latents({name: fits[name] for name in (MEAN_FIELD, ANNEALED)}, regimes),
+        "frey_faces": draw_faces(face, frey),
+    }
 
-    :param argv: arguments; those of the process by default.
-    """
-    argv = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.annealed_pictures", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few steps: does it run?")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder for the pictures")
-    options = parser.parse_args(argv)
-    options.out.mkdir(parents=True, exist_ok=True)
-    matplotlib.use("Agg")
-    torch.set_num_threads(NUM_THREADS)
-    print(f"    {shlex.join([*parser.prog.split(), *argv])}\n\n{environment()}", flush=True)
 
-    with pyro.settings.context(module_local_params=True):  # several guides side by side
-        oilflow, frey = TASKS["oilflow"](), TASKS["frey"]()
-        fits = {name: fit_method(oilflow, name, QUICK_STEPS if options.quick else oilflow.checkpoints[-1]) for name in CURVES}
-        face = fit_method(frey, ANNEALED, QUICK_STEPS if options.quick else frey.checkpoints[-1])
-        regimes = load_dataset("oilflow")["y"]
-        figures = {
-            "learning_curves": draw_curves(fits),
-            "oilflow_latents": draw_latents({name: fits[name] for name in (MEAN_FIELD, ANNEALED)}, regimes),
-            "frey_faces": draw_faces(face, frey),
-        }
-    for name, figure in figures.items():
-        path = options.out / f"annealed_{name}.png"
-        figure.savefig(path, dpi=110)
-        plt.close(figure)
-        print(f"wrote {path}")
+main = partial(write_pictures, "annealed", draw, num_threads=NUM_THREADS)
 
 
 if __name__ == "__main__":

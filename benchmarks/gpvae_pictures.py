@@ -1,19 +1,14 @@
 """Pictures of the GP-VAE: `python -m benchmarks.gpvae_pictures [--quick] [--out FOLDER]`."""
 
-import argparse
-import shlex
-import sys
-from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
 import matplotlib
-import pyro
 import torch
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from benchmarks import balls, estimators
-from benchmarks.report import environment
+from benchmarks.pictures import write_pictures
 from pyro_lvgp.plots import PALETTE
 
 SEED, QUICK_STEPS, PREFIX = 0, 20, 30
@@ -66,31 +61,14 @@ def draw_balls(name: str, num_steps: int | None) -> Figure:
     return figure
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Fit, and write three pictures.
+def draw(quick: bool) -> dict[str, Figure]:
+    """Fits, and pictures of them."""
+    steps = QUICK_STEPS if quick else None
+    figures = {f"balls_{name}": draw_balls(name, steps) for name in balls.TASKS}
+    return figures | {"estimators": draw_estimators(steps or estimators.NUM_EPOCHS)}
 
-    :param argv: arguments; those of the process by default.
-    """
-    argv = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpvae_pictures", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few steps: does it run?")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder for the pictures")
-    options = parser.parse_args(argv)
-    options.out.mkdir(parents=True, exist_ok=True)
-    matplotlib.use("Agg")
-    torch.set_num_threads(balls.NUM_THREADS)
-    print(f"    {shlex.join([*parser.prog.split(), *argv])}\n\n{environment()}", flush=True)
-    steps = QUICK_STEPS if options.quick else None
-    with pyro.settings.context(module_local_params=True):
-        figures = {f"balls_{name}": draw_balls(name, steps) for name in balls.TASKS}
-        figures["estimators"] = draw_estimators(steps or estimators.NUM_EPOCHS)
-    for name, figure in figures.items():
-        for ax in figure.axes:
-            ax.spines[["top", "right"]].set_visible(False)
-        path = options.out / f"gpvae_{name}.png"
-        figure.savefig(path, dpi=110)
-        plt.close(figure)
-        print(f"wrote {path}")
+
+main = partial(write_pictures, "gpvae", draw, num_threads=balls.NUM_THREADS)
 
 
 if __name__ == "__main__":

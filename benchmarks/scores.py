@@ -1,13 +1,16 @@
-"""How good a fitted GPLVM is: the same estimators for every guide and bound."""
+"""How good fits are: the same estimators for every guide and bound, and for latents of any method."""
 
 import math
 import statistics
 from typing import Any
 
+import numpy as np
 import pyro.distributions as dist
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from pyro import poutine
+from sklearn.model_selection import KFold, cross_val_score
+from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
 from pyro_lvgp.infer import IntegrateGaussians, LocalELBO
@@ -81,3 +84,9 @@ def held_out_log_likelihood(
         entries = dist.Normal(mean, variance.sqrt()).log_prob(torch.nan_to_num(Y))
         log_weights.append(torch.where(torch.isnan(Y), 0.0, entries).sum(-1) + broad.log_prob(X) - proposal)
     return (torch.cat(log_weights).logsumexp(0) - math.log(draws)).mean().item()
+
+
+def neighbour_accuracy(X: Float[np.ndarray, "N Q"], classes: Shaped[np.ndarray, " N"], *, seed: int) -> float:
+    """Accuracy of one nearest neighbour in the latents, the mean over five folds."""
+    neighbours = KNeighborsClassifier(1, algorithm="kd_tree" if X.shape[1] < 8 else "brute")
+    return float(cross_val_score(neighbours, X, classes, cv=KFold(5, shuffle=True, random_state=seed)).mean())

@@ -10,11 +10,10 @@ import sklearn
 import torch
 from jaxtyping import Float, Int
 from sklearn.decomposition import PCA
-from sklearn.model_selection import KFold, cross_val_score
-from sklearn.neighbors import KNeighborsClassifier
 from tqdm import tqdm
 
 from benchmarks.report import Measurement, Row, Settings
+from benchmarks.scores import neighbour_accuracy
 from benchmarks.srflvm import ACCURACY
 from pyro_lvgp.datasets import load_dataset
 from pyro_lvgp.guides import RandomFeatureGuide
@@ -82,10 +81,7 @@ def measure(
         torch.manual_seed(seed)
         X = embed()
     seconds = time.perf_counter() - start
-    folds = KFold(5, shuffle=True, random_state=seed)
-    neighbours = KNeighborsClassifier(1, algorithm="kd_tree" if X.shape[1] < 8 else "brute")
-    accuracy = cross_val_score(neighbours, X, y, cv=folds).mean()
-    return Measurement(dataset, method, ACCURACY, float(accuracy), seconds, settings)
+    return Measurement(dataset, method, ACCURACY, neighbour_accuracy(X, y, seed=seed), seconds, settings)
 
 
 def standardised(X: Int[np.ndarray, "N D"]) -> Float[np.ndarray, "N D"]:

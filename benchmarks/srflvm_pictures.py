@@ -1,14 +1,9 @@
 """Pictures of the random-feature LVM: `python -m benchmarks.srflvm_pictures [--quick] [--out FOLDER]`."""
 
-import argparse
-import shlex
-import sys
-from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
 import matplotlib
 import numpy as np
-import pyro
 import torch
 from jaxtyping import Float
 from matplotlib import pyplot as plt
@@ -17,7 +12,7 @@ from sklearn.linear_model import LinearRegression
 from torch import Tensor
 
 from benchmarks import imputation
-from benchmarks.report import environment
+from benchmarks.pictures import write_pictures
 from pyro_lvgp.datasets import s_curve
 from pyro_lvgp.guides import RandomFeatureGuide
 from pyro_lvgp.models import RandomFeatureLVM
@@ -87,33 +82,14 @@ def _centred(K: Float[Tensor, "N N"]) -> Float[Tensor, "N N"]:
     return centred / centred.diagonal().mean()
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Fit, and write three pictures.
+def draw(quick: bool) -> dict[str, Figure]:
+    """Fits, and pictures of them."""
+    sizes = (QUICK_STEPS, QUICK_STEPS, QUICK_ROWS) if quick else (imputation.NUM_STEPS, imputation.NUM_COOL_STEPS, None)
+    figures = {"kernel": draw_kernel(*((QUICK_STEPS, QUICK_ROWS) if quick else (NUM_STEPS, 500)))}
+    return figures | {f"imputed_{name}": draw_imputation(name, *sizes) for name in SHAPES}
 
-    :param argv: arguments; those of the process by default.
-    """
-    argv = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.srflvm_pictures", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few steps: does it run?")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder for the pictures")
-    options = parser.parse_args(argv)
-    options.out.mkdir(parents=True, exist_ok=True)
-    matplotlib.use("Agg")
-    torch.set_num_threads(imputation.NUM_THREADS)
-    print(f"    {shlex.join([*parser.prog.split(), *argv])}\n\n{environment()}", flush=True)
-    sizes = (
-        (QUICK_STEPS, QUICK_STEPS, QUICK_ROWS) if options.quick else (imputation.NUM_STEPS, imputation.NUM_COOL_STEPS, None)
-    )
-    with pyro.settings.context(module_local_params=True):
-        figures = {"kernel": draw_kernel(*((QUICK_STEPS, QUICK_ROWS) if options.quick else (NUM_STEPS, 500)))}
-        figures |= {f"imputed_{name}": draw_imputation(name, *sizes) for name in SHAPES}
-    for name, figure in figures.items():
-        for ax in figure.axes:
-            ax.spines[["top", "right"]].set_visible(False)
-        path = options.out / f"srflvm_{name}.png"
-        figure.savefig(path, dpi=110)
-        plt.close(figure)
-        print(f"wrote {path}")
+
+main = partial(write_pictures, "srflvm", draw, num_threads=imputation.NUM_THREADS)
 
 
 if __name__ == "__main__":

@@ -23,17 +23,17 @@ class Predictive(Protocol):
 
 
 def gap_folds(
-    y: Float[Tensor, "N D"], num_folds: int = 3, *, consecutive: bool = False, seed: int = 0
+    y: Float[Tensor, "..."], num_folds: int = 3, *, consecutive: bool = False, seed: int = 0
 ) -> Bool[Tensor, "folds N D"]:
     """Entries to hide from a fit and to predict, in folds with gaps like those of the data.
 
     Rows without a gap are dealt out to the folds; a fold hides its rows in all columns that have gaps elsewhere.
 
-    :param y: data, NaN where missing.
+    :param y: data [N, D], NaN where missing.
     :param num_folds: number of folds.
     :param consecutive: deal out runs of rows, for gaps that are blocks of time, and not rows here and there.
     :param seed: of the rows here and there.
-    :raises ValueError: if the data have no gap, or fewer complete rows than folds.
+    :raises ValueError: if the data are no matrix, have no gap, or fewer complete rows than folds.
 
     >>> y = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, torch.nan]])
     >>> gap_folds(y, 2, consecutive=True).long()
@@ -45,6 +45,8 @@ def gap_folds(
              [0, 1],
              [0, 0]]])
     """
+    if y.dim() != 2:
+        raise ValueError(f"expected data [rows, columns], got {list(y.shape)}; make folds of each series, and stack them")
     missing = torch.isnan(y)
     complete = (~missing.any(1)).nonzero().squeeze(1)
     if not missing.any():
@@ -63,7 +65,7 @@ def gap_folds(
 def held_out_nll(
     candidates: Mapping[str, Callable[[Tensor], Predictive]],
     y: Float[Tensor, "*shape"],
-    folds: Iterable[Bool[Tensor, "*shape"]],
+    folds: Iterable[Bool[Tensor, "..."]],
     *,
     progress: bool = True,
 ) -> dict[str, float]:
@@ -78,10 +80,11 @@ def held_out_nll(
 
     :param candidates: for each name a function that fits a new model to data in which more is NaN, and predicts all entries.
     :param y: data, NaN where missing.
-    :param folds: what to hide, fold by fold, such as :func:`gap_folds`.
+    :param folds: what to hide, each of the shape of the data, such as :func:`gap_folds`.
     :param progress: show a progress bar.
     :returns: nats per entry by name.
-    :raises ValueError: if the folds hide nothing that was observed, or a candidate predicts NaN.
+    :raises ValueError: if the folds are not of the shape of the data or hide nothing that was observed, or a candidate
+        predicts NaN or for other shapes.
 
     >>> from torch.distributions import Normal
     >>> y = torch.tensor([[0.0, 1.0], [0.1, 1.1], [0.2, torch.nan]])
@@ -92,6 +95,10 @@ def held_out_nll(
     >>> list(held_out_nll({"everything": everything, "columns": columns}, y, gap_folds(y, 2), progress=False))
     ['columns', 'everything']
     """
+    folds = list(folds)
+    for fold in folds:
+        if fold.shape != y.shape:
+            raise ValueError(f"expected folds of the data's shape {list(y.shape)}, got {list(fold.shape)}; see gap_folds")
     held = [fold & ~torch.isnan(y) for fold in folds]
     number = sum(int(fold.sum()) for fold in held)
     if number == 0:
@@ -104,6 +111,11 @@ def held_out_nll(
             for fold in held:
                 with pyro.get_param_store().scope():  # no fit starts where another ended
                     log_prob = predict(y.masked_fill(fold, torch.nan)).log_prob(torch.nan_to_num(y))
+                if log_prob.shape != y.shape:
+                    raise ValueError(
+                        f"expected log densities of shape {list(y.shape)} from candidate {name!r}, one for each entry, got "
+                        f"{list(log_prob.shape)}; does its distribution take entries as one event?"
+                    )
                 total -= log_prob[fold].sum().item()
                 bar.update()
             if math.isnan(total):

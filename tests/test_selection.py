@@ -100,3 +100,12 @@ def test_nothing_hidden_and_nan_are_refused(y):
         held_out_nll({}, y, [torch.isnan(y)])
     with pytest.raises(ValueError, match="candidate 'copy', got NaN"):
         held_out_nll({"copy": lambda shown: Normal(shown, 1.0, validate_args=False)}, y, gap_folds(y), progress=False)
+
+
+def test_other_shapes_are_refused(y):
+    with pytest.raises(ValueError, match=r"expected data \[rows, columns\], got \[2, \d+, \d+\]"):
+        gap_folds(torch.stack([y, y]))
+    with pytest.raises(ValueError, match="expected folds of the data's shape"):
+        held_out_nll({}, y, [torch.isnan(y)[:, :1]])
+    with pytest.raises(ValueError, match=r"expected log densities of shape .* from candidate 'sum'"):
+        held_out_nll({"sum": lambda shown: Normal(0.0, 1.0).expand(y.shape).to_event(1)}, y, gap_folds(y), progress=False)

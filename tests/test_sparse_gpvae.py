@@ -361,6 +361,16 @@ def test_inducing_points_shared_or_not(form, lead):
 
 
 @encoded
+def test_other_sites_start_where_they_are_told(form):
+    model, _ = make()
+    model.likelihood.variance = PyroSample(dist.LogNormal(0.5, 1.0))
+    guide = SparseStructuredGPGuide(model, encoder(form), init_loc_fn=lambda site: torch.tensor(3.0))
+    args = data()
+    guide(*args)
+    torch.testing.assert_close(guide.median(*args)["likelihood.variance"], torch.tensor(3.0))
+
+
+@encoded
 def test_series_of_their_own_points_in_mini_batches(form):
     x, y = data(4)
     _, guide = make(form, torch.rand(4, 1, M, 1), num_data=4)

@@ -60,6 +60,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
     :param encoder: for the site ``u`` of our model.
     :param sites: encoders of any sites by name, ``{"u": OffsetNet(...), "w": IndexNet(...)}``.
     :param given: sites that keep the model's prior given u; ``("f",)`` for our model.
+    :param init_loc_fn: initial values of the mean-field sites, as for :class:`~pyro_lvgp.guides.MeanFieldGuide`.
     :param init_scale: initial scale of a free q(u), and of mean-field Gaussians.
     :param create_plates: as for Pyro's autoguides, for the mean-field sites.
     :raises ValueError: for a site that is not there, or an encoding of the wrong shape.
@@ -88,6 +89,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         *,
         sites: Mapping[str, nn.Module] | None = None,
         given: Sequence[str] | None = None,
+        init_loc_fn: Callable[[dict], Tensor] | None = None,
         init_scale: float = 0.1,
         create_plates: Callable[..., Any] | None = None,
     ):
@@ -101,7 +103,11 @@ class SparseStructuredGPGuide(StructuredGPGuide):
             sites = {model.gp_site: encoder}
         self._given = frozenset(given)
         super().__init__(
-            model, sites={**(sites or {}), **dict.fromkeys(given)}, init_scale=init_scale, create_plates=create_plates
+            model,
+            sites={**(sites or {}), **dict.fromkeys(given)},
+            init_loc_fn=init_loc_fn,
+            init_scale=init_scale,
+            create_plates=create_plates,
         )
         self.memory: Memory | None = None
 
