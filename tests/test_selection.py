@@ -3,7 +3,7 @@
 import pyro
 import pytest
 import torch
-from torch.distributions import Normal
+from torch.distributions import Independent, Normal
 
 from pyro_lvgp.selection import gap_folds, held_out_nll
 
@@ -108,4 +108,4 @@ def test_other_shapes_are_refused(y):
     with pytest.raises(ValueError, match="expected folds of the data's shape"):
         held_out_nll({}, y, [torch.isnan(y)[:, :1]])
     with pytest.raises(ValueError, match=r"expected log densities of shape .* from candidate 'sum'"):
-        held_out_nll({"sum": lambda shown: Normal(0.0, 1.0).expand(y.shape).to_event(1)}, y, gap_folds(y), progress=False)
+        held_out_nll({"sum": lambda shown: Independent(Normal(torch.zeros_like(y), 1.0), 1)}, y, gap_folds(y), progress=False)
