@@ -21,7 +21,7 @@ def task():
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(3), 30)
     rates = np.kron(np.eye(3), np.full((1, 2), 4.0)) + 1.0
-    return srflvm.Task(rng.poisson(rates[labels]).astype(float), labels, likelihoods=("negative binomial",), num_sweeps=5)
+    return srflvm.Task(rng.poisson(rates[labels]).astype(float), labels, counts=True, num_sweeps=5)
 
 
 def test_accuracy_is_one_for_latents_that_tell_the_class_and_chance_for_noise(task):
@@ -87,18 +87,6 @@ def test_all_methods_are_measured(task):
     # A network of five steps has learned little; all others see at once what two columns of counts each say.
     assert scores.pop("VAE") > 0.25
     assert min(scores.values()) > 0.65
-
-
-def test_bernoulli_rows_see_bright_pixels():
-    rng = np.random.default_rng(0)
-    labels = np.repeat(np.arange(2), 30)
-    pixels = np.where(rng.uniform(size=(60, 6)) < 0.1 + 0.8 * (labels[:, None] == np.arange(6) % 2), 200.0, 50.0)
-    Y, likelihood = srflvm.LIKELIHOODS["Bernoulli"](pixels)
-    likelihood.check(torch.as_tensor(Y, dtype=torch.float32))
-    np.testing.assert_array_equal(Y, pixels == 200.0)
-    task = srflvm.Task(pixels, labels, image=True)
-    X = srflvm.random_features(task, seed=0, num_steps=3, likelihood="Bernoulli")
-    assert task.score(X, seed=0)[srflvm.ACCURACY] > 0.8
 
 
 def test_a_fit_repeats(task):
