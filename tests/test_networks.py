@@ -174,7 +174,7 @@ class TestLoadings:
         torch.testing.assert_close(scale[some], precision[some].rsqrt())
 
     def test_networks_learn_beside_them(self):
-        encoder = FactorNet(D, Q, (6,), loadings=self.W)
+        encoder = FactorNet(D, Q, (6,), loadings=self.W.clone().requires_grad_())
         loc, scale = encoder(torch.randn(7, D))
         (loc.square().sum() + scale.log().sum()).backward()
         still = {name for name, parameter in encoder.named_parameters() if not parameter.grad.any()}

@@ -119,7 +119,7 @@ def train(weather: Weather, num_steps: int) -> tuple[SparseGPVAE, SparseStructur
         Gaussian(0.1, data_dim=3),
         num_data=WEEKS,
     ).double()
-    encoder = FactorNet(3, 3, (20,), init_scale=0.3, loadings=decoder.weight.detach())
+    encoder = FactorNet(3, 3, (20,), init_scale=0.3, loadings=decoder.weight)
     guide = SparseStructuredGPGuide(model, encoder.double())
     fit(
         lambda y, idx: model(weather.x, y, idx),  # all weeks have the same inputs

@@ -64,9 +64,9 @@ class FactorNet(Encoder):
         if loadings.shape != shape or not (loadings.isfinite().all() and loadings.any()):
             raise ValueError(
                 f"expected loadings of shape {list(shape)}, finite and not all zero, got {list(loadings.shape)}: {loadings}; "
-                "give the weights of a linear decoder, such as decoder.weight.detach()"
+                "give the weights of a linear decoder, such as decoder.weight"
             )
-        inverse = torch.where(loadings == 0.0, 0.0, loadings.reciprocal())
+        inverse = torch.where(loadings == 0.0, 0.0, loadings.detach().reciprocal())
         self.loadings_inverse = nn.Parameter(inverse)
         self.register_buffer("relative_scale", self.data_dim**-0.5 * inverse.abs())
         for parameter in self.factors[-1].parameters():
