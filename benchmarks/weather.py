@@ -60,9 +60,8 @@ class Decoder(nn.Module):
 def identity(dim: int) -> nn.Linear:
     """A linear layer that starts as the identity."""
     layer = nn.Linear(dim, dim)
-    with torch.no_grad():
-        layer.weight.copy_(torch.eye(dim))
-        layer.bias.zero_()
+    nn.init.eye_(layer.weight)
+    nn.init.zeros_(layer.bias)
     return layer
 
 

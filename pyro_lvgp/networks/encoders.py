@@ -1,5 +1,6 @@
 """Encoders that fill what is missing, or sum features of what is observed."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Literal
 
@@ -64,8 +65,22 @@ class _SumNet(Encoder):
     The constant 1 / √D, which rho could learn, lets wide data start near ``init_scale`` too.
     """
 
-    h: nn.Sequential
-    rho: MLP
+    def __init__(
+        self,
+        data_dim: int,
+        latent_dim: int,
+        hidden_dims: Sequence[int] = (20,),
+        *,
+        feature_dim: int = 20,
+        init_scale: float = 0.5,
+    ):
+        super().__init__(data_dim, latent_dim, hidden_dims, init_scale, feature_dim)
+        self.h = self._make_h(hidden_dims, feature_dim)
+        self.rho = MLP(feature_dim, 2 * latent_dim, hidden_dims)
+
+    @abstractmethod
+    def _make_h(self, hidden_dims: Sequence[int], feature_dim: int) -> nn.Sequential:
+        """The network of each entry, [*, D, 1] to [*, D, feature_dim]."""
 
     def forward(self, y: Float[Tensor, "*batch D"]) -> tuple[Float[Tensor, "*batch Q"], Float[Tensor, "*batch Q"]]:
         values, observed = self._observed(y)
@@ -96,20 +111,11 @@ class PointNet(_SumNet):
     dynamic discovery of high-value information with partial VAE", for embeddings.
     """
 
-    def __init__(
-        self,
-        data_dim: int,
-        latent_dim: int,
-        hidden_dims: Sequence[int] = (20,),
-        *,
-        feature_dim: int = 20,
-        init_scale: float = 0.5,
-    ):
-        super().__init__(data_dim, latent_dim, hidden_dims, init_scale, feature_dim)
+    def _make_h(self, hidden_dims: Sequence[int], feature_dim: int) -> nn.Sequential:
         sizes = [1, *hidden_dims, feature_dim]
-        self.h = nn.Sequential(*layers(sizes))
-        self.h[0] = LinearPerOutput(data_dim, 1, sizes[1], share_weight=True)
-        self.rho = MLP(feature_dim, 2 * latent_dim, hidden_dims)
+        h = nn.Sequential(*layers(sizes))
+        h[0] = LinearPerOutput(self.data_dim, 1, sizes[1], share_weight=True)
+        return h
 
 
 class IndexNet(_SumNet):
@@ -132,15 +138,5 @@ class IndexNet(_SumNet):
     Source: eqs. 3.32 and 3.34 of the GP-VAE thesis; Ashman et al. (2020), section 3.
     """
 
-    def __init__(
-        self,
-        data_dim: int,
-        latent_dim: int,
-        hidden_dims: Sequence[int] = (20,),
-        *,
-        feature_dim: int = 20,
-        init_scale: float = 0.5,
-    ):
-        super().__init__(data_dim, latent_dim, hidden_dims, init_scale, feature_dim)
-        self.h = network_per_output(data_dim, feature_dim, hidden_dims)
-        self.rho = MLP(feature_dim, 2 * latent_dim, hidden_dims)
+    def _make_h(self, hidden_dims: Sequence[int], feature_dim: int) -> nn.Sequential:
+        return network_per_output(self.data_dim, feature_dim, hidden_dims)
