@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from pyro_lvgp.linalg import safe_cholesky, solve_lower
 
@@ -63,18 +64,77 @@ def condition(
     (tensor([1., 0.]), tensor([0.5000, 1.0000]))
     """
     W, c = whitened_sites(site_mean - prior_mean, site_precision)
-    WK = W[..., :, None] * K
-    N = K.shape[-1]
-    # The eigenvalues of B are at least 1: rounding alone may ask for jitter.
-    LB = safe_cholesky(torch.eye(N, dtype=K.dtype, device=K.device) + WK * W[..., None, :], jitter=0.0, name="I + W K W")
-    alpha = torch.cholesky_solve(c[..., None], LB).squeeze(-1)
-    LB_inv_WK = solve_lower(LB, WK)
-    mean = prior_mean + (WK * alpha[..., :, None]).sum(-2)
-    # diag(K) − diag(K W B⁻¹ W K)
+    batch = torch.broadcast_shapes(K.shape[:-2], W.shape[:-1], c.shape[:-1])
+    W, c = W.expand(*batch, -1), c.expand(*batch, -1)
+    alpha, moved, reduction, half_log_det, LB = _Conditioning.apply(K.expand(*batch, -1, -1), W, c)
     prior_variance = K.diagonal(dim1=-2, dim2=-1)
-    variance = bounded_variance(prior_variance - LB_inv_WK.square().sum(-2), prior_variance, site_precision)
-    mean, variance = torch.broadcast_tensors(mean, variance)
-    return Posterior(mean, variance, W, c, alpha, LB.diagonal(dim1=-2, dim2=-1).log().sum(-1), LB)
+    variance = bounded_variance(prior_variance - reduction, prior_variance, site_precision)
+    return Posterior(prior_mean + moved, variance, W, c, alpha, half_log_det, LB)
+
+
+class _Conditioning(torch.autograd.Function):
+    r"""B⁻¹c, the shift K W B⁻¹ c of the mean, the reduction r = diag(K W B⁻¹ W K) of the variance, ½ log|B| and L_B.
+
+    Their gradients, given here, take one triangular solution and one product of N × N matrices; those of each operation
+    would take more of both.  With :math:`A = B^{-1} W K` and bars for derivatives of the loss,
+
+    .. math::
+
+        \bar B = \tfrac12 \bar h B^{-1} - A \, \mathrm{diag}(\bar r) A^T - \tfrac12 (u \alpha^T + \alpha u^T), \qquad
+        B^{-1} = I - A W, \qquad u = B^{-1} \bar\alpha,
+
+    to which r adds :math:`2 W A \, \mathrm{diag}(\bar r)` in :math:`\bar K`, besides :math:`W \bar B W`.
+    """
+
+    @staticmethod
+    def forward(ctx, K, W, c):
+        WK = W[..., :, None] * K
+        B = WK * W[..., None, :]
+        B.diagonal(dim1=-2, dim2=-1).add_(1.0)
+        # The eigenvalues of B are at least 1: rounding alone may ask for jitter.
+        LB = safe_cholesky(B, jitter=0.0, name="I + W K W")
+        alpha = torch.cholesky_solve(c[..., None], LB)
+        LB_inv_WK = solve_lower(LB, WK)
+        ctx.save_for_backward(K, W, alpha, LB, LB_inv_WK)
+        ctx.set_materialize_grads(False)
+        half_log_det = LB.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return alpha.squeeze(-1), (WK.mT @ alpha).squeeze(-1), LB_inv_WK.square().sum(-2), half_log_det, LB
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, of_alpha, of_shift, of_reduction, of_half_log_det, of_LB):
+        K, W, alpha, LB, LB_inv_WK = ctx.saved_tensors
+        nothing = torch.zeros_like(W)
+        of_alpha, of_shift, of_reduction = (nothing if x is None else x for x in (of_alpha, of_shift, of_reduction))
+        left, right, r = W[..., :, None], W[..., None, :], of_reduction[..., None, :]
+        A = torch.linalg.solve_triangular(LB.mT, LB_inv_WK, upper=True)
+        K_shift = K @ of_shift[..., None]
+        u = torch.cholesky_solve(of_alpha[..., None] + left * K_shift, LB)
+
+        h = nothing[..., :1] if of_half_log_det is None else 0.5 * of_half_log_det[..., None]
+        inner = r.mT * A.mT
+        inner.diagonal(dim1=-2, dim2=-1).add_(h * W)
+        B_bar = torch.cat([u, alpha], -1) @ torch.cat([alpha, u], -1).mT
+        B_bar = B_bar.mul_(-0.5).sub_(A @ inner)
+        B_bar.diagonal(dim1=-2, dim2=-1).add_(h)
+        if of_LB is not None:
+            B_bar += _of_cholesky(LB, of_LB)
+
+        half = B_bar.mul_(right).addcmul_(A, r)
+        W_bar = 2.0 * (half * K).sum(-1) + (alpha * K_shift).squeeze(-1)
+        K_bar = half.addcmul_(A, r).mul_(left).add_((left * alpha) * of_shift[..., None, :])
+        return K_bar, W_bar, u.squeeze(-1)
+
+
+def _of_cholesky(L: Float[Tensor, "*batch N N"], L_bar: Float[Tensor, "*batch N N"]) -> Float[Tensor, "*batch N N"]:
+    """Derivative by a symmetric matrix from that by its Cholesky factor L.
+
+    Source: Murray (2016), "Differentiation of the Cholesky decomposition", eq. 10.
+    """
+    inner = (L.mT @ L_bar).tril()
+    inner.diagonal(dim1=-2, dim2=-1).mul_(0.5)
+    inner = torch.linalg.solve_triangular(L.mT, inner + inner.mT, upper=True)  # L⁻ᵀ Φ
+    return 0.5 * torch.linalg.solve_triangular(L, inner, upper=False, left=False)
 
 
 def log_normaliser(posterior: Posterior) -> Float[Tensor, "*batch"]:

@@ -39,8 +39,10 @@ def safe_cholesky(
     first = smallest if jitter is None else jitter
     scale = K.diagonal(dim1=-2, dim2=-1).mean(-1)
     eps = torch.full_like(scale, first)
-    for _ in range(_NUM_TRIES):
-        L, info = torch.linalg.cholesky_ex(K + torch.diag_embed((eps * scale)[..., None].expand(K.shape[:-1])))
+    for attempt in range(_NUM_TRIES):
+        plain = attempt == 0 and first == 0.0
+        jittered = K if plain else K + torch.diag_embed((eps * scale)[..., None].expand(K.shape[:-1]))
+        L, info = torch.linalg.cholesky_ex(jittered)
         failed = info > 0
         if not failed.any():
             return L

@@ -59,7 +59,9 @@ def test_against_the_dense_posterior(batch):
     mean, covariance, log_Z, kl = dense(K, m, mu, v)
     torch.testing.assert_close(posterior.mean, mean)
     torch.testing.assert_close(posterior.variance, covariance.diagonal(dim1=-2, dim2=-1).expand(mean.shape))
-    torch.testing.assert_close(gaussian_sites.predictive_covariance(posterior, K, K), covariance)
+    torch.testing.assert_close(
+        gaussian_sites.predictive_covariance(posterior, K, K), covariance.expand(*mean.shape, mean.shape[-1])
+    )
     constants = -0.5 * (2.0 * math.pi * v).log()
     torch.testing.assert_close(gaussian_sites.log_normaliser(posterior) + constants.sum(-1), log_Z)
     torch.testing.assert_close(gaussian_sites.kl_divergence(posterior), kl)
@@ -94,6 +96,39 @@ def test_gradients_against_those_of_the_dense_posterior(batch):
             # Both take K to be symmetric, and differ in which of its triangles they read.
             a, b = (x + x.mT if x.shape == K.shape else x for x in (a, b))
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+
+
+@every_batch
+def test_gradients_against_those_of_each_operation(batch):
+    values = [value.requires_grad_() for value in problem(**batch)[1:]]
+    K, m, mu, v = values
+    ours = gaussian_sites.condition(K, m, mu, 1.0 / v)
+    W = v.rsqrt()
+    LB = torch.linalg.cholesky(torch.eye(N) + W[..., :, None] * K * W[..., None, :])
+    c = W * (mu - m)
+    alpha = torch.cholesky_solve(c[..., None], LB)
+    WK = W[..., :, None] * K
+    removed = torch.linalg.solve_triangular(LB, WK, upper=False).square().sum(-2)
+    slow = gaussian_sites.Posterior(
+        m + (WK.mT @ alpha).squeeze(-1),
+        K.diagonal(dim1=-2, dim2=-1) - removed,
+        W,
+        c,
+        alpha.squeeze(-1),
+        LB.diagonal(dim1=-2, dim2=-1).log().sum(-1),
+        LB,
+    )
+    weights = [torch.randn(value.shape) for value in ours]
+    for chosen in [*((i,) for i in range(len(weights))), range(len(weights))]:
+        slopes, slopes_expected = (
+            torch.autograd.grad(
+                sum((weights[i] * posterior[i]).sum() for i in chosen), values, retain_graph=True, materialize_grads=True
+            )
+            for posterior in (ours, slow)
+        )
+        for a, b in zip(slopes, slopes_expected, strict=True):
+            a, b = (x + x.mT if x.shape == K.shape else x for x in (a, b))  # K is symmetric
+            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
 
 
 def test_sites_that_say_nothing_are_left_out():
