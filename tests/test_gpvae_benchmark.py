@@ -66,9 +66,12 @@ def test_peers_fill_what_is_hidden_alone(task, peer):
     assert smse > 0.3 if peer.startswith("independent") else smse < 0.01
 
 
-@pytest.mark.parametrize("method", [*gpvae.METHODS, *gpvae.CANDIDATES])
+METHODS = gpvae.METHODS | gpvae.CANDIDATES | gpvae.OVER_PLACES
+
+
+@pytest.mark.parametrize("method", list(METHODS))
 def test_methods_are_measured(task, method):
-    run = gpvae.fit_to(task, (gpvae.METHODS | gpvae.CANDIDATES)[method], task.data[0], seed=0, num_steps=3)
+    run = gpvae.fit_to(task, METHODS[method], task.data[0], seed=0, num_steps=3)
     values = run.scores(task)
     assert set(values) == {"SMSE", "NLL", "mixture NLL", "bound [nats]"}
     assert np.isfinite(list(values.values())).all()
