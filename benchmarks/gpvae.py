@@ -246,7 +246,7 @@ def selected(name: str, task: Task, seeds: int, num_steps: int | None) -> Iterat
                 for method_name in ["selected", candidate] if rank == 0 else [candidate]:
                     yield Measurement(name, method_name, metric, value, run.seconds, settings)
         if rank == 0:
-            together = MixturePrediction(tuple(part for run in runs for part in run.predicted.parts))
+            together = MixturePrediction.pool(run.predicted for run in runs)
             for metric, value in task.scores_of_mixture(together).items():
                 yield Measurement(
                     name, f"selected, {seeds} runs together", metric, value, sum(r.seconds for r in runs), settings

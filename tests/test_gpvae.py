@@ -498,6 +498,18 @@ def test_mixtures_by_hand():
                 torch.testing.assert_close(log_prob[n, d], torch.logsumexp(torch.stack(terms), 0) - math.log(5.0))
 
 
+def test_pooled_mixtures_weigh_their_parts_equally():
+    one, other = (MixturePrediction((dist.Normal(torch.randn(4, N, D), scale),)) for scale in (0.5, 2.0))
+    both, y = MixturePrediction.pool(iter([one, other])), torch.randn(N, D)
+    torch.testing.assert_close(both.mean, 0.5 * (one.mean + other.mean))
+    torch.testing.assert_close(both.log_prob(y), torch.logaddexp(one.log_prob(y), other.log_prob(y)) - math.log(2.0))
+    fewer_draws = MixturePrediction((dist.Normal(torch.randn(3, N, D), 1.0),))
+    with pytest.raises(ValueError, match=r"expected predictions of one shape .*, got \[\(3,"):
+        MixturePrediction.pool([one, fewer_draws])
+    with pytest.raises(ValueError, match="expected predictions of one shape"):
+        MixturePrediction.pool([])
+
+
 def test_mixtures_far_from_the_data_do_not_underflow():
     mixture = MixturePrediction((dist.Normal(torch.tensor([[[0.0]], [[1.0]]]), 0.01),))
     expected = dist.Normal(1.0, 0.01).log_prob(torch.tensor(3.0)) - math.log(2.0)

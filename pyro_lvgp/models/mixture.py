@@ -1,6 +1,7 @@
 """What is said about data not seen: predictions as mixtures over posterior draws, and data filled in."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -24,6 +25,28 @@ class MixturePrediction:
     """
 
     parts: tuple[TorchDistributionMixin, ...]
+
+    @classmethod
+    def pool(cls, predictions: Iterable["MixturePrediction"]) -> "MixturePrediction":
+        """The equal mixture of several predictions of the same data, such as those of fits with different seeds.
+
+        Fits end in different optima, and their mixture mostly predicts better than one of them.
+
+        :param predictions: of as many draws each.
+        :raises ValueError: if there are none, or one has another shape or number of draws.
+
+        >>> import pyro.distributions as dist
+        >>> runs = [MixturePrediction((dist.Normal(torch.full((1, 1, 1), loc), 1.0),)) for loc in (-1.0, 1.0)]
+        >>> MixturePrediction.pool(runs).variance
+        tensor([[2.]])
+
+        Source: Lakshminarayanan et al. (2017), "Simple and scalable predictive uncertainty estimation using deep ensembles".
+        """
+        predictions = tuple(predictions)
+        shapes = {tuple(torch.cat([part.mean for part in each.parts]).shape) for each in predictions}
+        if len(shapes) != 1:
+            raise ValueError(f"expected predictions of one shape [draws, *series, N, D], got {sorted(shapes)}")
+        return cls(tuple(part for each in predictions for part in each.parts))
 
     @cached_property
     def mean(self) -> Float[Tensor, "*series N D"]:
