@@ -266,6 +266,14 @@ class TestPartialInferenceNetworks:
                 assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("Net", [ZeroImputation, PointNet, IndexNet, FactorNet])
+def test_activations_are_those_asked_for(Net, Y):
+    net = Net(D, Q, (6, 5), activation=nn.Tanh).to(Y.dtype)
+    assert any(isinstance(module, nn.Tanh) for module in net.modules())
+    assert not any(isinstance(module, nn.SiLU) for module in net.modules())
+    assert all(value.isfinite().all() for value in net(Y))
+
+
 @pytest.mark.parametrize("data_dim", [1, 50])
 @pytest.mark.parametrize("init_scale", [1e-4, 0.3, 30.0])
 @pytest.mark.parametrize("Net", [ZeroImputation, PointNet, IndexNet, FactorNet])

@@ -29,6 +29,6 @@ class LinearPerOutput(nn.Module):
         return torch.einsum("...di,dio->...do", x, self.weight) + self.bias
 
 
-def network_per_output(data_dim: int, out_dim: int, hidden_dims: Sequence[int]) -> nn.Sequential:
+def network_per_output(data_dim: int, out_dim: int, hidden_dims: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
     """One network for each output, [*, D, 1] to [*, D, out_dim]."""
-    return nn.Sequential(*layers([1, *hidden_dims, out_dim], partial(LinearPerOutput, data_dim)))
+    return nn.Sequential(*layers([1, *hidden_dims, out_dim], partial(LinearPerOutput, data_dim), activation))

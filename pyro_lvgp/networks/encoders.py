@@ -24,6 +24,7 @@ class ZeroImputation(Encoder):
     :param hidden_dims: sizes of the hidden layers.
     :param covariance: ``"diagonal"`` returns loc and scale [*, Q]; ``"full"`` loc and scale_tril [*, Q, Q].
     :param init_scale: the scale where the network gives zero, and so about the initial one; the diagonal of scale_tril.
+    :param activation: class of the activation between layers.
     :raises ValueError: for a size below 1, an ``init_scale`` that is not positive, or data with another number of outputs.
 
     >>> loc, scale = ZeroImputation(4, 2)(torch.tensor([[1.0, torch.nan, 0.5, 2.0]]))
@@ -41,11 +42,12 @@ class ZeroImputation(Encoder):
         *,
         covariance: Literal["diagonal", "full"] = "diagonal",
         init_scale: float = 0.7,
+        activation: type[nn.Module] = nn.SiLU,
     ):
         super().__init__(data_dim, latent_dim, hidden_dims, init_scale)
         self.covariance = covariance
         self._scale_size = latent_dim if covariance == "diagonal" else latent_dim * (latent_dim + 1) // 2
-        self.net = MLP(2 * data_dim, latent_dim + self._scale_size, hidden_dims)
+        self.net = MLP(2 * data_dim, latent_dim + self._scale_size, hidden_dims, activation)
 
     def forward(self, y: Float[Tensor, "*batch D"]) -> tuple[Float[Tensor, "*batch Q"], Tensor]:
         values, observed = self._observed(y)
@@ -73,13 +75,14 @@ class _SumNet(Encoder):
         *,
         feature_dim: int = 20,
         init_scale: float = 0.5,
+        activation: type[nn.Module] = nn.SiLU,
     ):
         super().__init__(data_dim, latent_dim, hidden_dims, init_scale, feature_dim)
-        self.h = self._make_h(hidden_dims, feature_dim)
-        self.rho = MLP(feature_dim, 2 * latent_dim, hidden_dims)
+        self.h = self._make_h(hidden_dims, feature_dim, activation)
+        self.rho = MLP(feature_dim, 2 * latent_dim, hidden_dims, activation)
 
     @abstractmethod
-    def _make_h(self, hidden_dims: Sequence[int], feature_dim: int) -> nn.Sequential:
+    def _make_h(self, hidden_dims: Sequence[int], feature_dim: int, activation: type[nn.Module]) -> nn.Sequential:
         """The network of each entry, [*, D, 1] to [*, D, feature_dim]."""
 
     def forward(self, y: Float[Tensor, "*batch D"]) -> tuple[Float[Tensor, "*batch Q"], Float[Tensor, "*batch Q"]]:
@@ -101,6 +104,7 @@ class PointNet(_SumNet):
     :param hidden_dims: sizes of the hidden layers, those of h and those of ρ alike.
     :param feature_dim: size of what h returns.
     :param init_scale: the scale where ρ gives zero, and so about the initial one.
+    :param activation: class of the activation between layers.
     :raises ValueError: for a size below 1, an ``init_scale`` that is not positive, or data with another number of outputs.
 
     >>> loc, scale = PointNet(4, 2)(torch.tensor([[1.0, torch.nan, 0.5, 2.0]]))
@@ -111,9 +115,9 @@ class PointNet(_SumNet):
     dynamic discovery of high-value information with partial VAE", for embeddings.
     """
 
-    def _make_h(self, hidden_dims: Sequence[int], feature_dim: int) -> nn.Sequential:
+    def _make_h(self, hidden_dims: Sequence[int], feature_dim: int, activation: type[nn.Module]) -> nn.Sequential:
         sizes = [1, *hidden_dims, feature_dim]
-        h = nn.Sequential(*layers(sizes))
+        h = nn.Sequential(*layers(sizes, activation=activation))
         h[0] = LinearPerOutput(self.data_dim, 1, sizes[1], share_weight=True)
         return h
 
@@ -129,6 +133,7 @@ class IndexNet(_SumNet):
     :param hidden_dims: sizes of the hidden layers, those of each h_p and those of ρ alike.
     :param feature_dim: size of what each h_p returns.
     :param init_scale: the scale where ρ gives zero, and so about the initial one.
+    :param activation: class of the activation between layers.
     :raises ValueError: for a size below 1, an ``init_scale`` that is not positive, or data with another number of outputs.
 
     >>> loc, scale = IndexNet(4, 2)(torch.tensor([[1.0, torch.nan, 0.5, 2.0]]))
@@ -138,5 +143,5 @@ class IndexNet(_SumNet):
     Source: eqs. 3.32 and 3.34 of the GP-VAE thesis; Ashman et al. (2020), section 3.
     """
 
-    def _make_h(self, hidden_dims: Sequence[int], feature_dim: int) -> nn.Sequential:
-        return network_per_output(self.data_dim, feature_dim, hidden_dims)
+    def _make_h(self, hidden_dims: Sequence[int], feature_dim: int, activation: type[nn.Module]) -> nn.Sequential:
+        return network_per_output(self.data_dim, feature_dim, hidden_dims, activation)

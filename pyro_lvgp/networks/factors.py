@@ -26,6 +26,7 @@ class FactorNet(Encoder):
     :param latent_dim: number of latent dimensions Q.
     :param hidden_dims: sizes of the hidden layers of the network of each output.
     :param init_scale: the scale with all outputs observed where their networks give zero, and so about the initial one.
+    :param activation: class of the activation between layers.
     :param loadings: weights W ``[D, Q]`` of a linear decoder to start from: each factor is at first what
         :math:`N(y_{np};\, W_{pq} f_{nq},\, s^2)` says of :math:`f_{nq}`, with s the ``init_scale``, and stays without
         a factor where :math:`W_{pq} = 0`.  An encoder that starts there need not learn first what the decoder does.
@@ -50,10 +51,11 @@ class FactorNet(Encoder):
         hidden_dims: Sequence[int] = (20, 20),
         *,
         init_scale: float = 0.5,
+        activation: type[nn.Module] = nn.SiLU,
         loadings: Float[Tensor, "D Q"] | None = None,
     ):
         super().__init__(data_dim, latent_dim, hidden_dims, init_scale)
-        self.factors = network_per_output(data_dim, 2 * latent_dim, hidden_dims)
+        self.factors = network_per_output(data_dim, 2 * latent_dim, hidden_dims, activation)
         self.loadings_inverse = None
         if loadings is not None:
             self._start_from(loadings)
