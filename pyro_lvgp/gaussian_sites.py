@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from pyro_lvgp.linalg import safe_cholesky, solve_lower
 
@@ -66,10 +65,10 @@ def condition(
     W, c = whitened_sites(site_mean - prior_mean, site_precision)
     batch = torch.broadcast_shapes(K.shape[:-2], W.shape[:-1], c.shape[:-1])
     W, c = W.expand(*batch, -1), c.expand(*batch, -1)
-    alpha, moved, reduction, half_log_det, LB = _Conditioning.apply(K.expand(*batch, -1, -1), W, c)
+    alpha, shift, reduction, half_log_det, LB, _ = _Conditioning.apply(K.expand(*batch, -1, -1), W, c)
     prior_variance = K.diagonal(dim1=-2, dim2=-1)
     variance = bounded_variance(prior_variance - reduction, prior_variance, site_precision)
-    return Posterior(prior_mean + moved, variance, W, c, alpha, half_log_det, LB)
+    return Posterior(prior_mean + shift, variance, W, c, alpha, half_log_det, LB)
 
 
 class _Conditioning(torch.autograd.Function):
@@ -87,7 +86,7 @@ class _Conditioning(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, K, W, c):
+    def forward(K, W, c):
         WK = W[..., :, None] * K
         B = WK * W[..., None, :]
         B.diagonal(dim1=-2, dim2=-1).add_(1.0)
@@ -95,34 +94,42 @@ class _Conditioning(torch.autograd.Function):
         LB = safe_cholesky(B, jitter=0.0, name="I + W K W")
         alpha = torch.cholesky_solve(c[..., None], LB)
         LB_inv_WK = solve_lower(LB, WK)
-        ctx.save_for_backward(K, W, alpha, LB, LB_inv_WK)
-        ctx.set_materialize_grads(False)
         half_log_det = LB.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        return alpha.squeeze(-1), (WK.mT @ alpha).squeeze(-1), LB_inv_WK.square().sum(-2), half_log_det, LB
+        shift = (WK.mT @ alpha).squeeze(-1)
+        return alpha.squeeze(-1), shift, LB_inv_WK.square().sum(-2), half_log_det, LB, LB_inv_WK
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, of_alpha, of_shift, of_reduction, of_half_log_det, of_LB):
+    def setup_context(ctx, inputs, output):
+        K, W, _ = inputs
+        alpha, *_, LB, LB_inv_WK = output
+        ctx.mark_non_differentiable(LB_inv_WK)
+        ctx.save_for_backward(K, W, alpha, LB, LB_inv_WK)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, of_alpha, of_shift, of_reduction, of_half_log_det, of_LB, _):
         K, W, alpha, LB, LB_inv_WK = ctx.saved_tensors
-        nothing = torch.zeros_like(W)
+        nothing, alpha = torch.zeros_like(W), alpha[..., None]
         of_alpha, of_shift, of_reduction = (nothing if x is None else x for x in (of_alpha, of_shift, of_reduction))
         left, right, r = W[..., :, None], W[..., None, :], of_reduction[..., None, :]
-        A = torch.linalg.solve_triangular(LB.mT, LB_inv_WK, upper=True)
+        if torch.is_grad_enabled():  # second derivatives need A as a function of K and W
+            A = torch.cholesky_solve(left * K, LB)
+        else:
+            A = torch.linalg.solve_triangular(LB.mT, LB_inv_WK, upper=True)
         K_shift = K @ of_shift[..., None]
         u = torch.cholesky_solve(of_alpha[..., None] + left * K_shift, LB)
 
         h = nothing[..., :1] if of_half_log_det is None else 0.5 * of_half_log_det[..., None]
         inner = r.mT * A.mT
         inner.diagonal(dim1=-2, dim2=-1).add_(h * W)
-        B_bar = torch.cat([u, alpha], -1) @ torch.cat([alpha, u], -1).mT
-        B_bar = B_bar.mul_(-0.5).sub_(A @ inner)
-        B_bar.diagonal(dim1=-2, dim2=-1).add_(h)
+        B_bar = -0.5 * (torch.cat([u, alpha], -1) @ torch.cat([alpha, u], -1).mT)
+        B_bar.sub_(A @ inner).diagonal(dim1=-2, dim2=-1).add_(h)
         if of_LB is not None:
-            B_bar += _of_cholesky(LB, of_LB)
+            B_bar = B_bar + _of_cholesky(LB, of_LB)
 
-        half = B_bar.mul_(right).addcmul_(A, r)
+        half = (B_bar * right).addcmul_(A, r)
         W_bar = 2.0 * (half * K).sum(-1) + (alpha * K_shift).squeeze(-1)
-        K_bar = half.addcmul_(A, r).mul_(left).add_((left * alpha) * of_shift[..., None, :])
+        K_bar = (torch.addcmul(half, A, r) * left).add_((left * alpha) * of_shift[..., None, :])
         return K_bar, W_bar, u.squeeze(-1)
 
 

@@ -131,6 +131,20 @@ def test_gradients_against_those_of_each_operation(batch):
             torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
 
 
+def test_second_derivatives_and_functional_transforms():
+    X, _, m, mu, v = problem()
+
+    def value(lengthscale, v):
+        posterior = gaussian_sites.condition(kernel(X, X, lengthscale), m, mu, 1.0 / v)
+        return gaussian_sites.kl_divergence(posterior) + posterior.mean.square().sum() + posterior.variance.log().sum()
+
+    arguments = torch.tensor(0.4, requires_grad=True), v.requires_grad_()
+    assert torch.autograd.gradgradcheck(value, arguments)
+    slopes = torch.autograd.grad(value(*arguments), arguments)
+    for a, b in zip(torch.func.grad(value, (0, 1))(*arguments), slopes, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_sites_that_say_nothing_are_left_out():
     _, K, m, mu, v = problem(K=(2,), site_mean=(2,))
     told = torch.tensor([False, True, True, False, True, False])

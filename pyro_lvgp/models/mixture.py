@@ -30,7 +30,8 @@ class MixturePrediction:
     def pool(cls, predictions: Iterable["MixturePrediction"]) -> "MixturePrediction":
         """The equal mixture of several predictions of the same data, such as those of fits with different seeds.
 
-        Fits end in different optima, and their mixture mostly predicts better than one of them.
+        Fits end in different optima.  By Jensen's inequality the log density of their mixture is never below the mean of
+        theirs.
 
         :param predictions: of as many draws each.
         :raises ValueError: if there are none, or one has another shape or number of draws.
