@@ -33,6 +33,7 @@ from pyro_lvgp.training import fit
 NUM_THREADS = 1
 NUM_COMPONENTS, NUM_STARTS, NUM_DRAWS = 20, 16, 300
 NUM_FITS = {"IW, S = 5": 4}  # one of all other methods
+SPREAD = 0.3  # of the latents that fits after the first start from, about those of the first
 PUBLISHED: list[Row] = []
 NOTES = """\
 Oil flow: 900 complete rows to train on, 100 others with 6 entries hidden each, standardised by the training rows.  RMSE and
@@ -85,7 +86,7 @@ def oilflow(seed: int, num_steps: int | None) -> Iterator[Measurement]:
         for number in range(NUM_FITS.get(name, 1)):
             with pyro.get_param_store().scope(), torch.random.fork_rng():
                 torch.manual_seed(seed + 1000 * number)
-                model, guide, took, settings = method(train, seed, num_steps, 0.3 if number else 0.0)
+                model, guide, took, settings = method(train, seed, num_steps, SPREAD if number else 0.0)
                 draws = torch.cat([guide(train)["X"].detach() for _ in range(4)])
                 priors = {"N(0, I)": None, "mixture": latent_mixture(draws, NUM_COMPONENTS, seed=seed)}
                 for prior_name, prior in priors.items():
@@ -93,7 +94,9 @@ def oilflow(seed: int, num_steps: int | None) -> Iterator[Measurement]:
                 seconds.append(took)
         for prior_name, parts in predictions.items():
             yield from measure(f"{name}, {prior_name}", *parts[0], seconds[0], settings)
-        for prior_name, parts in predictions.items() if len(seconds) > 1 else ():
+        if len(seconds) == 1:
+            continue
+        for prior_name, parts in predictions.items():
             mean, log_density = (torch.stack(values) for values in zip(*parts, strict=True))
             together = mean.mean(0), log_density.logsumexp(0) - math.log(len(parts))
             yield from measure(f"{name}, {prior_name}, {len(parts)} fits", *together, sum(seconds), settings)
@@ -108,7 +111,7 @@ class Fitted(NamedTuple):
     settings: Settings
 
 
-def inducing_points(bound: LocalELBO, train: Tensor, seed: int, num_steps: int | None, spread: float = 0.0) -> Fitted:
+def inducing_points(bound: LocalELBO, train: Tensor, seed: int, num_steps: int | None, spread: float) -> Fitted:
     """A Bayesian GPLVM with a noise of each column."""
     steps = num_steps or 8000
     model = BayesianGPLVM(len(train), 12, 10, num_inducing=100, likelihood=Gaussian(data_dim=12)).double()
@@ -120,7 +123,7 @@ def inducing_points(bound: LocalELBO, train: Tensor, seed: int, num_steps: int |
     return Fitted(model, guide, history.seconds[-1], settings)
 
 
-def frequencies(train: Tensor, seed: int, num_steps: int | None, spread: float = 0.0) -> Fitted:
+def frequencies(train: Tensor, seed: int, num_steps: int | None, spread: float) -> Fitted:
     """A random-feature LVM with a noise of each column."""
     steps = (num_steps, num_steps) if num_steps else (2000, 500)
     noise = Gaussian(0.1, data_dim=12)

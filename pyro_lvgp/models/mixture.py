@@ -44,7 +44,7 @@ class MixturePrediction:
         Source: Lakshminarayanan et al. (2017), "Simple and scalable predictive uncertainty estimation using deep ensembles".
         """
         predictions = tuple(predictions)
-        shapes = {tuple(torch.cat([part.mean for part in each.parts]).shape) for each in predictions}
+        shapes = {(sum(part.batch_shape[0] for part in each.parts), *each.parts[0].batch_shape[1:]) for each in predictions}
         if len(shapes) != 1:
             raise ValueError(f"expected predictions of one shape [draws, *series, N, D], got {sorted(shapes)}")
         return cls(tuple(part for each in predictions for part in each.parts))
