@@ -3,6 +3,7 @@
 import math
 import os
 
+import pyro.distributions as dist
 import pytest
 import torch
 
@@ -11,6 +12,7 @@ pytest.importorskip("gpytorch")
 from benchmarks import weather
 from benchmarks.peers.gpytorch_processes import GroupedProcess
 from benchmarks.weather_data import MAXIMUM, MINIMUM, TRAIN_YEAR, UNSEEN_YEAR, load
+from pyro_lvgp.models import MixturePrediction
 
 needs_data = pytest.mark.skipif(not os.environ.get("PYRO_LVGP_DATA"), reason="PYRO_LVGP_DATA names no folder")
 
@@ -75,13 +77,17 @@ def test_scores_of_known_predictions():
     assert values[f"NLL {UNSEEN_YEAR}"] == pytest.approx(0.5 * math.log(2.0 * math.pi * 16.0) + 0.125)
 
 
+def use_two_groups(monkeypatch, days):
+    """Have the benchmark load the first two groups of each year alone."""
+    data = load(days)
+    two = {name: type(part)(*(field[:2] for field in part)) for name, part in data.years.items()}
+    monkeypatch.setattr(weather, "load", lambda days, validate: type(data)(data.x, two, data.scale, data.days_per_group))
+
+
 @needs_data
 @pytest.mark.parametrize("task", ["three days", "weeks"])
 def test_every_method_runs(task, monkeypatch):
-    """On two groups."""
-    data = load({"three days": 3, "weeks": 7}[task])
-    two = {name: type(part)(*(field[:2] for field in part)) for name, part in data.years.items()}
-    monkeypatch.setattr(weather, "load", lambda days, validate: type(data)(data.x, two, data.scale, data.days_per_group))
+    use_two_groups(monkeypatch, {"three days": 3, "weeks": 7}[task])
     monkeypatch.setattr(weather, "NUM_SAMPLES", 2)
     measured = list(weather.run(quick=True, seeds=1, only=task))
     assert {m.method for m in measured} == {*weather.PEERS, *weather.TASKS[task]}
@@ -92,10 +98,41 @@ def test_every_method_runs(task, monkeypatch):
 
 @needs_data
 def test_grid_runs_alone(monkeypatch):
-    data = load(7)
-    two = {name: type(part)(*(field[:2] for field in part)) for name, part in data.years.items()}
-    monkeypatch.setattr(weather, "load", lambda days, validate: type(data)(data.x, two, data.scale, data.days_per_group))
-    monkeypatch.setattr(weather, "measure", lambda weather, method, *, seed, epochs: ({"M": method.num_inducing}, 1.0))
+    use_two_groups(monkeypatch, 7)
+    asked = []
+
+    def predictions(weather, method, *, seed, epochs):
+        asked.append(method)
+        return {
+            year: MixturePrediction((dist.Normal(part.truth[None].nan_to_num(), 1.0),)) for year, part in weather.years.items()
+        }, 1.0
+
+    monkeypatch.setattr(weather, "predictions", predictions)
     measured = list(weather.run(quick=True, seeds=1, only="grid"))
     assert {m.method for m in measured} == set(weather.GRID)
-    assert len(measured) == 12
+    assert asked == list(weather.GRID.values())
+
+
+@needs_data
+def test_fits_together_are_scored_as_their_mixture(monkeypatch):
+    """Two fits, a degree above and below the truth."""
+    use_two_groups(monkeypatch, 3)
+    monkeypatch.setattr(weather, "PEERS", {})
+    monkeypatch.setitem(weather.TASKS, "three days", {"GP-VAE": weather.Method()})
+
+    def predictions(weather, method, *, seed, epochs):
+        off = 1.0 if seed else -1.0
+        return {
+            year: MixturePrediction((dist.Normal((part.truth - part.centre + off)[None].nan_to_num() / weather.scale, 1e-3),))
+            for year, part in weather.years.items()
+        }, 2.0
+
+    monkeypatch.setattr(weather, "predictions", predictions)
+    measured = list(weather.run(quick=True, seeds=2, only="three days"))
+    alone, together = (
+        [m for m in measured if m.method == name and m.metric == f"RMSE {UNSEEN_YEAR} [°C]"]
+        for name in ("GP-VAE", "GP-VAE, 2 fits together")
+    )
+    assert [m.value for m in alone] == pytest.approx([1.0, 1.0])
+    assert [m.value for m in together] == pytest.approx([0.0], abs=1e-9)
+    assert together[0].seconds == 4.0
