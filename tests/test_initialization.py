@@ -1,10 +1,13 @@
 """Linear starts against scikit-learn and against data that are exactly linear."""
 
+from functools import partial
+
 import pytest
 import torch
 from sklearn.decomposition import PCA, FactorAnalysis
 
 from pyro_lvgp.initialization import cluster_centres, latent_mixture, linear_latents
+from pyro_lvgp.models import BayesianGPLVM, RandomFeatureLVM
 
 
 @pytest.fixture
@@ -130,3 +133,39 @@ def test_latent_mixture_finds_clusters():
     torch.testing.assert_close(mixture.mixture_distribution.probs[order], expected, rtol=0.0, atol=0.03)
     covariances = mixture.component_distribution.covariance_matrix
     torch.testing.assert_close(covariances, 0.25 * torch.eye(2).double().expand(2, 2, 2), rtol=0.0, atol=0.03)
+
+
+class TestOwnLatents:
+    """Both models start from latents that are given."""
+
+    MODELS = (partial(BayesianGPLVM, num_inducing=10), partial(RandomFeatureLVM, num_frequencies=10))
+
+    @pytest.mark.parametrize("model_class", MODELS)
+    def test_models_start_at_them_standardised(self, dtype, low_rank, model_class):
+        layout = 3.0 + torch.randn(60, 2, dtype=torch.float64) * torch.tensor([5.0, 0.2])
+        model = model_class(60, 6, 2).to(dtype).initialize(low_rank, latents=layout)
+        X = model.initial_values["X"]
+        assert X.dtype == dtype
+        torch.testing.assert_close(X.mean(0), torch.zeros(2, dtype=dtype), rtol=0.0, atol=1e-5)
+        torch.testing.assert_close(X.std(0, correction=0), torch.ones(2, dtype=dtype))
+        torch.testing.assert_close(X.double() * layout.std(0, correction=0) + layout.mean(0), layout, rtol=1e-5, atol=1e-5)
+
+    @pytest.mark.parametrize("model_class", MODELS)
+    def test_those_of_pca_are_the_default(self, dtype, low_rank, model_class):
+        default, own = (model_class(60, 6, 2).to(dtype) for _ in range(2))
+        default.initialize(low_rank)
+        own.initialize(low_rank, latents=linear_latents(low_rank, 2)[0])
+        for name, value in [*default.initial_values.items(), *default.state_dict().items()]:
+            other = {**own.initial_values, **own.state_dict()}[name]
+            torch.testing.assert_close(other, value, rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize("model_class", MODELS)
+    def test_what_cannot_be_a_start_is_named(self, low_rank, dtype, model_class):
+        model = model_class(60, 6, 2).to(dtype)
+        with pytest.raises(ValueError, match=r"expected latents \[60, 2\], a row for each datum, got \[60, 3\]"):
+            model.initialize(low_rank, latents=torch.randn(60, 3))
+        for flaw in (torch.nan, torch.inf):
+            with pytest.raises(ValueError, match="expected finite latents"):
+                model.initialize(low_rank, latents=torch.randn(60, 2).index_fill(0, torch.tensor([4]), flaw))
+        with pytest.raises(ValueError, match="columns that vary"):
+            model.initialize(low_rank, latents=torch.randn(60, 1) * torch.tensor([1.0, 0.0]))

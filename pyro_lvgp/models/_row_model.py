@@ -49,13 +49,25 @@ class RowModel(LatentVariableModel):
         check_values(y, rows=False, columns=False)
         self.likelihood.check(y)
 
-    def _linear_start(self, Y: Tensor, method: InitialLatents, seed: int) -> tuple[Tensor, Tensor]:
-        """Latents of a linear model of the data on the scale of f, and that f less its column means, which become ``mean``."""
+    def _start(self, Y: Tensor, method: InitialLatents, latents: Tensor | None, seed: int) -> tuple[Tensor, Tensor]:
+        """Latents to start from, and f in a linear model of the data less its column means, which become ``mean``.
+
+        The likelihood starts at that linear model.  Latents are its own if none are given.
+        """
         self.check(Y)
+        if latents is not None and latents.shape != (self.num_data, self.latent_dim):
+            raise ValueError(
+                f"expected latents [{self.num_data}, {self.latent_dim}], a row for each datum, got {list(latents.shape)}"
+            )
+        if latents is not None and not (torch.isfinite(latents).all() and (latents.std(0, correction=0) > 0).all()):
+            raise ValueError("expected finite latents with columns that vary, got NaN, infinite or constant ones")
         warn_if_shared(type(self).__name__, shared_parameters(self))
         f = self.likelihood.function(Y)
         X, filled = linear_latents(f, self.latent_dim, method=method, seed=seed)
         centre = f.nanmean(0)
         self.likelihood.start(Y, centre + X @ torch.linalg.lstsq(X, filled - centre).solution)
         self.mean = self.likelihood.function(Y).nanmean(0)
+        if latents is not None:
+            X = latents.to(X)
+            X = (X - X.mean(0)) / X.std(0, correction=0)
         return X, filled - centre

@@ -226,7 +226,13 @@ class BayesianGPLVM(RowModel):
         return {"X": gradient(statistics.score, X.unsqueeze(-3)).squeeze(-3) - X}
 
     def initialize(
-        self, Y: Float[Tensor, "N D"], *, method: InitialLatents = "pca", ridge: float = 0.1, seed: int = 0
+        self,
+        Y: Float[Tensor, "N D"],
+        *,
+        method: InitialLatents = "pca",
+        latents: Float[Tensor, "N Q"] | None = None,
+        ridge: float = 0.1,
+        seed: int = 0,
     ) -> "BayesianGPLVM":
         """Start from a linear model of the data; guides made afterwards start there too.
 
@@ -236,12 +242,14 @@ class BayesianGPLVM(RowModel):
 
         :param Y: all data, NaN where missing.
         :param method: ``"pca"`` or ``"factor-analysis"``.
+        :param latents: start from these instead, such as a layout of neighbours; columns are standardised.
         :param ridge: noise variance assumed for u, relative to the prior variance of f.
         :param seed: seed of the linear model and of k-means.
         :returns: the model itself.
+        :raises ValueError: for data that cannot be used, or latents of another shape, not finite or with constant columns.
         """
         with torch.no_grad():
-            X, function = self._linear_start(Y, method, seed)
+            X, function = self._start(Y, method, latents, seed)
             self.inducing_points = cluster_centres(X, self.num_inducing, seed=seed)
             A = solve_lower(safe_cholesky(self.kernel(self.inducing_points)), self.kernel(self.inducing_points, X))
             gram = A @ A.mT + ridge * torch.eye(self.num_inducing, dtype=A.dtype, device=A.device)

@@ -207,16 +207,25 @@ class RandomFeatureLVM(RowModel):
         count = self.likelihood.total_count if isinstance(self.likelihood, Binomial) else torch.ones_like(y)
         return polyagamma.binomial(y, count)
 
-    def initialize(self, Y: Float[Tensor, "N D"], *, method: InitialLatents = "pca", seed: int = 0) -> "RandomFeatureLVM":
+    def initialize(
+        self,
+        Y: Float[Tensor, "N D"],
+        *,
+        method: InitialLatents = "pca",
+        latents: Float[Tensor, "N Q"] | None = None,
+        seed: int = 0,
+    ) -> "RandomFeatureLVM":
         """Start from the latents of a linear model of the data; guides made afterwards start there too.
 
         :param Y: all data, NaN where missing.
         :param method: ``"pca"`` or ``"factor-analysis"``.
+        :param latents: start from these instead, such as a layout of neighbours; columns are standardised.
         :param seed: seed of the linear model and of the choice of rows whose latents are :meth:`latent_candidates`.
         :returns: the model itself.
+        :raises ValueError: for data that cannot be used, or latents of another shape, not finite or with constant columns.
         """
         with torch.no_grad():
-            X, function = self._linear_start(Y, method, seed)
+            X, function = self._start(Y, method, latents, seed)
             self.kernel_variance = function.square().mean()
         some = torch.randperm(len(X), generator=torch.Generator().manual_seed(seed))[: len(self.candidates)]
         self.candidates = X[some.to(X.device)]
