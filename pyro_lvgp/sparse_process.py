@@ -77,6 +77,15 @@ class SparseProcess:
         near = Z.gather(-2, index.flatten(-2)[..., None].expand(*lead, -1, Z.shape[-1])).unflatten(-2, index.shape[-2:])
         return near - self.X[..., None, :]
 
+    def given_one(self, index: Int[Tensor, "*#batch N T"]) -> tuple[Float[Tensor, "*out N T"], Float[Tensor, "*out N T"]]:
+        """Gain a and variance c of ``f_n | u_m ~ N(a u_m, c)``, given a single inducing value, for T indices m of each n."""
+        index = index.expand(*torch.broadcast_shapes(index.shape[:-2], self.Kuf.shape[:-2]), -1, -1)
+        lead = index.shape[:-2]
+        Kfu = self.Kuf.mT.expand(*lead, -1, -1).gather(-1, index)
+        diagonal = self.Kuu_diagonal[..., None, :].expand(*lead, index.shape[-2], -1).gather(-1, index)
+        gain = Kfu / diagonal
+        return gain, (self.Kff[..., None] - gain * Kfu).clamp_min(0.0)
+
     @property
     def num_latents(self) -> int:
         """Number Q of processes."""

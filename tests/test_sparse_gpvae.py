@@ -21,7 +21,7 @@ from pyro_lvgp.integration import Integrating
 from pyro_lvgp.kernels import RBF, Matern, Stack
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import GPVAE, SparseGPVAE
-from pyro_lvgp.networks import MLP, FactorNet, IndexNet, OffsetNet
+from pyro_lvgp.networks import MLP, FactorNet, IndexNet, NeighbourNet, OffsetNet
 from pyro_lvgp.sparse_process import SparseProcess
 from pyro_lvgp.training import fit
 
@@ -56,7 +56,24 @@ def make(form="projected", Z=None, **options):
 def encoder(form):
     if form == "nearest":
         return OffsetNet(FactorNet(D, 4), 4, input_dim=1, latent_dim=Q, num_nearest=3)
+    if form == "neighbours":
+        return stirred(NeighbourNet(FactorNet(D, Q), input_dim=1, latent_dim=Q, num_nearest=3))
     return IndexNet(D, Q) if form == "projected" else None
+
+
+def stirred(net):
+    """Away from its start, where the network says nothing."""
+    for parameter in net.net[-1].parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return net
+
+
+def told_to_points(form, net, latent_dim, **sizes):
+    """An encoder of sites on f, told to the inducing points as the form has it."""
+    if form == "projected":
+        return net
+    sizes |= {"input_dim": 1, "latent_dim": latent_dim}
+    return NeighbourNet(net, **sizes) if form == "neighbours" else OffsetNet(net, latent_dim, init_scale=0.01, **sizes)
 
 
 def posterior(guide, *args):
@@ -76,8 +93,9 @@ def assert_close(got, expected, atol=1e-8):
         torch.testing.assert_close(a, b, atol=atol, rtol=0.0)
 
 
-every_form = pytest.mark.parametrize("form", ["nearest", "projected", "free"])
-encoded = pytest.mark.parametrize("form", ["nearest", "projected"])
+ENCODED = ["nearest", "neighbours", "projected"]
+every_form = pytest.mark.parametrize("form", [*ENCODED, "free"])
+encoded = pytest.mark.parametrize("form", ENCODED)
 one_and_several = pytest.mark.parametrize("series", [(), (B,)], ids=["one series", "several"])
 
 
@@ -156,6 +174,46 @@ def test_points_at_the_data_give_the_dense_bound():
         for model, net in ((sparse, guide.encoders.u), (dense, dense_guide.encoders.f))
     ]
     assert_close(*(torch.autograd.grad(loss, own) for loss, own in zip(losses, parameters, strict=True)), atol=1e-5)
+
+
+# ---- sites on f told to the nearest points
+
+
+def test_one_neighbour_at_each_datum_is_the_projected_form():
+    """Where the network says nothing yet."""
+    x, y = data()
+    model, projected = make("projected", x, jitter=1e-10)
+    net = NeighbourNet(projected.encoders.u, input_dim=1, latent_dim=Q, num_nearest=1)
+    neighbours = SparseStructuredGPGuide(model, net)
+    assert_close(function(neighbours, x, y), function(projected, x, y), atol=1e-6)
+
+
+def test_neighbours_against_quadrature_of_both_integrals():
+    """One datum told to two points: p(u) ∏ₘ ∫ N(f; μₘ, vₘ) p(f | uₘ) df on a grid, with a network that has its say."""
+    x, y = torch.tensor([[0.3]]), torch.randn(1, D)
+    Z = torch.tensor([[0.1], [0.6]])
+    model = SparseGPVAE(RBF(1, variance=1.3, lengthscale=0.4, batch_shape=(1,)), nn.Linear(1, D), Z)
+    net = stirred(NeighbourNet(FactorNet(D, 1), input_dim=1, latent_dim=1, num_nearest=2))
+    guide = SparseStructuredGPGuide(model, net)
+    got_mean, got_scale = function(guide, x, y)
+    with torch.no_grad():
+        K = model.kernel(torch.cat([Z, x]))[0]
+        grid = torch.linspace(-7.0, 7.0, 400)
+        step = grid[1] - grid[0]
+        u = torch.cartesian_prod(grid, grid)
+        log_q = dist.MultivariateNormal(torch.zeros(2), K[:2, :2]).log_prob(u).reshape(400, 400)
+        loc, scale = net(y, (Z - x)[None])
+        for m in range(2):
+            conditional = dist.Normal(K[m, 2] / K[m, m] * grid, (K[2, 2] - K[m, 2] ** 2 / K[m, m]).sqrt())
+            site = dist.Normal(loc[0, m], scale[0, m]).log_prob(grid)
+            told = (conditional.log_prob(grid[:, None]) + site[:, None]).logsumexp(0) + step.log()
+            log_q = log_q + (told[:, None] if m == 0 else told)
+        q = log_q.flatten().softmax(0)
+        gain = torch.linalg.solve(K[:2, :2], K[:2, 2])
+        f = u @ gain
+        mean = (q * f).sum()
+        variance = (q * f.square()).sum() - mean**2 + K[2, 2] - gain @ K[:2, 2]
+    assert_close((got_mean.squeeze(), got_scale.squeeze().square()), (mean, variance), atol=1e-4)
 
 
 # ---- bounds
@@ -279,9 +337,7 @@ def test_repeated_inputs_say_it_twice(form):
 @encoded
 def test_tiny_site_and_likelihood_variances_train(form):
     """Against collapse of the posterior: 1e-4 each."""
-    net = IndexNet(D, Q, init_scale=0.01)
-    if form == "nearest":
-        net = OffsetNet(net, Q, input_dim=1, latent_dim=Q, init_scale=0.01)
+    net = told_to_points(form, IndexNet(D, Q, init_scale=0.01), Q)
     model = SparseGPVAE(kernel(), MLP(Q, D, (5,)), torch.rand(M, 1), Gaussian(1e-4))
     guide = SparseStructuredGPGuide(model, net)
     history = fit(model, guide, *data(num_data=40), loss=MeanFieldELBO("points"), num_steps=50, progress=False)
@@ -353,7 +409,7 @@ def test_inducing_points_shared_or_not(form, lead):
     model, guide = make(form, Z)
     own_model, own = make(form, Z.expand(*lead, M, 1))
     own.encoders.u, own_model.kernel = guide.encoders.u, model.kernel
-    if form == "nearest":  # the order of neighbours is that of each process
+    if form != "projected":  # the order of neighbours is that of each process
         guide.encoders.u.num_nearest = M
     assert_close(function(own, *args), function(guide, *args))
     loss = MeanFieldELBO("points").differentiable_loss(own_model, own, *args)
@@ -567,9 +623,7 @@ def test_a_model_of_ones_own(form):
     model = Counts()
     t = torch.linspace(0.0, 1.0, N)[:, None]
     counts = torch.poisson(2.0 * torch.sin(6.0 * t).exp().expand(-1, D))
-    net = IndexNet(D, 1)
-    if form == "nearest":
-        net = OffsetNet(net, 1, input_dim=1, latent_dim=1, num_nearest=2)
+    net = told_to_points(form, IndexNet(D, 1), 1, num_nearest=2)
     guide = SparseStructuredGPGuide(model, sites={"v": net}, given=["rate"])
     svi = SVI(model, guide, Adam({"lr": 0.02}), TraceMeanField_ELBO())
     losses = [svi.step(t, counts) for _ in range(100)]
@@ -601,8 +655,7 @@ def test_memory_is_linear_in_the_points(form):
     num_data, num_inducing, width = 200_000, 6, 8
     x, y = torch.rand(num_data, 1), torch.randn(num_data, 1)
     net = IndexNet(1, 1, (width,), feature_dim=width)
-    if form == "nearest":
-        net = OffsetNet(net, 1, input_dim=1, latent_dim=1, num_nearest=2, hidden_dims=(width,))
+    net = told_to_points(form, net, 1, num_nearest=2, hidden_dims=(width,))
     model = SparseGPVAE(RBF(1, lengthscale=0.2, batch_shape=(1,)), nn.Linear(1, 1), torch.rand(num_inducing, 1))
     guide = SparseStructuredGPGuide(model, net)
     with _Largest() as largest:
@@ -631,6 +684,9 @@ def test_arguments_are_checked():
         sizes = {"feature_dim": 2, "input_dim": 1, "latent_dim": 1, "num_nearest": 1, name: 0}
         with pytest.raises(ValueError, match=f"expected {name} of 1 or more, got 0"):
             OffsetNet(IndexNet(D, 2), **sizes)
+        if sizes.pop("feature_dim"):
+            with pytest.raises(ValueError, match=f"expected {name} of 1 or more, got 0"):
+                NeighbourNet(IndexNet(D, 1), **sizes)
     with pytest.raises(ValueError, match="expected a positive init_scale, got 0"):
         OffsetNet(IndexNet(D, 2), 2, input_dim=1, latent_dim=1, init_scale=0.0)
     model = SparseGPVAE(kernel(), MLP(Q, D), Z)
@@ -642,9 +698,7 @@ def test_arguments_are_checked():
 
 @encoded
 def test_encoder_of_the_wrong_number_of_processes_is_refused(form):
-    net = IndexNet(D, Q + 1)
-    if form == "nearest":
-        net = OffsetNet(net, Q + 1, input_dim=1, latent_dim=Q + 1)
+    net = told_to_points(form, IndexNet(D, Q + 1), Q + 1)
     guide = SparseStructuredGPGuide(SparseGPVAE(kernel(), MLP(Q, D), torch.rand(M, 1)), net)
     with pytest.raises(ValueError, match=rf"expected sites of {Q} processes for 'u', got an encoding of {Q + 1}"):
         guide(*data())

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pyro_lvgp import sparse_sites
 from pyro_lvgp.guides.structured import StructuredGPGuide, _Integrate, _Replace
 from pyro_lvgp.integration import is_integrating
-from pyro_lvgp.networks import OffsetNet
+from pyro_lvgp.networks import NeighbourNet, OffsetNet
 from pyro_lvgp.sparse_process import InducingValues, SparseProcess
 from pyro_lvgp.sparse_sites import Sites
 from pyro_lvgp.validation import position_of_data
@@ -45,12 +45,16 @@ class SparseStructuredGPGuide(StructuredGPGuide):
     - An :class:`~pyro_lvgp.networks.OffsetNet` gives sites :math:`N(u_{mk}; \mu, v)` on the T inducing points nearest to
       each datum ("nearest"): the mean of q(f) is :math:`k_{fu} (K_{uu} + \Sigma)^{-1} \mu` and its covariance
       :math:`k_{ff} - k_{fu} (K_{uu} + \Sigma)^{-1} k_{uf}`, with the natural parameters of the diagonal Σ summed over data.
+    - A :class:`~pyro_lvgp.networks.NeighbourNet` gives sites :math:`N(f_{nk}; \mu_m, v_m)` for each of the T nearest points m,
+      and the kernel takes each of them to its inducing value ("neighbours"):
+      :math:`\int N(f_{nk}; \mu_m, v_m) \, p(f_{nk} \mid u_{mk}) \, df_{nk} = N(a u_{mk}; \mu_m, v_m + c)`, with
+      :math:`a = k_{nm} / k_{mm}` and :math:`c = k_{nn} - k_{nm}^2 / k_{mm}`.
     - Any other encoder, such as an :class:`~pyro_lvgp.networks.IndexNet`, gives sites :math:`N(f_{nk}; \mu, v)` where the data
       are, and they are projected on u through its conditional ("projected"):
       :math:`q(u) \propto p(u) \prod_n N(k_{nu} K_{uu}^{-1} u; \mu_n, v_n)`.
     - With ``None``, q(u) is a Gaussian of its own for each series ("free"), which knows no new data.
 
-    In a mini-batch of points of one series natural parameters are scaled by N/B.  The first two q(u) then change with the
+    In a mini-batch of points of one series natural parameters are scaled by N/B.  All q(u) but the last then change with the
     batch, and the bound is biased: upward, since each batch is scored by a posterior that saw it.  It is exact with
     mini-batches of series, and with a free q(u).
 
@@ -134,7 +138,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
     def _sites_of_data(self, name: str, process: SparseProcess, args: tuple) -> Sites:
         """What the data among the arguments say about the inducing values, [*series, Q, M]."""
         encoder = attrgetter(name)(self.encoders)
-        speak = _nearest if isinstance(encoder, OffsetNet) else _projected
+        speak = _nearest if isinstance(encoder, OffsetNet | NeighbourNet) else _projected
         return _by_series(speak(process, encoder, args[position_of_data(args)], name))
 
     @torch.no_grad()
@@ -205,17 +209,19 @@ def _projected(process: SparseProcess, encoder: nn.Module, y: Tensor, name: str)
     """Sites on f where the data are, projected on the inducing values."""
     loc, scale = (part.mT.unsqueeze(-3) for part in encoder(y))
     _check(name, process, loc, -2)
-    precision, information = _natural(loc, scale, _told(y), process.weight)
+    precision, information = _natural(loc, scale.square(), _told(y), process.weight)
     return sparse_sites.gather(process.A, precision, information)
 
 
-def _nearest(process: SparseProcess, encoder: OffsetNet, y: Tensor, name: str) -> Sites:
-    """Sites on the inducing values nearest to each datum, summed over data."""
+def _nearest(process: SparseProcess, encoder: OffsetNet | NeighbourNet, y: Tensor, name: str) -> Sites:
+    """Sites on the inducing values nearest to each datum, or on f and taken there one by one, summed over data."""
     index = sparse_sites.nearest(process.similarity, min(encoder.num_nearest, process.num_inducing))
     loc, scale = encoder(y[..., None, None, :, :], process.offsets(index))
     _check(name, process, loc, -1)
-    loc, scale = _by_process(loc), _by_process(scale)
-    natural = _natural(loc, scale, _told(y)[..., None], process.weight)
+    loc, variance = _by_process(loc), _by_process(scale).square()
+    gain, left = process.given_one(index) if isinstance(encoder, NeighbourNet) else (variance.new_ones(()), 0.0)
+    precision, information = _natural(loc, variance + left, _told(y)[..., None], process.weight)
+    natural = gain.square() * precision, gain * information
     precision, information = (sparse_sites.sum_at(index, part, process.num_inducing) for part in natural)
     return sparse_sites.gather(process.L.mT, precision, information)
 
@@ -225,9 +231,9 @@ def _told(y: Tensor) -> Tensor:
     return (~torch.isnan(y)).any(-1)[..., None, None, :]
 
 
-def _natural(loc: Tensor, scale: Tensor, told: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+def _natural(loc: Tensor, variance: Tensor, told: Tensor, weight: float) -> tuple[Tensor, Tensor]:
     """Precision and information of sites, zero where a point is told nothing."""
-    precision = weight * torch.where(told, scale.square().reciprocal(), 0.0)
+    precision = weight * torch.where(told, variance.reciprocal(), 0.0)
     return precision, precision * loc
 
 

@@ -7,6 +7,6 @@ guides that multiply a prior by what the encoder says leave such rows out.
 from pyro_lvgp.networks.encoders import IndexNet, PointNet, ZeroImputation
 from pyro_lvgp.networks.factors import FactorNet
 from pyro_lvgp.networks.mlp import MLP, as_pyro_module
-from pyro_lvgp.networks.offsets import OffsetNet
+from pyro_lvgp.networks.offsets import NeighbourNet, OffsetNet
 
-__all__ = ["MLP", "FactorNet", "IndexNet", "OffsetNet", "PointNet", "ZeroImputation", "as_pyro_module"]
+__all__ = ["MLP", "FactorNet", "IndexNet", "NeighbourNet", "OffsetNet", "PointNet", "ZeroImputation", "as_pyro_module"]

@@ -50,10 +50,7 @@ class OffsetNet(nn.Module):
         init_scale: float = 0.5,
     ):
         super().__init__()
-        sizes = {"feature_dim": feature_dim, "input_dim": input_dim, "latent_dim": latent_dim, "num_nearest": num_nearest}
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"expected {name} of 1 or more, got {size}")
+        _check_sizes(feature_dim=feature_dim, input_dim=input_dim, latent_dim=latent_dim, num_nearest=num_nearest)
         if not init_scale > 0:
             raise ValueError(f"expected a positive init_scale, got {init_scale}")
         self.encoder, self.num_nearest, self.init_scale = encoder, num_nearest, init_scale
@@ -68,7 +65,79 @@ class OffsetNet(nn.Module):
         :param offset: z_m − x_n for the inducing points m to speak of.
         """
         loc, scale = self.encoder(y)
-        features = torch.cat([loc, scale.log()], -1).unsqueeze(-2)
-        lead = torch.broadcast_shapes(features.shape[:-1], offset.shape[:-1])
-        joined = torch.cat([offset.expand(*lead, -1), features.expand(*lead, -1)], -1)
-        return loc_and_scale(self.net(joined), self.init_scale)
+        return loc_and_scale(self.net(_pairs(offset, loc, scale.log())), self.init_scale)
+
+
+class NeighbourNet(nn.Module):
+    r"""Encoder of what a datum says about its own function values, as each of the T inducing points nearest to it is told.
+
+    .. math::
+
+        N(f_{nk};\, m_{nk}, s_{nk}^2) = \mathrm{encoder}(y_n), \qquad
+        (\delta_{nm}, \epsilon_{nm}) = \mathrm{MLP}\big(z_m - x_n,\; m_n,\; \tfrac12 \log(1 + s_n^{-2})\big), \qquad
+        N\big(f_{nk};\; m_{nk} + \delta_{nmk},\; T s_{nk}^2 e^{2 \epsilon_{nmk}}\big)
+
+    The guide takes each of them to its inducing value through :math:`p(f_{nk} \mid u_{mk})`, so that the kernel says how far a
+    datum reaches.  The network starts at zero, where T points share what the datum knows, and learns what is wrong with that.
+
+    :param encoder: a module that maps data ``[*, N, D]``, NaN where missing, to loc and scale ``[*, N, Q]``, such as an
+        :class:`~pyro_lvgp.networks.IndexNet`.
+    :param input_dim: number of input columns P.
+    :param latent_dim: number of processes Q.
+    :param num_nearest: T; all inducing points if there are fewer.  "Nearest" are those with the highest prior correlation.
+    :param hidden_dims: sizes of the hidden layers.
+    :raises ValueError: for a size below 1.
+
+    >>> from pyro_lvgp.networks import IndexNet
+    >>> net = NeighbourNet(IndexNet(4, 2), input_dim=1, latent_dim=2, num_nearest=5)
+    >>> loc, scale = net(torch.randn(10, 4), torch.randn(10, 5, 1))
+    >>> loc.shape
+    torch.Size([10, 5, 2])
+
+    Source: eq. 3.43 of the GP-VAE thesis, with the conditional of the prior in place of what the network must learn there.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        *,
+        input_dim: int,
+        latent_dim: int,
+        num_nearest: int = 20,
+        hidden_dims: Sequence[int] = (50,),
+    ):
+        super().__init__()
+        _check_sizes(input_dim=input_dim, latent_dim=latent_dim, num_nearest=num_nearest)
+        self.encoder, self.num_nearest = encoder, num_nearest
+        self.net = MLP(input_dim + 2 * latent_dim, 2 * latent_dim, hidden_dims)
+        for parameter in self.net[-1].parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(
+        self, y: Float[Tensor, "*#batch N D"], offset: Float[Tensor, "*#batch N T P"]
+    ) -> tuple[Float[Tensor, "*batch N T Q"], Float[Tensor, "*batch N T Q"]]:
+        """Loc and scale of the sites on f, one for each inducing point to tell.
+
+        :param y: data, NaN where missing.
+        :param offset: z_m − x_n for the inducing points m to speak to.
+        """
+        loc, scale = self.encoder(y)
+        known = 0.5 * torch.log1p(scale.square().reciprocal())  # 0 where nothing is
+        shift, log_factor = self.net(_pairs(offset, loc, known)).chunk(2, -1)
+        share = offset.shape[-2] ** 0.5
+        return loc.unsqueeze(-2) + shift, share * scale.unsqueeze(-2) * log_factor.exp()
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"expected {name} of 1 or more, got {size}")
+
+
+def _pairs(
+    offset: Float[Tensor, "*#batch N T P"], *features: Float[Tensor, "*#batch N F"]
+) -> Float[Tensor, "*batch N T P_and_all_F"]:
+    """Offsets, and beside each the features of its datum."""
+    of_datum = torch.cat(features, -1).unsqueeze(-2)
+    lead = torch.broadcast_shapes(of_datum.shape[:-1], offset.shape[:-1])
+    return torch.cat([offset.expand(*lead, -1), of_datum.expand(*lead, -1)], -1)
