@@ -15,8 +15,7 @@ def check_data(Y: Tensor, data_dim: int, *, like: Tensor, name: str = "y") -> No
         raise ValueError(
             f"expected {name} of shape [rows, {data_dim}], got {list(Y.shape)}; rows are data points and columns are outputs"
         )
-    if not len(Y):
-        raise ValueError(f"expected {name} with one row or more, got none; skip empty batches")
+    check_not_empty(Y, name)
     if not Y.is_floating_point():
         raise TypeError(f"expected {name} of a floating-point dtype, got {Y.dtype}; use {name}.to({like.dtype})")
     if Y.dtype != like.dtype:
@@ -29,6 +28,12 @@ def check_data(Y: Tensor, data_dim: int, *, like: Tensor, name: str = "y") -> No
             f"expected {name} on the model's device {like.device}, got {Y.device}; use {name}.to({str(like.device)!r}) or "
             f"model.to({str(Y.device)!r})"
         )
+
+
+def check_not_empty(rows: Tensor, name: str) -> None:
+    """Raise unless there is a row, and a series of them."""
+    if not rows.numel():
+        raise ValueError(f"expected {name} with one row or more, got none; skip empty batches")
 
 
 def check_values(Y: Tensor, *, rows: bool = True, columns: bool = True, name: str = "y") -> None:

@@ -289,6 +289,13 @@ def test_generate():
 
 @pytest.mark.usefixtures("unchecked")
 class TestBadInput:
+    def test_no_latents_to_predict_at(self, Y):
+        model = _model()
+        guide = MeanFieldGuide(model)
+        guide(Y)
+        with pytest.raises(ValueError, match="expected X with one row or more, got none"):
+            model.predict(guide, torch.zeros(0, Q))
+
     @pytest.mark.parametrize(
         ("bad", "error", "match"),
         [

@@ -642,6 +642,15 @@ def test_data_that_do_not_fit(x, y, error, message, unchecked):
         model.check(x, y)
 
 
+def test_no_rows_and_no_series_are_refused():
+    model = GPVAE(RBF(1, batch_shape=(2,)), MLP(2, D))
+    guide, x, y = StructuredGPGuide(model, FactorNet(D, 2)), torch.rand(N, 1), torch.randn(N, D)
+    guide(x, y)
+    for args in ((x, y, x[:0]), (x[:0], y[:0]), (x, y.expand(0, N, D))):
+        with pytest.raises(ValueError, match=r"expected [xy] with one row or more, got none; skip empty batches"):
+            model.predict(guide, *args)
+
+
 def test_data_that_fit():
     model, y = GPVAE(RBF(1, batch_shape=(2,)), MLP(2, D)), torch.randn(B, N, D)
     y[0], y[1, 2:], y[2, 3, 1] = torch.nan, torch.nan, torch.nan

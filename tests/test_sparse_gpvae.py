@@ -696,6 +696,16 @@ def test_arguments_are_checked():
         SparseStructuredGPGuide(lambda x: x)
 
 
+@every_form
+def test_no_rows_and_no_series_are_refused(form):
+    model, guide = make(form)
+    x, y = data()
+    guide(x, y)
+    for args in ((x, y, x[:0]), (x[:0], y[:0]), (x, y.expand(0, N, D))):
+        with pytest.raises(ValueError, match=r"expected [xy] with one row or more, got none; skip empty batches"):
+            model.predict(guide, *args)
+
+
 @encoded
 def test_encoder_of_the_wrong_number_of_processes_is_refused(form):
     net = told_to_points(form, IndexNet(D, Q + 1), Q + 1)

@@ -20,7 +20,7 @@ from pyro_lvgp.likelihoods import Gaussian, Likelihood
 from pyro_lvgp.models.latent_variable_model import Guide
 from pyro_lvgp.models.mixture import Imputation, MixturePrediction
 from pyro_lvgp.networks import as_pyro_module
-from pyro_lvgp.validation import check_series
+from pyro_lvgp.validation import check_not_empty, check_series
 
 
 class LatentProcessModel(PyroModule):
@@ -85,7 +85,10 @@ class LatentProcessModel(PyroModule):
 
     def series_plate(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> Any:
         """The plate over series, or a context that does nothing if there is one only."""
-        sizes = [len(data) for data in (y, x) if data is not None and data.dim() == 3]
+        given = {name: data for name, data in (("y", y), ("x", x)) if data is not None}
+        for name, data in given.items():
+            check_not_empty(data, name)
+        sizes = [len(data) for data in given.values() if data.dim() == 3]
         if not sizes:
             return nullcontext()
         return pyro.plate("series", sizes[0] if idx is None else self._total(idx), subsample=idx, dim=-2)

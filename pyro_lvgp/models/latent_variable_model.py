@@ -17,7 +17,7 @@ from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 
 from pyro_lvgp.seeding import seeded
-from pyro_lvgp.validation import check_data, check_index, check_values
+from pyro_lvgp.validation import check_data, check_index, check_not_empty, check_values
 
 Guide = Callable[..., Any]
 Latents = Float[Tensor, "B Q"] | TorchDistributionMixin
@@ -215,6 +215,7 @@ class LatentVariableModel(PyroModule):
 
     def _rows_given(self, globals_: dict[str, Tensor], X: Tensor) -> TorchDistributionMixin:
         """p(y | X, globals), a row for each latent; any number of rows."""
+        check_not_empty(X, "X")
         idx = torch.arange(X.shape[-2], device=X.device)
         with torch.set_grad_enabled(X.requires_grad):
             model = poutine.condition(self, {**globals_, "X": X})
