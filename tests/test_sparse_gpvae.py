@@ -179,6 +179,18 @@ def test_points_at_the_data_give_the_dense_bound():
 # ---- sites on f told to the nearest points
 
 
+def test_neighbours_are_told_the_same_at_first():
+    """T points share what a datum knows."""
+    net = NeighbourNet(FactorNet(D, Q), input_dim=1, latent_dim=Q)
+    y = torch.randn(5, D)
+    y[1] = torch.nan
+    loc, scale = net.encoder(y)
+    told_loc, told_scale = net(y, torch.randn(5, 3, 1))
+    assert_close((told_loc, told_scale), (loc[:, None].expand(5, 3, Q), 3**0.5 * scale[:, None].expand(5, 3, Q)))
+    with pytest.raises(ValueError, match=rf"expected an encoder of latent_dim=1 processes, got one of {Q}"):
+        NeighbourNet(FactorNet(D, Q), input_dim=1, latent_dim=1)(y, torch.randn(5, 3, 1))
+
+
 def test_one_neighbour_at_each_datum_is_the_projected_form():
     """Where the network says nothing yet."""
     x, y = data()

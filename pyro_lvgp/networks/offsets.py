@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pyro_lvgp.networks._encoder import loc_and_scale
+from pyro_lvgp.networks._encoder import loc_and_scale, smallest_scale
 from pyro_lvgp.networks.mlp import MLP
 
 
@@ -86,7 +86,7 @@ class NeighbourNet(nn.Module):
     :param latent_dim: number of processes Q.
     :param num_nearest: T; all inducing points if there are fewer.  "Nearest" are those with the highest prior correlation.
     :param hidden_dims: sizes of the hidden layers.
-    :raises ValueError: for a size below 1.
+    :raises ValueError: for a size below 1, or an encoder of another number of processes.
 
     >>> from pyro_lvgp.networks import IndexNet
     >>> net = NeighbourNet(IndexNet(4, 2), input_dim=1, latent_dim=2, num_nearest=5)
@@ -108,7 +108,7 @@ class NeighbourNet(nn.Module):
     ):
         super().__init__()
         _check_sizes(input_dim=input_dim, latent_dim=latent_dim, num_nearest=num_nearest)
-        self.encoder, self.num_nearest = encoder, num_nearest
+        self.encoder, self.latent_dim, self.num_nearest = encoder, latent_dim, num_nearest
         self.net = MLP(input_dim + 2 * latent_dim, 2 * latent_dim, hidden_dims)
         for parameter in self.net[-1].parameters():
             nn.init.zeros_(parameter)
@@ -122,10 +122,12 @@ class NeighbourNet(nn.Module):
         :param offset: z_m − x_n for the inducing points m to speak to.
         """
         loc, scale = self.encoder(y)
+        if loc.shape[-1] != self.latent_dim:
+            raise ValueError(f"expected an encoder of latent_dim={self.latent_dim} processes, got one of {loc.shape[-1]}")
         known = 0.5 * torch.log1p(scale.square().reciprocal())  # 0 where nothing is
         shift, log_factor = self.net(_pairs(offset, loc, known)).chunk(2, -1)
-        share = offset.shape[-2] ** 0.5
-        return loc.unsqueeze(-2) + shift, share * scale.unsqueeze(-2) * log_factor.exp()
+        told = offset.shape[-2] ** 0.5 * scale.unsqueeze(-2) * log_factor.exp()
+        return loc.unsqueeze(-2) + shift, told.clamp_min(smallest_scale(scale))
 
 
 def _check_sizes(**sizes: int) -> None:
