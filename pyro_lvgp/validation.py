@@ -30,6 +30,13 @@ def check_data(Y: Tensor, data_dim: int, *, like: Tensor, name: str = "y") -> No
         )
 
 
+def check_sizes(**sizes: int) -> None:
+    """Raise unless every size is positive; they go by the names of arguments."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"expected {name} of 1 or more, got {size}")
+
+
 def check_not_empty(rows: Tensor, name: str) -> None:
     """Raise unless there is a row, and a series of them."""
     if not rows.numel():

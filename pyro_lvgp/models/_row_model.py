@@ -9,7 +9,7 @@ from pyro_lvgp.initialization import InitialLatents, linear_latents
 from pyro_lvgp.likelihoods import Gaussian, Likelihood
 from pyro_lvgp.models.latent_variable_model import LatentVariableModel
 from pyro_lvgp.param_store import shared_parameters, warn_if_shared
-from pyro_lvgp.validation import check_data, check_index, check_values
+from pyro_lvgp.validation import check_data, check_index, check_sizes, check_values
 
 
 class RowModel(LatentVariableModel):
@@ -23,9 +23,7 @@ class RowModel(LatentVariableModel):
     """
 
     def __init__(self, num_data: int, data_dim: int, latent_dim: int, likelihood: Likelihood | None, **sizes: int):
-        for name, size in {"num_data": num_data, "data_dim": data_dim, "latent_dim": latent_dim, **sizes}.items():
-            if size < 1:
-                raise ValueError(f"expected {name} of 1 or more, got {size}")
+        check_sizes(num_data=num_data, data_dim=data_dim, latent_dim=latent_dim, **sizes)
         super().__init__(num_data, data_dim, latent_dim)
         self.likelihood = Gaussian() if likelihood is None else likelihood
         self.register_buffer("mean", torch.zeros(data_dim))

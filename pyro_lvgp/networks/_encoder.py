@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from pyro_lvgp.validation import check_sizes
+
 
 def smallest_scale(like: Tensor) -> float:
     """A scale with room for sums of 1 / scale⁴, which the gradient of a precision takes: 3e-8 in float32."""
@@ -32,10 +34,7 @@ class Encoder(nn.Module):
 
     def __init__(self, data_dim: int, latent_dim: int, hidden_dims: Sequence[int], init_scale: float, feature_dim: int = 1):
         super().__init__()
-        sizes = {"data_dim": data_dim, "latent_dim": latent_dim, "hidden_dims": min(hidden_dims, default=1)}
-        for name, size in (sizes | {"feature_dim": feature_dim}).items():
-            if size < 1:
-                raise ValueError(f"expected {name} of 1 or more, got {size}")
+        check_sizes(data_dim=data_dim, latent_dim=latent_dim, hidden_dims=min(hidden_dims, default=1), feature_dim=feature_dim)
         if not 0 < init_scale < math.inf:
             raise ValueError(
                 f"expected a positive and finite init_scale, got {init_scale}; give it as it is, not its logarithm"

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from pyro_lvgp.networks._encoder import loc_and_scale, smallest_scale
 from pyro_lvgp.networks.mlp import MLP
+from pyro_lvgp.validation import check_sizes
 
 
 class OffsetNet(nn.Module):
@@ -50,7 +51,7 @@ class OffsetNet(nn.Module):
         init_scale: float = 0.5,
     ):
         super().__init__()
-        _check_sizes(feature_dim=feature_dim, input_dim=input_dim, latent_dim=latent_dim, num_nearest=num_nearest)
+        check_sizes(feature_dim=feature_dim, input_dim=input_dim, latent_dim=latent_dim, num_nearest=num_nearest)
         if not init_scale > 0:
             raise ValueError(f"expected a positive init_scale, got {init_scale}")
         self.encoder, self.num_nearest, self.init_scale = encoder, num_nearest, init_scale
@@ -107,7 +108,7 @@ class NeighbourNet(nn.Module):
         hidden_dims: Sequence[int] = (50,),
     ):
         super().__init__()
-        _check_sizes(input_dim=input_dim, latent_dim=latent_dim, num_nearest=num_nearest)
+        check_sizes(input_dim=input_dim, latent_dim=latent_dim, num_nearest=num_nearest)
         self.encoder, self.latent_dim, self.num_nearest = encoder, latent_dim, num_nearest
         self.net = MLP(input_dim + 2 * latent_dim, 2 * latent_dim, hidden_dims)
         for parameter in self.net[-1].parameters():
@@ -128,12 +129,6 @@ class NeighbourNet(nn.Module):
         shift, log_factor = self.net(_pairs(offset, loc, known)).chunk(2, -1)
         told = offset.shape[-2] ** 0.5 * scale.unsqueeze(-2) * log_factor.exp()
         return loc.unsqueeze(-2) + shift, told.clamp_min(smallest_scale(scale))
-
-
-def _check_sizes(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"expected {name} of 1 or more, got {size}")
 
 
 def _pairs(
