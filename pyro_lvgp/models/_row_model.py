@@ -53,19 +53,23 @@ class RowModel(LatentVariableModel):
         The likelihood starts at that linear model.  Latents are its own if none are given.
         """
         self.check(Y)
-        if latents is not None and latents.shape != (self.num_data, self.latent_dim):
-            raise ValueError(
-                f"expected latents [{self.num_data}, {self.latent_dim}], a row for each datum, got {list(latents.shape)}"
-            )
-        if latents is not None and not (torch.isfinite(latents).all() and (latents.std(0, correction=0) > 0).all()):
-            raise ValueError("expected finite latents with columns that vary, got NaN, infinite or constant ones")
+        own = None if latents is None else self._standardised(latents)
         warn_if_shared(type(self).__name__, shared_parameters(self))
         f = self.likelihood.function(Y)
         X, filled = linear_latents(f, self.latent_dim, method=method, seed=seed)
         centre = f.nanmean(0)
         self.likelihood.start(Y, centre + X @ torch.linalg.lstsq(X, filled - centre).solution)
         self.mean = self.likelihood.function(Y).nanmean(0)
-        if latents is not None:
-            X = latents.to(X)
-            X = (X - X.mean(0)) / X.std(0, correction=0)
-        return X, filled - centre
+        return X if own is None else own, filled - centre
+
+    def _standardised(self, latents: Tensor) -> Tensor:
+        """Latents found elsewhere, with the mean and variance of their prior."""
+        X = latents.to(self.mean)
+        if X.shape != (self.num_data, self.latent_dim):
+            raise ValueError(
+                f"expected latents [{self.num_data}, {self.latent_dim}], a row for each datum, got {list(X.shape)}"
+            )
+        X = (X - X.mean(0)) / X.std(0, correction=0)
+        if not torch.isfinite(X).all():
+            raise ValueError("expected finite latents with columns that vary, got NaN, infinite or constant ones")
+        return X

@@ -214,7 +214,7 @@ class LatentVariableModel(PyroModule):
             }
 
     def _rows_given(self, globals_: dict[str, Tensor], X: Tensor) -> TorchDistributionMixin:
-        """p(y | X, globals), a row for each latent; any number of rows."""
+        """p(y | X, globals), a row for each latent, of which there may be any number but none."""
         check_not_empty(X, "X")
         idx = torch.arange(X.shape[-2], device=X.device)
         with torch.set_grad_enabled(X.requires_grad):
