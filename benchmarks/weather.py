@@ -96,6 +96,7 @@ WEEKS = {
     "GP-VAE": Method(),
     "sparse GP-VAE, projected, M = 150": Method("projected", num_inducing=150),
     "sparse GP-VAE, projected, M = 100": Method("projected", num_inducing=100),
+    "sparse GP-VAE, neighbours, M = 100, T = 20": Method("neighbours", num_inducing=100, num_nearest=20),
     "sparse GP-VAE, nearest, M = 100, T = 20": Method("nearest", num_inducing=100, num_nearest=20),
 }
 FORMS: tuple[Posterior, ...] = ("neighbours", "nearest")
