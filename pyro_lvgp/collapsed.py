@@ -15,6 +15,9 @@ from torch import Tensor
 from pyro_lvgp.linalg import safe_cholesky, solve_lower
 
 
+_NUM_IN_CACHE = 2**20
+
+
 class WeightPosterior(NamedTuple):
     """Weights of each output ``a_d ~ N(mean_d, P_d⁻¹)``, with ``P_d = R_d R_dᵀ = I + Φᵀ diag(w_d) Φ``.
 
@@ -50,11 +53,21 @@ def precision_sum(
 ) -> Float[Tensor, "*batch D L L"]:
     """``Φᵀ diag(w_d) Φ`` of each output: what rows say about the weights.
 
+    With many outputs the products of two features are formed once for all of them, L (L + 1) / 2 for each row, and one matrix
+    product gives the sums; with few outputs a product of matrices for each is less work.
+
     :param features: Φ.
     :param precision: w.
     """
-    weighted = features.mT.unsqueeze(-3) * precision.mT.unsqueeze(-2)
-    return weighted @ features.unsqueeze(-3)
+    L = features.shape[-1]
+    if precision.shape[-1] <= (L + 1) // 2:
+        weighted = features.mT.unsqueeze(-3) * precision.mT.unsqueeze(-2)
+        return weighted @ features.unsqueeze(-3)
+    products = torch.cat([features[..., i : i + 1] * features[..., i:] for i in range(L)], -1)
+    rows, columns = torch.triu_indices(L, L, device=features.device)
+    where = torch.empty(L, L, dtype=torch.long, device=features.device)
+    where[rows, columns] = where[columns, rows] = torch.arange(len(rows), device=features.device)
+    return (precision.mT @ products)[..., where]
 
 
 def weight_posterior(
@@ -99,8 +112,13 @@ def function_moments(
     :param posterior: what :func:`weight_posterior` returned.
     :param features: Φ at any inputs.
     """
-    R_inv_PhiT = solve_lower(posterior.precision_tril, features.mT.unsqueeze(-3))
-    return features @ posterior.mean.mT, R_inv_PhiT.square().sum(-2).mT
+    # Inverting L × L factors once takes half the time of solving for N right-hand sides.
+    identity = torch.eye(features.shape[-1], dtype=features.dtype, device=features.device)
+    R_inv, PhiT = solve_lower(posterior.precision_tril, identity), features.mT.unsqueeze(-3)
+    # A few outputs at a time: D × L × N numbers at once would take longer to fetch than to compute.
+    few = max(1, _NUM_IN_CACHE // features.numel())
+    variances = [(factors @ PhiT).square().sum(-2) for factors in R_inv.split(few, -3)]
+    return features @ posterior.mean.mT, torch.cat(variances, -2).mT
 
 
 def gaussian_log_density(

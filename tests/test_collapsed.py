@@ -93,6 +93,34 @@ def test_log_partition_is_the_integral():
     torch.testing.assert_close(log_partition(weight_posterior(features, linear, precision)), integral)
 
 
+@pytest.mark.parametrize("num_outputs", [1, 2, 3, 9])
+def test_sums_over_rows_equal_those_of_matrices(num_outputs):
+    """With few outputs and with more than half as many as features: values and gradients."""
+    features = torch.randn(2, N, L, requires_grad=True)
+    precision = torch.rand(N, num_outputs, requires_grad=True)
+    fast = precision_sum(features, precision)
+    slow = torch.stack([features.mT @ precision[:, d].diag() @ features for d in range(num_outputs)], -3)
+    torch.testing.assert_close(fast, slow)
+    weights = torch.randn_like(fast)
+    for ours, theirs in zip(
+        torch.autograd.grad((fast * weights).sum(), [features, precision]),
+        torch.autograd.grad((slow * weights).sum(), [features, precision]),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("in_cache", [1, 4 * N * L, 10**9])
+def test_moments_do_not_depend_on_how_many_outputs_are_taken_at_once(in_cache, monkeypatch):
+    monkeypatch.setattr("pyro_lvgp.collapsed._NUM_IN_CACHE", in_cache)
+    features, new = torch.randn(2, N, L), torch.randn(2, 5, L)
+    posterior = weight_posterior(features, torch.randn(N, 9), torch.rand(N, 9))
+    mean, variance = function_moments(posterior, new)
+    covariance = torch.linalg.inv(posterior.precision_tril @ posterior.precision_tril.mT)
+    torch.testing.assert_close(variance, torch.einsum("bnl,bdlk,bnk->bnd", new, covariance, new))
+    torch.testing.assert_close(mean, torch.einsum("bnl,bdl->bnd", new, posterior.mean))
+
+
 def test_batches_are_loops():
     features, linear, precision = torch.randn(2, 1, N, L), torch.randn(3, N, D), torch.rand(3, N, D)
     whole = log_partition(weight_posterior(features, linear, precision))
