@@ -14,7 +14,6 @@ from torch import Tensor
 
 from pyro_lvgp.linalg import safe_cholesky, solve_lower
 
-
 _NUM_IN_CACHE = 2**20
 
 
