@@ -151,6 +151,43 @@ class Gaussian(_WithParameter):
         return mean, variance
 
 
+class StudentT(_WithParameter):
+    """``y ~ t_ν(f, s)``: near f like a Gaussian of standard deviation s, with tails that let single entries be far from it.
+
+    :param scale: initial s, in units of y.
+    :param df: degrees of freedom ν, above 2, which are not learned; large ν is nearly Gaussian.
+    :param data_dim: give the number of outputs for a scale of each output; None shares one.
+    :param num_points: quadrature nodes per entry; give more where f is known less well than to twice the scale.
+
+    The attribute ``scale`` is a ``PyroParam`` of shape [] or [data_dim]; assign a ``PyroSample`` for a prior.
+
+    >>> StudentT(0.5)(torch.zeros(1)).variance.detach()
+    tensor([0.5000])
+
+    Source: Lange, Little and Taylor (1989), "Robust statistical modeling using the t distribution"; Vanhatalo, Jylänki and
+    Vehtari (2009), "Gaussian process regression with Student-t likelihood".
+    """
+
+    def __init__(self, scale: float | Tensor = 0.5, *, df: float = 4.0, data_dim: int | None = None, num_points: int = 20):
+        super().__init__("scale", scale, data_dim, num_points=num_points)
+        if not df > 2.0:
+            raise ValueError(f"expected df above 2, below which y has no variance, got {df}; 4 is a common choice")
+        self.df = df
+
+    def distribution(self, f, theta):
+        return dist.StudentT(self.df, f, theta)
+
+    def check(self, y):
+        """Every real number is in the support."""
+
+    def function(self, y):
+        return y
+
+    def moments(self, mean, variance, theta):
+        mean, variance = torch.broadcast_tensors(mean, variance + theta.square() * (self.df / (self.df - 2.0)))
+        return mean, variance
+
+
 class Bernoulli(Likelihood):
     """``y ~ Bernoulli(1 / (1 + e⁻ᶠ))``, y in {0, 1}.
 

@@ -10,7 +10,7 @@ from pyro.nn import PyroSample
 
 from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.kernels import RBF, Linear
-from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, NegativeBinomial, Poisson
+from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, NegativeBinomial, Poisson, StudentT
 from pyro_lvgp.models import BayesianGPLVM
 
 N, D, Q, M = 12, 3, 2, 5
@@ -261,7 +261,9 @@ def test_priors_on_hyperparameters_with_and_without_vectorised_particles(Y):
 
 
 @pytest.mark.parametrize(
-    "likelihood", [Bernoulli(), Poisson(), NegativeBinomial(), Binomial(4), Gaussian()], ids=lambda x: type(x).__name__
+    "likelihood",
+    [Bernoulli(), Poisson(), NegativeBinomial(), Binomial(4), Gaussian(), StudentT()],
+    ids=lambda x: type(x).__name__,
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_likelihood_trains_with_holes(likelihood, dtype):

@@ -5,12 +5,14 @@ from pyro.nn import PyroSample
 from torch.distributions import Independent, kl_divergence
 
 from pyro_lvgp.distributions import NoisyFunction
-from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, Likelihood, NegativeBinomial, Poisson
+from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, Likelihood, NegativeBinomial, Poisson, StudentT
 from pyro_lvgp.quadrature import gauss_hermite
 
 LIKELIHOODS = {
     "gaussian": lambda: Gaussian(0.3),
     "gaussian per output": lambda: Gaussian(0.3, data_dim=4),
+    "student-t": lambda: StudentT(2.0),
+    "student-t per output": lambda: StudentT(2.0, df=7.0, data_dim=4),
     "bernoulli": Bernoulli,
     "binomial": lambda: Binomial(7),
     "poisson": Poisson,
@@ -83,10 +85,31 @@ def test_check_names_what_is_outside_the_support(likelihood, bad):
         likelihood.check(torch.tensor([[0.0, bad]]))
 
 
-@pytest.mark.parametrize("make", [Gaussian, NegativeBinomial])
+@pytest.mark.parametrize("make", [Gaussian, NegativeBinomial, StudentT])
 def test_parameters_must_be_positive(make):
     with pytest.raises(ValueError, match="positive"):
         make(0.0)
+
+
+def test_student_t_with_many_degrees_of_freedom_is_gaussian():
+    mean, variance, y = torch.randn(3, 4).double(), torch.rand(3, 4).double(), torch.randn(3, 4).double()
+    t, gaussian = StudentT(2.0, df=1e7).double(), Gaussian(4.0).double()
+    for name in ("expected_log_prob", "log_marginal"):
+        ours, limit = (getattr(p, name)(y, mean, variance, p.theta()) for p in (t, gaussian))
+        torch.testing.assert_close(ours, limit, rtol=0.0, atol=1e-5)
+
+
+def test_student_t_needs_more_nodes_where_f_is_known_less_well_than_the_scale():
+    y, mean, variance = torch.randn(3, 4).double(), torch.randn(3, 4).double(), torch.ones(3, 4).double()
+    likelihood = StudentT(0.3, num_points=200).double()
+    with torch.no_grad():
+        expected = _grid(lambda f: likelihood(f).log_prob(y), mean, variance)
+        torch.testing.assert_close(likelihood.expected_log_prob(y, mean, variance, likelihood.theta()), expected)
+
+
+def test_student_t_needs_a_variance():
+    with pytest.raises(ValueError, match=r"expected df above 2, .* got 2"):
+        StudentT(df=2.0)
 
 
 def test_binomial_count_must_be_positive():

@@ -18,7 +18,7 @@ from pyro_lvgp.collapsed import gaussian_log_density, weight_posterior
 from pyro_lvgp.datasets import s_curve
 from pyro_lvgp.guides import MeanFieldGuide, RandomFeatureGuide
 from pyro_lvgp.infer import BlockCoordinateVI, MeanFieldELBO
-from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, NegativeBinomial, Poisson
+from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, NegativeBinomial, Poisson, StudentT
 from pyro_lvgp.models import RandomFeatureLVM
 
 N, D, Q, F, C = 12, 3, 2, 4, 3
@@ -365,7 +365,9 @@ def test_vectorised_particles_estimate_the_same_bound(Y):
 
 
 @pytest.mark.parametrize(
-    "likelihood", [Bernoulli(), Poisson(), NegativeBinomial(), Binomial(4), Gaussian()], ids=lambda x: type(x).__name__
+    "likelihood",
+    [Bernoulli(), Poisson(), NegativeBinomial(), Binomial(4), Gaussian(), StudentT()],
+    ids=lambda x: type(x).__name__,
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_likelihood_trains_with_holes(likelihood, dtype):
