@@ -130,9 +130,9 @@ has of its own for days.  All decoders but the linear one give a variance for ea
 each variable that starts at lengthscales of 1, or those of the dense GP-VAE from the same start; all kernels are learned.
 "Together" is the equal mixture of the predictions of all seeds.
 
-Kernels, encoder, decoder, rates, epochs and M were chosen on other entries hidden from 1996 (--only 'weeks, validation' and
-'three days, validation', which hides minima), by one seed.  Exact linear multi-output processes and kernels of either
-smoothness were scored on 1998 too while that was done; no setting was taken from these scores.
+Kernels, encoder, decoder, rates and M were chosen on other entries hidden from 1996 (--only 'weeks, validation' and 'three
+days, validation', which hides minima), by one seed.  Exact linear multi-output processes and kernels of either smoothness were
+scored on 1998 too while that was done; no setting was taken from these scores.
 
 NLL is the mean negative log density per hidden entry of a Gaussian with the predictive moments, "mixture NLL" that of the
 mixture over 100 draws; both in nats per °C.  Rows of one seed have no spread."""
