@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import Independent, MultivariateNormal, Normal, register_kl
 
 from pyro_lvgp.likelihoods import Likelihood
-from pyro_lvgp.linalg import solve_lower
+from pyro_lvgp.linalg import invert_lower
 
 LikelihoodTerm = Literal["svgp", "fitc", "sampled"]
 
@@ -184,8 +184,7 @@ class PrecisionNormal(dist.TorchDistribution):
 
     @property
     def variance(self):
-        identity = torch.eye(self.loc.shape[-1], dtype=self.loc.dtype, device=self.loc.device)
-        return solve_lower(self.precision_tril, identity).square().sum(-2).expand(self.shape())
+        return invert_lower(self.precision_tril).square().sum(-2).expand(self.shape())
 
     def rsample(self, sample_shape=()):
         noise = torch.randn(self.shape(sample_shape), dtype=self.loc.dtype, device=self.loc.device)

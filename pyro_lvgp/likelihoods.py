@@ -115,7 +115,17 @@ class _WithParameter(Likelihood):
         return value if self._per_output else value[..., None]
 
 
-class Gaussian(_WithParameter):
+class _AdditiveNoise(_WithParameter):
+    """Real numbers around f itself: the link is the identity."""
+
+    def check(self, y):
+        """Every real number is in the support."""
+
+    def function(self, y):
+        return y
+
+
+class Gaussian(_AdditiveNoise):
     """``y ~ N(f, σ²)``.
 
     :param variance: initial noise variance σ², in squared units of y.
@@ -133,12 +143,6 @@ class Gaussian(_WithParameter):
     def distribution(self, f, theta):
         return dist.Normal(f, theta.sqrt())
 
-    def check(self, y):
-        """Every real number is in the support."""
-
-    def function(self, y):
-        return y
-
     def expected_log_prob(self, y, mean, variance, theta):
         # log N(y; mean, θ) − variance / 2θ; what depends on θ alone is computed once, not for every entry.
         return -0.5 * (((y - mean).square() + variance) / theta + (2.0 * math.pi * theta).log())
@@ -151,7 +155,7 @@ class Gaussian(_WithParameter):
         return mean, variance
 
 
-class StudentT(_WithParameter):
+class StudentT(_AdditiveNoise):
     """``y ~ t_ν(f, s)``: near f like a Gaussian of standard deviation s, with tails that let single entries be far from it.
 
     :param scale: initial s, in units of y.
@@ -170,18 +174,15 @@ class StudentT(_WithParameter):
 
     def __init__(self, scale: float | Tensor = 0.5, *, df: float = 4.0, data_dim: int | None = None, num_points: int = 20):
         super().__init__("scale", scale, data_dim, num_points=num_points)
-        if not df > 2.0:
-            raise ValueError(f"expected df above 2, below which y has no variance, got {df}; 4 is a common choice")
+        if not 2.0 < df < math.inf:
+            raise ValueError(
+                f"expected df above 2, below which y has no variance, and finite, got {df}; 4 is a common choice, and for no "
+                "tails at all there is Gaussian"
+            )
         self.df = df
 
     def distribution(self, f, theta):
         return dist.StudentT(self.df, f, theta)
-
-    def check(self, y):
-        """Every real number is in the support."""
-
-    def function(self, y):
-        return y
 
     def moments(self, mean, variance, theta):
         mean, variance = torch.broadcast_tensors(mean, variance + theta.square() * (self.df / (self.df - 2.0)))

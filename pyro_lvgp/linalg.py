@@ -72,6 +72,11 @@ def solve_lower(L: Float[Tensor, "*#batch M M"], B: Float[Tensor, "*#batch M N"]
     return torch.linalg.solve_triangular(L, B, upper=False)
 
 
+def invert_lower(L: Float[Tensor, "*batch M M"]) -> Float[Tensor, "*batch M M"]:
+    """``L⁻¹`` for lower-triangular ``L``: cheaper than solving where there are many more right-hand sides than M."""
+    return solve_lower(L, torch.eye(L.shape[-1], dtype=L.dtype, device=L.device))
+
+
 def sparse_conditional(
     Luu: Float[Tensor, "*#batch M M"],
     Kuf: Float[Tensor, "*#batch M N"],

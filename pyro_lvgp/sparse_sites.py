@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_lvgp.gaussian_sites import _positive
-from pyro_lvgp.linalg import safe_cholesky, solve_lower
+from pyro_lvgp.linalg import invert_lower, safe_cholesky
 
 
 class Sites(NamedTuple):
@@ -64,7 +64,7 @@ def posterior(sites: Sites) -> tuple[Float[Tensor, "*batch M"], Float[Tensor, "*
     identity = torch.eye(H.shape[-1], dtype=H.dtype, device=H.device)
     # With its rows and columns in reverse, the factor of J is upper triangular, and its inverse transposed a lower R.
     reverse = safe_cholesky((identity + H).flip((-2, -1)), jitter=0.0, name="I + H").flip((-2, -1))
-    R = solve_lower(reverse.mT, identity)
+    R = invert_lower(reverse.mT)
     return (R @ (R.mT @ h[..., None])).squeeze(-1), R
 
 

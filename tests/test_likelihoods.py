@@ -107,9 +107,10 @@ def test_student_t_needs_more_nodes_where_f_is_known_less_well_than_the_scale():
         torch.testing.assert_close(likelihood.expected_log_prob(y, mean, variance, likelihood.theta()), expected)
 
 
-def test_student_t_needs_a_variance():
-    with pytest.raises(ValueError, match=r"expected df above 2, .* got 2"):
-        StudentT(df=2.0)
+@pytest.mark.parametrize("df", [2.0, float("nan"), float("inf")])
+def test_student_t_needs_a_variance(df):
+    with pytest.raises(ValueError, match=rf"expected df above 2, .* got {df}"):
+        StudentT(df=df)
 
 
 def test_binomial_count_must_be_positive():

@@ -17,7 +17,7 @@ from pyro_lvgp.initialization import InitialLatents, cluster_centres
 from pyro_lvgp.kernels import RBF, Kernel, as_kernel
 from pyro_lvgp.kernels.base import Theta
 from pyro_lvgp.likelihoods import Gaussian, Likelihood
-from pyro_lvgp.linalg import safe_cholesky, solve_lower, sparse_conditional
+from pyro_lvgp.linalg import invert_lower, safe_cholesky, solve_lower, sparse_conditional
 from pyro_lvgp.models._row_model import RowModel
 from pyro_lvgp.quadratic import Quadratic, RBFScore, evaluate, gaussian_quadratic, gradient, rbf_score
 
@@ -181,8 +181,7 @@ class BayesianGPLVM(RowModel):
         return statistics
 
     def _statistics(self, y: Tensor, observed: Tensor, shared: _Shared) -> Statistics:
-        identity = torch.eye(self.num_inducing, dtype=shared.Luu.dtype, device=shared.Luu.device)
-        Luu_inv = solve_lower(shared.Luu, identity)
+        Luu_inv = invert_lower(shared.Luu)
         if not self._is_quadratic:
             return Statistics(shared, Luu_inv, (torch.nan_to_num(y), observed))
         assert shared.likelihood is not None
