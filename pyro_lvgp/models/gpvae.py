@@ -13,6 +13,7 @@ from pyro_lvgp.gaussian_process import GaussianProcess
 from pyro_lvgp.kernels import Kernel
 from pyro_lvgp.likelihoods import Likelihood
 from pyro_lvgp.models.latent_process_model import LatentProcessModel, as_inputs
+from pyro_lvgp.quasi_random import even_draws
 
 
 class GPVAE(LatentProcessModel):
@@ -102,10 +103,6 @@ class GPVAE(LatentProcessModel):
     def _draw(self, posterior: Trace, x: Tensor, x_new: Tensor | None, num_samples: int, joint: bool) -> Tensor:
         """Draws of f [draws, *series, 1, Q, M]."""
         site: Any = posterior.nodes["f"]["fn"]
-        process = site.base_dist
-        if x_new is not None:
-            f = process.at(as_inputs(x_new), joint=joint).sample((num_samples,))
-        else:
-            expanded = process.expand((num_samples, *process.batch_shape))
-            f = expanded.rsample() if joint else expanded.rsample_marginals()
+        process = site.base_dist if x_new is None else site.base_dist.at(as_inputs(x_new), joint=joint)
+        f = process.sample((num_samples,)) if joint else even_draws(num_samples, process, dim=-2)
         return f if f.dim() > 3 else f.unsqueeze(1)

@@ -20,6 +20,7 @@ from pyro_lvgp.likelihoods import Gaussian, Likelihood
 from pyro_lvgp.models.latent_variable_model import Guide
 from pyro_lvgp.models.mixture import Imputation, MixturePrediction
 from pyro_lvgp.networks import as_pyro_module
+from pyro_lvgp.quasi_random import even_draws
 from pyro_lvgp.validation import check_not_empty, check_series
 
 
@@ -136,11 +137,11 @@ class LatentProcessModel(PyroModule):
                 posterior = prune_subsample_sites(poutine.trace(guide).get_trace(x, y))
                 drawn: dict[str, Any] = {name: site["value"] for name, site in posterior.iter_stochastic_nodes()}
                 f = drawn["f"] = self._draw(posterior, x, x_new, share, joint)
-                if self.independent_dim and x_new is None:
-                    white: Any = posterior.nodes["w"]["fn"]
-                    drawn["w"] = white.sample((share,))
-                elif self.independent_dim:  # nothing is known about what is independent of all data
-                    drawn["w"] = f.new_empty(*self._by_point(f).shape[:-1], self.independent_dim).normal_()
+                if self.independent_dim:
+                    shape = (*self._by_point(f).shape[1:-1], self.independent_dim)
+                    # At other inputs nothing is known about what is independent of all data.
+                    white: Any = posterior.nodes["w"]["fn"] if x_new is None else dist.Normal(f.new_zeros(shape), 1.0)
+                    drawn["w"] = even_draws(share, white)
                 rows: Any = poutine.trace(poutine.condition(self, drawn)).get_trace(at).nodes["y"]["fn"]
                 mixture.append(rows.base_dist)
         return MixturePrediction(tuple(mixture))

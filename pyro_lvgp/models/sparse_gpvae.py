@@ -16,6 +16,7 @@ from pyro_lvgp.integration import IntegrateGaussians
 from pyro_lvgp.kernels import Kernel
 from pyro_lvgp.likelihoods import Likelihood
 from pyro_lvgp.models.latent_process_model import LatentProcessModel, as_inputs
+from pyro_lvgp.quasi_random import even_draws
 from pyro_lvgp.sparse_process import SparseProcess
 
 
@@ -153,7 +154,7 @@ class SparseGPVAE(LatentProcessModel):
         with nullcontext() if joint else IntegrateGaussians(posterior):
             trace = poutine.trace(poutine.condition(self, shared)).get_trace(x if x_new is None else x_new)
         f: Any = trace.nodes["f"]["fn"]
-        return f.sample(() if joint else (num_samples,))
+        return f.sample() if joint else even_draws(num_samples, f)
 
 
 def _is_one_series(x: Tensor, y: Tensor | None) -> bool:
