@@ -1,7 +1,7 @@
 """Days and weeks of the weather in Trentino, with temperatures to predict."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ TRAIN_YEAR, UNSEEN_YEAR = 1996, 1998  # the scores of 1997 were looked at while 
 VARIABLES = ("PRCP_mm", "TMAX_C", "TMIN_C")
 PRECIPITATION, MAXIMUM, MINIMUM = range(3)
 KM_PER_DEGREE = 111.2
+
+Validation = Literal["minima", "maxima", "pairs"]
 
 
 class Year(NamedTuple):
@@ -52,15 +54,15 @@ class Weather:
         return ((part.truth - part.centre) / self.scale).masked_fill(part.hidden, torch.nan)
 
 
-def load(days_per_group: int, *, seed: int = 0, validate: bool = False) -> Weather:
+def load(days_per_group: int, *, seed: int = 0, validation: Validation | None = None) -> Weather:
     """Groups of three days, the maximum of the middle one hidden; or longer ones, a tenth of all pairs of temperatures hidden.
 
     Stations are those with a temperature on half of the days of the training year or more.  What season and elevation
     explain is found by least squares from what is left of the training year, and removed for all methods alike.
 
     :param seed: of what is hidden.
-    :param validate: the training year alone, and other entries to predict instead, of what is left of it: the minimum of
-        the middle day of three; or another tenth of the temperatures.
+    :param validation: the training year alone, and other entries to predict instead, of what is left of it: the minima of the
+        middle day of three; the maxima of the first or of the last, in half of the groups; or another tenth of the pairs.
     """
     data = load_dataset("weather_trentino")
     dates, Y = data["dates"], data["Y"].astype(float).copy()
@@ -71,13 +73,13 @@ def load(days_per_group: int, *, seed: int = 0, validate: bool = False) -> Weath
     place = np.concatenate([place - place.mean(0), data["elev"][kept, None] / 1000.0], -1)
     generator = np.random.default_rng(seed)
     S, years, elevation = int(kept.sum()), {}, torch.as_tensor(place[:, 2])
-    for year in (TRAIN_YEAR,) if validate else (TRAIN_YEAR, UNSEEN_YEAR):
+    for year in (TRAIN_YEAR,) if validation else (TRAIN_YEAR, UNSEEN_YEAR):
         groups = 365 // days_per_group
         truth = Y[year_of == year][: groups * days_per_group, kept].reshape(groups, days_per_group, S, 3)
-        hidden = _hide(truth.shape, MAXIMUM, generator)
-        if validate:
+        hidden = _hide(truth.shape, None, generator)
+        if validation:
             truth[hidden] = np.nan
-            hidden = _hide(truth.shape, MINIMUM, generator)
+            hidden = _hide(truth.shape, validation, generator)
         day = torch.arange(groups * days_per_group).double().reshape(groups, -1).repeat_interleave(S, -1)
         rows = [torch.as_tensor(part.reshape(groups, days_per_group * S, 3)) for part in (truth, hidden)]
         years[year] = Year(rows[0], rows[1], torch.zeros_like(rows[0]), day)
@@ -91,13 +93,16 @@ def load(days_per_group: int, *, seed: int = 0, validate: bool = False) -> Weath
     return Weather(x, years, left.square().nanmean(0).sqrt(), days_per_group)
 
 
-def _hide(shape: tuple[int, ...], variable: int, generator: np.random.Generator) -> np.ndarray:
-    """What to predict [groups, days, stations, 3]: a variable of the second of three days, or a tenth of temperatures."""
+def _hide(shape: tuple[int, ...], validation: Validation | None, generator: np.random.Generator) -> np.ndarray:
+    """What to predict [groups, days, stations, 3]."""
     hidden = np.zeros(shape, bool)
-    if shape[1] == 3:
-        hidden[:, 1, :, variable] = True
-    else:
+    if shape[1] > 3:
         hidden[..., [MAXIMUM, MINIMUM]] = (generator.random(shape[:-1]) < 0.1)[..., None]
+    elif validation == "maxima":
+        groups = generator.permutation(shape[0])[: shape[0] // 2]
+        hidden[groups, generator.choice([0, 2], len(groups)), :, MAXIMUM] = True
+    else:
+        hidden[:, 1, :, MINIMUM if validation else MAXIMUM] = True
     return hidden
 
 

@@ -58,14 +58,15 @@ def test_groups_hide_what_is_to_be_predicted(days):
 
 
 @needs_data
-@pytest.mark.parametrize("days", [3, 7])
-def test_validation_shows_nothing_of_what_is_tested(days):
-    tested, validated = (load(days, validate=validate).years for validate in (False, True))
+@pytest.mark.parametrize(("days", "validation", "variables"), [(3, "minima", [2]), (3, "maxima", [1]), (7, "pairs", [1, 2])])
+def test_validation_shows_nothing_of_what_is_tested(days, validation, variables):
+    tested, validated = (load(days, validation=kind).years for kind in (None, validation))
     assert set(validated) == {TRAIN_YEAR}
     test, part = tested[TRAIN_YEAR], validated[TRAIN_YEAR]
     assert torch.isnan(part.truth[test.hidden]).all()
     torch.testing.assert_close(part.truth, test.truth.masked_fill(test.hidden, torch.nan), equal_nan=True)
-    assert (part.hidden & ~torch.isnan(part.truth)).any()
+    wanted = (part.hidden & ~torch.isnan(part.truth)).flatten(0, 1).any(0)
+    assert wanted.nonzero().flatten().tolist() == variables
 
 
 @needs_data
@@ -81,7 +82,7 @@ def use_two_groups(monkeypatch, days):
     """Have the benchmark load the first two groups of each year alone."""
     data = load(days)
     two = {name: type(part)(*(field[:2] for field in part)) for name, part in data.years.items()}
-    monkeypatch.setattr(weather, "load", lambda days, validate: type(data)(data.x, two, data.scale, data.days_per_group))
+    monkeypatch.setattr(weather, "load", lambda days, validation: type(data)(data.x, two, data.scale, data.days_per_group))
 
 
 @needs_data
