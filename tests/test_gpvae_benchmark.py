@@ -66,7 +66,7 @@ def test_peers_fill_what_is_hidden_alone(task, peer):
     assert smse > 0.3 if peer.startswith("independent") else smse < 0.01
 
 
-METHODS = gpvae.METHODS | gpvae.OVER_PLACES  # which has all candidates
+METHODS = gpvae.ENCODERS | gpvae.VARIANTS | gpvae.OVER_PLACES  # which has all candidates
 
 
 @pytest.mark.parametrize("method", list(METHODS))
