@@ -9,11 +9,15 @@ from torch.distributions import Distribution
 def even_draws(num_draws: int, normal: Distribution, *, dim: int = -1) -> Float[Tensor, "draws *shape"]:
     r"""Draws from the marginals of a Gaussian, spread over each vector's space more evenly than independent ones.
 
-    .. math:: f_{sb} = m_b + \sigma_b \, \Phi^{-1}\big((p_{\pi_b(s)} + u_b) \bmod 1\big), \qquad u_b \sim U(0, 1)^Q
+    .. math::
 
-    with Sobol' points p and a random order :math:`\pi_b`.  Of one vector b each draw has the right distribution, and two draws
-    avoid each other; vectors are independent.  A mean over S draws then errs by about :math:`1/S` in place of
-    :math:`1/\sqrt S`, where what is averaged is a smooth function of one vector and Q is small.
+        f_{sb} = m_b + \sigma_b \, \Phi^{-1}\big(\mathrm{fold}(p_{\pi_b(s)} + u_b)\big), \qquad u_b \sim U(0, 1)^Q, \qquad
+        \mathrm{fold}(t) = 1 - \big|2 (t \bmod 1) - 1\big|
+
+    with scrambled Sobol' points p and a random order :math:`\pi_b`.  Of one vector b each draw has the right distribution, and
+    two draws avoid each other; vectors are independent.  A mean over S draws then errs by about :math:`1/S` in place of
+    :math:`1/\sqrt S`, where what is averaged is a smooth function of one vector and Q is small.  The fold makes it one of a
+    periodic function of u.
 
     :param num_draws: S.
     :param normal: the Gaussian, of which mean m and variance σ² are used.
@@ -25,13 +29,14 @@ def even_draws(num_draws: int, normal: Distribution, *, dim: int = -1) -> Float[
     (torch.Size([64, 3, 2]), True)
 
     Source: Sobol' (1967), "On the distribution of points in a cube and the approximate evaluation of integrals"; Cranley and
-    Patterson (1976), "Randomization of number theoretic methods for multiple integration".
+    Patterson (1976), "Randomization of number theoretic methods for multiple integration"; Hickernell (2002), "Obtaining
+    O(N^{-2+ε}) convergence for lattice quadrature rules", for the fold, the baker's transformation.
     """
     mean, stddev = (moment.movedim(dim, -1) for moment in (normal.mean, normal.variance.sqrt()))
     *batch, size = mean.shape
-    points = torch.quasirandom.SobolEngine(size).draw(num_draws, dtype=torch.float64).to(mean.device)
+    points = torch.quasirandom.SobolEngine(size, scramble=True).draw(num_draws, dtype=torch.float64).to(mean.device)
     order = torch.rand(num_draws, *batch, device=mean.device).argsort(0)
     shift = torch.rand(mean.shape, dtype=torch.float64, device=mean.device)
     end = torch.finfo(torch.float64).eps  # a normal is infinite at 0 and 1
-    uniform = ((points[order] + shift) % 1.0).clamp(end, 1.0 - end)
-    return (mean + stddev * torch.special.ndtri(uniform).to(mean.dtype)).movedim(-1, dim)
+    uniform = 1.0 - (2.0 * ((points[order] + shift) % 1.0) - 1.0).abs()
+    return (mean + stddev * torch.special.ndtri(uniform.clamp(end, 1.0 - end)).to(mean.dtype)).movedim(-1, dim)
