@@ -66,7 +66,11 @@ def test_peers_fill_what_is_hidden_alone(task, peer):
     assert smse > 0.3 if peer.startswith("independent") else smse < 0.01
 
 
-METHODS = gpvae.ENCODERS | gpvae.VARIANTS | gpvae.OVER_PLACES  # which has all candidates
+METHODS = (
+    gpvae.METHODS
+    | gpvae.OVER_PLACES  # which has all candidates
+    | {f"{name}, narrow": method for name, method in gpvae.NARROW.items()}
+)
 
 
 @pytest.mark.parametrize("method", list(METHODS))
