@@ -16,6 +16,7 @@ from pyro.optim import PyroOptim
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from pyro_lvgp.early_stopping import EarlyStopping, Watch
 from pyro_lvgp.infer import Block, BlockCoordinateVI, JointOptim
 from pyro_lvgp.param_store import shared_parameters, warn_if_shared
 from pyro_lvgp.seeding import seeded
@@ -32,12 +33,14 @@ class FitResult:
     :param seconds: seconds since the start, after each step.
     :param num_entries: observed entries of the data, to divide by.
     :param interrupted: whether Ctrl-C ended the fit early.
+    :param scores: under a rule to stop early, numbers of steps taken and the scores then.
     """
 
     num_entries: int
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     interrupted: bool = False
+    scores: list[tuple[int, float]] = field(default_factory=list)
 
     @property
     def bounds_per_entry(self) -> np.ndarray:
@@ -61,12 +64,13 @@ def fit(
     dtype: torch.dtype | None = None,
     progress: bool = True,
     callback: Callable[[int, float], None] | None = None,
+    early_stopping: EarlyStopping | None = None,
 ) -> FitResult:
     """Climb a bound by stochastic gradients, or block by block.
 
     Runs ``SVI.step(*args)``, or that of :class:`~pyro_lvgp.infer.BlockCoordinateVI`; with mini-batches, random and without
     replacement, ``step(*(arg[idx] for arg in args), idx)``.
-    On Ctrl-C the fit stops, and what was learned stays in model and guide.
+    On Ctrl-C the fit stops, and what was learned stays in model and guide; under ``early_stopping``, the best of it.
 
     :param model: a Pyro model.
     :param guide: a Pyro guide.
@@ -84,9 +88,10 @@ def fit(
     :param dtype: convert model, guide and data first.
     :param progress: show a progress bar with the bound per observed entry.
     :param callback: called with the step and its loss.
+    :param early_stopping: a score to watch; the fit ends in the state that had the lowest.
     :returns: the history.
     :raises ValueError: if the data are unfit for the model, ``batch_size`` is out of range, both ``optim`` and ``blocks`` are
-        given, or the bound becomes NaN.
+        given, or the bound or the score becomes NaN.
 
     >>> from pyro_lvgp.guides import MeanFieldGuide
     >>> from pyro_lvgp.models import BayesianGPLVM
@@ -117,7 +122,8 @@ def fit(
         if optim is None:
             optim = JointOptim(torch.optim.Adam, {"lr": learning_rate, "fused": True}, schedule=_factor(schedule, num_steps))
         svi = SVI(model, guide, optim, loss or Trace_ELBO())
-    result = FitResult(num_entries=int((~torch.isnan(args[position_of_data(args)])).sum()) if args else 1)
+    watch = Watch(early_stopping, (model, guide))
+    result = FitResult(scores=watch.scores, num_entries=int((~torch.isnan(args[position_of_data(args)])).sum()) if args else 1)
     with seeded(seed), ExitStack() as unchecked, tqdm(total=num_steps, disable=not progress, unit="step") as bar:
         start, smoothed = time.perf_counter(), math.nan
         try:
@@ -138,9 +144,12 @@ def fit(
                 smoothed = value if math.isnan(smoothed) else 0.95 * smoothed + 0.05 * value
                 bar.set_postfix_str(f"bound/entry {-smoothed / result.num_entries:.4f}", refresh=False)
                 bar.update()
+                if watch.says_stop(step + 1):
+                    break
         except KeyboardInterrupt:
             result.interrupted = True
             bar.write(f"interrupted after {len(result.losses)} steps; what was learned is kept")
+    watch.restore()
     return result
 
 
