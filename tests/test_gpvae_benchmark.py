@@ -70,6 +70,7 @@ METHODS = (
     gpvae.METHODS
     | gpvae.OVER_PLACES  # which has all candidates
     | {f"{name}, narrow": method for name, method in gpvae.NARROW.items()}
+    | {f"{name}, stopped early": method for name, method in gpvae.STOPPED.items()}
 )
 
 
