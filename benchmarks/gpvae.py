@@ -260,8 +260,7 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
 def by_thesis(name: str, task: Task, seeds: int, num_steps: int | None) -> Iterator[Measurement]:
     """All methods, of whose runs those with the highest bounds are kept."""
     settings: Settings = {"runs": seeds, "kept": int(np.ceil(KEPT * seeds))}
-    methods = BY_THESIS[name]
-    for method_name, method in tqdm(methods.items(), desc=name, unit="method"):
+    for method_name, method in tqdm(BY_THESIS[name].items(), desc=name, unit="method"):
         runs = [fit_to(task, method, task.data[0], seed=seed, num_steps=num_steps) for seed in range(seeds)]
         runs.sort(key=lambda run: -run.bound)
         for run in runs[: int(settings["kept"])]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_lvgp.seeding import seeded
+from pyro_lvgp.validation import check_sizes
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,9 @@ class EarlyStopping:
     patience: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("every", self.every), ("patience", self.patience)):
-            if value is not None and value < 1:
-                raise ValueError(f"expected {name} of 1 or more, got {value}")
+        check_sizes(every=self.every)
+        if self.patience is not None:
+            check_sizes(patience=self.patience)
 
 
 @dataclass

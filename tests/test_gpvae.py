@@ -440,6 +440,8 @@ def test_a_decoder_of_means_and_variances(series):
     (part,) = model.predict(guide, x, y, num_samples=7).parts
     assert part.variance.shape == (7, *series, N, D)
     assert part.variance.std() > 0.0
+    with pytest.raises(ValueError, match="expected num_samples of 1 or more, got 0"):
+        model.predict(guide, x, y, num_samples=0)
 
 
 def test_counts():

@@ -21,7 +21,7 @@ from pyro_lvgp.models.latent_variable_model import Guide
 from pyro_lvgp.models.mixture import Imputation, MixturePrediction
 from pyro_lvgp.networks import as_pyro_module
 from pyro_lvgp.quasi_random import even_draws
-from pyro_lvgp.validation import check_not_empty, check_series
+from pyro_lvgp.validation import check_not_empty, check_series, check_sizes
 
 
 class LatentProcessModel(PyroModule):
@@ -129,7 +129,9 @@ class LatentProcessModel(PyroModule):
         :param x_new: where to predict; at ``x`` if omitted.
         :param num_samples: draws of the latents.
         :param joint: draw latents jointly, as for trajectories; otherwise each point from its marginal, which is faster.
+        :raises ValueError: if ``num_samples`` is not positive.
         """
+        check_sizes(num_samples=num_samples)
         at = x if x_new is None else x_new
         mixture = []
         with torch.no_grad():
