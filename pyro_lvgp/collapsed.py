@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from pyro_lvgp.linalg import invert_lower, safe_cholesky
+from pyro_lvgp.recording import assume
 
 _NUM_IN_CACHE = 2**20
 
@@ -43,7 +44,7 @@ def gaussian_sites(
             [2.]]))
     """
     precision = variance.reciprocal().unsqueeze(-2)
-    told = observed[..., :1] if observed.all() else observed
+    told = observed[..., :1] if assume(observed.all()) else observed
     return precision * observed * y, precision * told
 
 

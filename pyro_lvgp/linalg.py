@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_lvgp.recording import assume
+
 _FIRST_JITTER = {torch.float64: 1e-8, torch.float32: 1e-5}
 _NUM_TRIES = 5
 
@@ -44,7 +46,7 @@ def safe_cholesky(
         jittered = K if plain else K + torch.diag_embed((eps * scale)[..., None].expand(K.shape[:-1]))
         L, info = torch.linalg.cholesky_ex(jittered)
         failed = info > 0
-        if not failed.any():
+        if assume(~failed.any()):
             return L
         eps = torch.where(failed, (10 * eps).clamp_min(smallest), eps)
     at = f" at {describe()}" if describe is not None else ""

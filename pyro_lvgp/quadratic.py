@@ -20,6 +20,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from pyro_lvgp.recording import assume, is_recording
+
 
 class Quadratic(NamedTuple):
     """Coefficients of the form; the same matrix H serves all rows unless ``deficit`` says what a row lacks.
@@ -58,8 +60,10 @@ def gaussian_quadratic(
     constant = 0.5 * (observed * log_precision - weight * residual.square()).sum(-1)
     matrix = _weighted(precision, u, u_scale_tril)
     deficit = None
-    incomplete = (~observed).any(-1).nonzero().squeeze(-1)
-    if len(incomplete):
+    if not assume(observed.all()):
+        incomplete = torch.arange(len(observed), device=observed.device)
+        if not is_recording():
+            incomplete = incomplete[~observed.all(-1)]
         missing = precision.unsqueeze(-2) * ~observed[incomplete]
         lacking = _weighted(missing, u.unsqueeze(-3), u_scale_tril)
         deficit = lacking.new_zeros(*lacking.shape[:-3], *observed.shape[:1], *lacking.shape[-2:])

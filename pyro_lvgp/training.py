@@ -10,14 +10,14 @@ from typing import Any, Literal
 import numpy as np
 import pyro
 import torch
-from pyro.infer import ELBO, SVI, Trace_ELBO
+from pyro.infer import ELBO, SVI, Trace_ELBO, TraceMeanField_ELBO
 from pyro.nn import PyroModule
 from pyro.optim import PyroOptim
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pyro_lvgp.early_stopping import EarlyStopping, Watch
-from pyro_lvgp.infer import Block, BlockCoordinateVI, JointOptim
+from pyro_lvgp.infer import Block, BlockCoordinateVI, CompiledELBO, JointOptim
 from pyro_lvgp.param_store import shared_parameters, warn_if_shared
 from pyro_lvgp.seeding import seeded
 from pyro_lvgp.validation import position_of_data
@@ -59,6 +59,7 @@ def fit(
     schedule: Schedule = "constant",
     optim: PyroOptim | None = None,
     blocks: Sequence[Block] | None = None,
+    compile: bool = False,
     seed: int | None = 0,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
@@ -83,6 +84,9 @@ def fit(
     :param optim: an optimiser of your own instead; ``learning_rate`` and ``schedule`` are then not used.
     :param blocks: blocks of parameters that move in turn, each by an optimiser of its own or in closed form, such as
         ``guide.blocks()`` of a :class:`~pyro_lvgp.guides.RandomFeatureGuide`.
+    :param compile: compile the bound and its gradients into one graph (:class:`~pyro_lvgp.infer.CompiledELBO`), with blocks
+        those of the blocks without a bound of their own.  Worth its wait, half a minute or more at the second step, where
+        many steps follow whose time is Pyro's rather than that of arithmetic.
     :param seed: seed of this fit, which leaves the global random state alone; None to use and advance that.
     :param device: move model, guide and data there first.
     :param dtype: convert model, guide and data first.
@@ -91,7 +95,7 @@ def fit(
     :param early_stopping: a score to watch; the fit ends in the state that had the lowest.
     :returns: the history.
     :raises ValueError: if the data are unfit for the model, ``batch_size`` is out of range, both ``optim`` and ``blocks`` are
-        given, or the bound or the score becomes NaN.
+        given, the bound or the score becomes NaN, or what is to be compiled depends on the values of tensors.
 
     >>> from pyro_lvgp.guides import MeanFieldGuide
     >>> from pyro_lvgp.models import BayesianGPLVM
@@ -115,13 +119,16 @@ def fit(
         )
     if optim is not None and blocks is not None:
         raise ValueError("expected an optimiser or blocks, got both; give each block an optimiser of its own")
+    bound = loss or (Trace_ELBO() if blocks is None else TraceMeanField_ELBO())
+    if compile:
+        bound = CompiledELBO(bound)
     svi: SVI | BlockCoordinateVI
     if blocks is not None:
-        svi = BlockCoordinateVI(model, guide, blocks, loss=loss)
+        svi = BlockCoordinateVI(model, guide, blocks, loss=bound)
     else:
         if optim is None:
             optim = JointOptim(torch.optim.Adam, {"lr": learning_rate, "fused": True}, schedule=_factor(schedule, num_steps))
-        svi = SVI(model, guide, optim, loss or Trace_ELBO())
+        svi = SVI(model, guide, optim, bound)
     watch = Watch(early_stopping, (model, guide))
     result = FitResult(scores=watch.scores, num_entries=int((~torch.isnan(args[position_of_data(args)])).sum()) if args else 1)
     with seeded(seed), ExitStack() as unchecked, tqdm(total=num_steps, disable=not progress, unit="step") as bar:
@@ -142,7 +149,8 @@ def fit(
                 if callback is not None:
                     callback(step, value)
                 smoothed = value if math.isnan(smoothed) else 0.95 * smoothed + 0.05 * value
-                bar.set_postfix_str(f"bound/entry {-smoothed / result.num_entries:.4f}", refresh=False)
+                note = " (compiling)" if compile and step == 0 else ""
+                bar.set_postfix_str(f"bound/entry {-smoothed / result.num_entries:.4f}{note}", refresh=bool(note))
                 bar.update()
                 if watch.says_stop(step + 1):
                     break

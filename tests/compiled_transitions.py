@@ -1,11 +1,11 @@
-"""Compiled against eager transitions of the annealed guide: values, gradients, and the number of graphs."""
+"""Compiled against eager transitions of the annealed guide: values, gradients, number of graphs, and in a compiled bound."""
 
 import pyro
 import torch
 
 from pyro_lvgp.annealing import STEPS
 from pyro_lvgp.guides import AutoAnnealedLangevin
-from pyro_lvgp.infer import MeanFieldELBO
+from pyro_lvgp.infer import CompiledELBO, MeanFieldELBO
 from pyro_lvgp.models import BayesianGPLVM
 
 
@@ -32,6 +32,19 @@ def compare(model, Y, num_steps, dynamics):
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
+def assert_recorded_as_part_of_the_whole(model, Y):
+    pyro.clear_param_store()
+    guide = AutoAnnealedLangevin(model, num_steps=2, compile=True)
+    bound = MeanFieldELBO(max_plate_nesting=1)
+    whole = CompiledELBO(bound, backend="eager")
+    whole.loss_and_grads(model, guide, Y)
+    losses = []
+    for loss in (bound, whole):
+        torch.manual_seed(5)
+        losses.append(loss.loss_and_grads(model, guide, Y))
+    assert abs(losses[0] - losses[1]) < 1e-9 * abs(losses[0]), losses
+
+
 if __name__ == "__main__":
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
@@ -44,3 +57,4 @@ if __name__ == "__main__":
     assert graphs[0] == graphs[1], graphs
     assert compare(model, Y, 2, "underdamped") == graphs[0]
     assert set(STEPS) == {"overdamped", "underdamped"}
+    assert_recorded_as_part_of_the_whole(model, Y)

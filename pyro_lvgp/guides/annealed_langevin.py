@@ -35,6 +35,7 @@ from pyro_lvgp.guides._targets import (
 )
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
 from pyro_lvgp.integration import is_integrating
+from pyro_lvgp.recording import is_recording
 
 
 class AutoAnnealedLangevin(SampledGuide):
@@ -287,7 +288,7 @@ class AutoAnnealedLangevin(SampledGuide):
             return score, partial(STEPS[self.dynamics], score, damping=damping)
         statistics = read_statistics(self.model, drawn, is_integrating(), args, kwargs)
         score = partial(pure_score, self.model, self._whitened, bases, statistics, through)
-        if not self._compile:
+        if not self._compile or is_recording():
             return score, partial(STEPS[self.dynamics], score, damping=damping)
         if self._compiled is None:
             self._compiled = compiled_step()

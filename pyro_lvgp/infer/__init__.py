@@ -1,6 +1,7 @@
 """Bounds and ways to climb them."""
 
 from pyro_lvgp.infer.block_coordinate import Block, BlockCoordinateVI
+from pyro_lvgp.infer.compiled_elbo import CompiledELBO
 from pyro_lvgp.infer.importance_weighted import ImportanceWeightedELBO
 from pyro_lvgp.infer.joint_optim import JointOptim
 from pyro_lvgp.infer.local_elbo import LocalELBO
@@ -12,6 +13,7 @@ from pyro_lvgp.integration import IntegrateGaussians
 __all__ = [
     "Block",
     "BlockCoordinateVI",
+    "CompiledELBO",
     "ImportanceWeightedELBO",
     "IntegrateGaussians",
     "JointOptim",

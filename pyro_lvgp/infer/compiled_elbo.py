@@ -1,0 +1,167 @@
+"""Any of the bounds, with its gradients, compiled into one graph."""
+
+import itertools
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.infer import ELBO, Trace_ELBO
+from pyro.infer.util import torch_item
+from pyro.poutine import Trace
+from pyro.poutine.runtime import effectful
+from pyro.util import warn_if_nan
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+from pyro_lvgp.infer._parameters import unconstrained
+from pyro_lvgp.infer.differentiable import DifferentiableELBO
+from pyro_lvgp.recording import record
+
+
+class CompiledELBO(ELBO):
+    """A bound whose loss and gradients are one graph, compiled by ``torch.compile``: the arithmetic without Python and Pyro.
+
+    The first step runs as always.  The second is recorded through model, guide, handlers and backward pass down to the tensor
+    operations, which are compiled; that takes from seconds to minutes, the longer the more operations there are.  From then
+    on a step runs the graph only, which has fixed what does not come by parameters and tensor arguments, as that of Pyro's
+    ``JitTrace_ELBO`` has: the structure, settings of modules, tensors that you put in place of others.  Arguments of other
+    shapes, and other numbers or strings, get graphs of their own.
+
+    Where the graph relies on values, it checks (:func:`~pyro_lvgp.recording.assume`): a step whose values are others, such as
+    one whose kernel matrix needs more jitter, runs as if not compiled, with a warning the first time.
+
+    :param bound: :class:`MeanFieldELBO`, :class:`ImportanceWeightedELBO`, :class:`StructuredELBO`, or Pyro's ``Trace_ELBO`` or
+        ``TraceMeanField_ELBO``.
+    :param options: of ``torch.compile``.
+    :raises TypeError: for other bounds.
+    :raises ValueError: at the second step, if what model or guide do depends on the values of tensors.
+
+    >>> from pyro.infer import SVI
+    >>> from pyro_lvgp.guides import MeanFieldGuide
+    >>> from pyro_lvgp.infer import JointOptim, MeanFieldELBO
+    >>> from pyro_lvgp.models import BayesianGPLVM
+    >>> Y = torch.randn(20, 3)
+    >>> model = BayesianGPLVM(20, 3, latent_dim=2, num_inducing=5)
+    >>> bound = CompiledELBO(MeanFieldELBO(), backend="eager")  # a graph, but not compiled
+    >>> svi = SVI(model, MeanFieldGuide(model), JointOptim(torch.optim.Adam, {"lr": 0.01}), bound)
+    >>> losses = [svi.step(Y) for _ in range(3)]
+    """
+
+    def __init__(self, bound: ELBO, **options: Any):
+        if not isinstance(bound, (Trace_ELBO, DifferentiableELBO)):
+            raise TypeError(
+                "expected MeanFieldELBO, ImportanceWeightedELBO, StructuredELBO, Trace_ELBO or TraceMeanField_ELBO, got "
+                f"{type(bound).__name__}"
+            )
+        super().__init__(num_particles=bound.num_particles, max_plate_nesting=bound.max_plate_nesting)
+        self.bound, self.options = bound, options
+        self._steps: dict[Hashable, _Step] = {}
+
+    def loss(self, model: Any, guide: Any, *args, **kwargs) -> float:
+        """Minus an estimate of the bound, without gradients; not compiled."""
+        return self.bound.loss(model, guide, *args, **kwargs)
+
+    def differentiable_loss(self, model: Any, guide: Any, *args, **kwargs) -> Tensor:
+        """Minus an estimate of the bound, to differentiate; not compiled."""
+        return self.bound.differentiable_loss(model, guide, *args, **kwargs)
+
+    def loss_and_grads(self, model: Any, guide: Any, *args, **kwargs) -> float:
+        """Minus an estimate of the bound; its gradients are added to the parameters'."""
+        leaves, structure = tree_flatten((args, kwargs))
+        signature = (model, guide, str(structure), *map(_described, leaves))
+        step = self._steps.get(signature)
+        if step is None or step.is_outdated():
+            with poutine.trace(param_only=True) as capture:
+                value = self.bound.loss_and_grads(model, guide, *args, **kwargs)
+            self._steps[signature] = _Step(capture.trace)
+            return value
+        params = step.current_params()
+        tensors = [*params, *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
+        trained = tuple(param.requires_grad for param in params)
+        if trained not in step.compiled:
+            with pyro.validation_enabled(False):
+                graph = record(lambda: self._loss_and_gradients(model, guide, args, kwargs, params), tensors)
+            step.compiled[trained] = torch.compile(graph, **{"fullgraph": True, "dynamic": False, **self.options})
+        with torch.no_grad():
+            loss, *gradients, holds = step.compiled[trained](*tensors)
+        if not holds:
+            warnings.warn(
+                "a condition that held when the bound was compiled does not hold at this step (a Cholesky factorisation needs "
+                "more jitter, or entries are missing that were not): such steps run as if not compiled",
+                stacklevel=2,
+            )
+            return self.bound.loss_and_grads(model, guide, *args, **kwargs)
+        step.report_params(params)
+        for param, gradient in zip(itertools.compress(params, trained), gradients, strict=True):
+            if gradient is not None:
+                param.grad = gradient if param.grad is None else param.grad + gradient
+        value = torch_item(loss)
+        warn_if_nan(value, "loss")
+        return value
+
+    def _get_trace(self, model: Any, guide: Any, args: tuple, kwargs: dict) -> tuple[Trace, Trace]:
+        return self.bound._get_trace(model, guide, args, kwargs)
+
+    def _loss_and_gradients(
+        self, model: Any, guide: Any, args: tuple, kwargs: dict[str, Any], params: Sequence[Tensor]
+    ) -> tuple[Tensor | None, ...]:
+        with torch.enable_grad():
+            if isinstance(self.bound, Trace_ELBO):
+                # Pyro's own take numbers out of tensors on the way from these terms to differentiable_loss.
+                traces = self.bound._get_traces(model, guide, args, kwargs)
+                terms = [self.bound._differentiable_loss_particle(*pair) for pair in traces]
+                loss, surrogate = (sum(term) / self.bound.num_particles for term in zip(*terms, strict=True))
+            else:
+                loss = surrogate = self.bound.differentiable_loss(model, guide, *args, **kwargs)
+            trained = [param for param in params if param.requires_grad]
+            gradients = torch.autograd.grad(surrogate, trained, allow_unused=True) if trained else ()
+        return loss.detach(), *gradients
+
+
+class _Step:
+    """The parameters that a step used, in which order, and its graphs, one for each set of parameters that are trained.
+
+    :param capture: trace of the parameters of a step.
+    """
+
+    def __init__(self, capture: Trace):
+        self._params = {name: unconstrained(site) for name, site in capture.nodes.items() if site["type"] == "param"}
+        self._in_store = self._params.keys() & pyro.get_param_store().keys()
+        self.compiled: dict[tuple[bool, ...], Callable[..., tuple[Tensor, ...]]] = {}
+
+    def is_outdated(self) -> bool:
+        """Whether parameters have gone from Pyro's store."""
+        return not self._in_store <= pyro.get_param_store().keys()
+
+    def current_params(self) -> list[Tensor]:
+        """The unconstrained tensors, which others may have taken the place of in Pyro's store."""
+        stored = dict(pyro.get_param_store().named_parameters())
+        return [stored[name] if name in self._in_store else param for name, param in self._params.items()]
+
+    def report_params(self, params: Sequence[Tensor]) -> None:
+        """Tell whoever traces this step, such as ``SVI``, which parameters it used."""
+        for name, param in zip(self._params, params, strict=True):
+            _param(_Unconstrained(param), name=name)
+
+
+class _Unconstrained(NamedTuple):
+    """What Pyro looks for in the value of a parameter, without the cost of its constraint."""
+
+    tensor: Tensor
+
+    def unconstrained(self) -> Tensor:
+        return self.tensor
+
+
+@effectful(type="param")
+def _param(value: _Unconstrained) -> _Unconstrained:
+    """A parameter site."""
+    return value
+
+
+def _described(leaf: Any) -> Hashable:
+    """What a graph is made for: everything but the values of tensors."""
+    return (leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf

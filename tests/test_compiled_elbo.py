@@ -1,0 +1,304 @@
+"""Compiled bounds: the bounds they compile, under every guide and bound, when parameters, arguments and conditions change."""
+
+import warnings
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import SVI, RenyiELBO, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer.autoguide import AutoNormal
+from pyro.optim import Adam
+
+from pyro_lvgp.guides import (
+    AutoAnnealedLangevin,
+    MeanFieldGuide,
+    RandomFeatureGuide,
+    SparseStructuredGPGuide,
+    StructuredGPGuide,
+)
+from pyro_lvgp.infer import (
+    Block,
+    BlockCoordinateVI,
+    CompiledELBO,
+    ImportanceWeightedELBO,
+    MeanFieldELBO,
+    StructuredELBO,
+)
+from pyro_lvgp.kernels import RBF, Matern
+from pyro_lvgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
+from pyro_lvgp.linalg import safe_cholesky
+from pyro_lvgp.masking import hide_like_rows
+from pyro_lvgp.models import GPVAE, BayesianGPLVM, RandomFeatureLVM, SparseGPVAE
+from pyro_lvgp.networks import MLP, FactorNet, IndexNet, OffsetNet, PointNet
+from pyro_lvgp.training import fit
+
+N, D, Q = 12, 3, 2
+# torch's compiler warns about its own parts.
+COMPILER = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    torch.set_default_dtype(torch.float64)
+
+
+def counts(missing=True):
+    Y = torch.poisson(torch.rand(N, D) + 0.5).clamp_max(1.0)
+    if missing:
+        Y[2, 1] = torch.nan
+        Y[4] = torch.nan
+    return Y
+
+
+def gplvm(guide, likelihood=None, kernel=None):
+    model = BayesianGPLVM(N, D, Q, num_inducing=5, likelihood=likelihood, kernel=kernel)
+    idx = torch.tensor([2, 4, 5, 9])
+    return model, guide(model), (counts()[idx], idx)
+
+
+def times():
+    return torch.rand(N, 1).sort(0).values
+
+
+def gpvae(kernel=None, encoder=FactorNet):
+    model = GPVAE(kernel or RBF(1, lengthscale=0.2, batch_shape=(Q,)), MLP(Q, D, (4,)))
+    return model, StructuredGPGuide(model, encoder(D, Q)), (times(), counts())
+
+
+def sparse_gpvae():
+    model = SparseGPVAE(RBF(1, lengthscale=0.2, batch_shape=(Q,)), MLP(Q, D, (4,)), torch.linspace(0.0, 1.0, 4)[:, None])
+    encoder = OffsetNet(FactorNet(D, 4), 4, input_dim=1, latent_dim=Q, num_nearest=3)
+    return model, SparseStructuredGPGuide(model, encoder), (times(), counts())
+
+
+def random_features():
+    model = RandomFeatureLVM(N, D, Q, num_frequencies=5)
+    return model, RandomFeatureGuide(model), (counts(),)
+
+
+def users_own(y):
+    """Not ours: a function with a random subsample, a positive latent and a parameter of its own."""
+    noise = pyro.param("noise", torch.tensor(0.5), constraint=dist.constraints.positive)
+    loc = pyro.sample("loc", dist.Normal(torch.zeros(D), 2.0).to_event(1))
+    with pyro.plate("rows", N, subsample_size=5) as idx:
+        scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(loc, (noise * scale)[..., None]).to_event(1), obs=y[idx])
+
+
+def own_model():
+    return users_own, AutoNormal(users_own), (counts(missing=False),)
+
+
+def annealed(**options):
+    return lambda model: AutoAnnealedLangevin(model, num_steps=2, **options)
+
+
+CASES = {
+    "mean field": (lambda: gplvm(MeanFieldGuide), MeanFieldELBO()),
+    "mean field, drawn": (lambda: gplvm(MeanFieldGuide), MeanFieldELBO(num_samples=3, num_particles=2)),
+    "importance-weighted": (lambda: gplvm(MeanFieldGuide, Gaussian(data_dim=D)), ImportanceWeightedELBO(num_samples=3)),
+    "Bernoulli": (lambda: gplvm(MeanFieldGuide, Bernoulli()), MeanFieldELBO()),
+    "Poisson, Matern": (lambda: gplvm(MeanFieldGuide, Poisson(), Matern(Q)), ImportanceWeightedELBO(num_samples=3)),
+    "Student's t": (lambda: gplvm(MeanFieldGuide, StudentT()), MeanFieldELBO()),
+    "annealed": (lambda: gplvm(annealed()), MeanFieldELBO()),
+    "annealed, traced": (lambda: gplvm(annealed(dynamics="overdamped"), Bernoulli()), ImportanceWeightedELBO(num_samples=2)),
+    "Pyro's": (lambda: gplvm(MeanFieldGuide), Trace_ELBO(num_particles=2)),
+    "Pyro's, in parallel": (
+        lambda: gplvm(MeanFieldGuide),
+        Trace_ELBO(num_particles=2, vectorize_particles=True, max_plate_nesting=1),
+    ),
+    "Pyro's mean field": (lambda: gplvm(annealed()), TraceMeanField_ELBO()),
+    "a user's own": (own_model, MeanFieldELBO(local_plate="rows")),
+    "a user's own, Pyro's bound": (own_model, TraceMeanField_ELBO()),
+    "GP-VAE": (gpvae, StructuredELBO()),
+    "GP-VAE, IndexNet": (lambda: gpvae(encoder=IndexNet), StructuredELBO(masking=hide_like_rows, rescale=True)),
+    "GP-VAE, PointNet": (lambda: gpvae(encoder=PointNet), StructuredELBO(value="doubly-stochastic", gradient="score")),
+    "GP-VAE, linear time": (lambda: gpvae(Matern(1, batch_shape=(Q,))), StructuredELBO()),
+    "sparse GP-VAE": (sparse_gpvae, StructuredELBO()),
+    "random features": (random_features, TraceMeanField_ELBO()),
+}
+
+
+def loss_and_gradients(bound, model, guide, args):
+    """With the same random numbers each time, and the gradients by the names of the parameters."""
+    torch.manual_seed(3)
+    loss = bound.loss_and_grads(model, guide, *args)
+    gradients = {}
+    for name, param in pyro.get_param_store().named_parameters():
+        gradients[name], param.grad = param.grad, None
+    return loss, gradients
+
+
+def assert_same(first, second):
+    assert first[0] == pytest.approx(second[0], rel=1e-9)
+    assert first[1].keys() == second[1].keys()
+    for name, gradient in first[1].items():
+        other = second[1][name]
+        assert (gradient is None) == (other is None), name
+        if gradient is not None:
+            torch.testing.assert_close(other, gradient, rtol=1e-7, atol=1e-9, msg=name)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_loss_and_gradients_are_those_of_the_bound(case):
+    make, bound = CASES[case]
+    model, guide, args = make()
+    compiled = CompiledELBO(bound, backend="eager")
+    compiled.loss_and_grads(model, guide, *args)
+    for param in pyro.get_param_store().named_parameters():
+        param[1].grad = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_same(loss_and_gradients(bound, model, guide, args), loss_and_gradients(compiled, model, guide, args))
+    # At other parameters and data of the same shape.
+    with torch.no_grad():
+        for _, param in pyro.get_param_store().named_parameters():
+            param += 0.05 * torch.randn_like(param)
+    args = (*args[:-1], args[-1].roll(1, 0)) if len(args) == 2 and args[-1].is_floating_point() else args
+    assert_same(loss_and_gradients(bound, model, guide, args), loss_and_gradients(compiled, model, guide, args))
+
+
+def linear(y, scale=1.0):
+    """No randomness but that of the data: a loss without noise."""
+    loc = pyro.param("loc", lambda: torch.zeros(D))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(loc, scale).to_event(1), obs=y)
+
+
+def no_latents(y, scale=1.0):
+    """A guide."""
+
+
+def linear_loss_and_gradient(bound, y, *args):
+    loss = bound.loss_and_grads(linear, no_latents, y, *args)
+    param = pyro.param("loc").unconstrained()
+    gradient, param.grad = param.grad, None
+    expected = -dist.Normal(param.detach(), *(args or (1.0,))).log_prob(y).sum()
+    assert loss == pytest.approx(expected.item())
+    torch.testing.assert_close(gradient, (param.detach() - y).sum(0) / (args[0] if args else 1.0) ** 2)
+
+
+def test_shapes_and_numbers_have_graphs_of_their_own_and_parameters_are_looked_up():
+    bound = CompiledELBO(MeanFieldELBO(), backend="eager")
+    y = torch.randn(4, D)
+    for data, *args in [(y,), (y + 1.0,), (y[:2],), (y[1:3],), (y, 2.0), (y, 2.0), (y, 3.0), (y, 3.0), (y,)]:
+        linear_loss_and_gradient(bound, data, *args)
+    pyro.get_param_store()["loc"] = torch.ones(D)
+    linear_loss_and_gradient(bound, y)
+    pyro.clear_param_store()
+    linear_loss_and_gradient(bound, y)
+    linear_loss_and_gradient(bound, 2.0 * y)
+
+
+def test_steps_that_break_an_assumption_run_uncompiled_with_a_warning():
+    def model(K, y):
+        scale = pyro.param("scale", torch.tensor(1.0))
+        L = scale * safe_cholesky(K)
+        pyro.sample("y", dist.MultivariateNormal(torch.zeros(2), scale_tril=L), obs=y)
+
+    def no_guide(K, y):
+        """No latents."""
+
+    bound, y = MeanFieldELBO(), torch.tensor([0.1, 0.2])
+    compiled = CompiledELBO(bound, backend="eager")
+    for _ in range(2):
+        compiled.loss_and_grads(model, no_guide, torch.eye(2), y)
+    singular = torch.tensor([[1.0, 1.0 + 1e-7], [1.0 + 1e-7, 1.0]])
+    loss_and_gradients(bound, model, no_guide, (singular, y))
+    expected = loss_and_gradients(bound, model, no_guide, (singular, y))
+    with pytest.warns(UserWarning, match="more jitter"):
+        assert_same(expected, loss_and_gradients(compiled, model, no_guide, (singular, y)))
+    # A graph recorded where more jitter is needed has it.
+    compiled = CompiledELBO(bound, backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            assert_same(expected, loss_and_gradients(compiled, model, no_guide, (singular, y)))
+
+
+def test_gaps_where_there_were_none_break_an_assumption():
+    model, guide, (y, idx) = gplvm(MeanFieldGuide)
+    compiled = CompiledELBO(MeanFieldELBO(), backend="eager")
+    for _ in range(2):
+        compiled.loss_and_grads(model, guide, torch.nan_to_num(y, 0.5), idx)
+    with pytest.warns(UserWarning, match="entries are missing that were not"):
+        compiled.loss_and_grads(model, guide, y, idx)
+
+
+@pytest.mark.parametrize(
+    "choose", [lambda y: y if y.sum() > 0.0 else -y, lambda y: y[~torch.isnan(y)], lambda y: y[y.argmax() :]]
+)
+def test_what_depends_on_values_is_refused_with_the_mend(choose):
+    def model(y):
+        loc = pyro.param("loc", torch.tensor(0.0))
+        y = choose(y)
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(loc, 1.0), obs=y)
+
+    bound = CompiledELBO(MeanFieldELBO(), backend="eager")
+    bound.loss_and_grads(model, no_latents, torch.ones(3))
+    with pytest.raises(ValueError, match=r"do not depend on the values of tensors, got .*torch.where"):
+        bound.loss_and_grads(model, no_latents, torch.ones(3))
+
+
+def test_other_bounds_are_refused():
+    with pytest.raises(TypeError, match=r"expected MeanFieldELBO, .* got RenyiELBO"):
+        CompiledELBO(RenyiELBO())
+
+
+def test_loss_is_that_of_the_bound_and_svi_sees_the_parameters():
+    model, guide, args = gplvm(MeanFieldGuide)
+    bound = CompiledELBO(MeanFieldELBO(), backend="eager")
+    svi = SVI(model, guide, Adam({"lr": 0.01}), bound)
+    svi.step(*args)
+    before = {name: param.detach().clone() for name, param in pyro.get_param_store().named_parameters()}
+    svi.step(*args)
+    moved = {name for name, param in pyro.get_param_store().named_parameters() if not torch.equal(param, before[name])}
+    assert moved == before.keys()
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        value = bound.loss(model, guide, *args) if compiled else MeanFieldELBO().loss(model, guide, *args)
+        assert value == pytest.approx(bound(model, guide)(*args).item(), rel=0.5)
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_blocks_and_parameters_of_modules_follow_the_eager_path(local):
+    """Blocks hold parameters fixed in turn, and parameters of modules need not be in Pyro's store."""
+    ends = []
+    for wrap in (lambda bound: bound, lambda bound: CompiledELBO(bound, backend="eager")):
+        pyro.clear_param_store()
+        torch.manual_seed(0)
+        with pyro.settings.context(module_local_params=local):
+            model, guide, args = gplvm(MeanFieldGuide)
+            blocks = [
+                Block("latents", sites=["X"], optim=lambda tensors: torch.optim.Adam(tensors, lr=0.01)),
+                Block("all else", params=["model.*"], sites=["u"], optim=lambda tensors: torch.optim.Adam(tensors, lr=0.01)),
+            ]
+            vi = BlockCoordinateVI(model, guide, blocks, loss=wrap(MeanFieldELBO(max_plate_nesting=1)))
+            torch.manual_seed(1)
+            ends.append([vi.step(*args) for _ in range(3)])
+    assert ends[1] == pytest.approx(ends[0], rel=1e-9)
+
+
+@COMPILER
+def test_fit_compiles():
+    """With what users get by default, the compiler included."""
+    Y = torch.randn(6, D)
+    ends = []
+    for compile in (False, True):
+        pyro.clear_param_store()
+        history = fit(linear, no_latents, Y, num_steps=5, compile=compile, progress=False)
+        ends.append(([*history.losses], pyro.param("loc").tolist()))
+    assert ends[1][0] == pytest.approx(ends[0][0])
+    assert ends[1][1] == pytest.approx(ends[0][1])
+
+
+@COMPILER
+def test_the_compiler_takes_a_gp_vae():
+    make, bound = CASES["GP-VAE"]
+    model, guide, args = make()
+    compiled = CompiledELBO(bound, options={"fallback_random": True})
+    compiled.loss_and_grads(model, guide, *args)
+    loss_and_gradients(bound, model, guide, args)
+    assert_same(loss_and_gradients(bound, model, guide, args), loss_and_gradients(compiled, model, guide, args))
