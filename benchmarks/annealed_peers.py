@@ -22,8 +22,8 @@ PUBLISHED: list[Row] = []
 NOTES = """\
 One model, one start, one Adam rate; K transitions for all.  AutoSemiDAIS anneals the latents of the rows in a mini-batch, as
 ours does; AutoDAIS anneals latents and inducing outputs together, on all rows at every step.  Bounds are each library's own:
-both bound the same evidence; NumPyro draws u, ours integrates it out.  Our transitions are underdamped and compiled, NumPyro's
-step is compiled; "compile" is what the first step takes over the median, and torch also finds earlier compilations on the
+both bound the same evidence; NumPyro draws u, ours integrates it out.  Our chains are underdamped.  Both compile a whole step,
+ours by `CompiledELBO`; "compile" is what the slowest step takes over the median, and torch finds earlier compilations on the
 disk.  Blocks of steps alternate between the methods, and each has one core at most.  NumPyro's guides are mended in two
 places, see `benchmarks/peers/numpyro_dais.py`; with what they come with, AutoDAIS does not follow the hyperparameters."""
 
@@ -33,17 +33,17 @@ class Ours(Contestant):
 
     def __init__(self, Y: Float[Tensor, "N D"], *, num_steps: int, batch_size: int | None, seed: int, compile: bool):
         loss = MeanFieldELBO(num_samples=1, max_plate_nesting=1)
-        super().__init__(Y, loss, batch_size=batch_size, learning_rate=LEARNING_RATE)
+        super().__init__(Y, loss, batch_size=batch_size, learning_rate=LEARNING_RATE, compile=compile)
         self._seconds: list[float] = []
         with self.own_parameters():
             self.model = BayesianGPLVM(len(Y), Y.shape[1], LATENT_DIM, num_inducing=NUM_INDUCING).to(Y.dtype)
             self.model.initialize(Y, seed=seed)
-            self.guide = AutoAnnealedLangevin(self.model, num_steps=num_steps, compile=compile)
+            self.guide = AutoAnnealedLangevin(self.model, num_steps=num_steps)
 
     @property
     def compile_seconds(self) -> float:
-        """What the first step took over the median."""
-        return self._seconds[0] - statistics.median(self._seconds)
+        """What the slowest step, the second if compiled, took over the median."""
+        return max(self._seconds) - statistics.median(self._seconds)
 
     def train(self, num_steps: int, *, seed: int) -> list[float]:
         seconds = super().train(num_steps, seed=seed)
@@ -71,7 +71,7 @@ def measure(
     :param seed: seed of the start, of mini-batches and of noise.
     :param lengths: numbers K of transitions, of which the first is also used on all rows.
     :param block: steps of a method before the next has its turn.
-    :param compile: compile our transitions.
+    :param compile: compile our steps.
     """
     Y = standardised()
     methods: dict[str, Ours | NumPyroDAIS] = {}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.scores import negative_bound
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
-from pyro_lvgp.infer import JointOptim, LocalELBO
+from pyro_lvgp.infer import CompiledELBO, JointOptim, LocalELBO
 from pyro_lvgp.models import BayesianGPLVM
 from pyro_lvgp.training import fit
 
@@ -22,13 +22,23 @@ class Contestant:
     :param Y: all data.
     :param loss: the bound.
     :param batch_size: rows of a step; all of them if None.
+    :param compile: compile the bound and its gradients.
     """
 
     model: BayesianGPLVM
     guide: MeanFieldGuide | AutoAnnealedLangevin
 
-    def __init__(self, Y: Float[Tensor, "N D"], loss: LocalELBO, *, batch_size: int | None, learning_rate: float):
+    def __init__(
+        self,
+        Y: Float[Tensor, "N D"],
+        loss: LocalELBO,
+        *,
+        batch_size: int | None,
+        learning_rate: float,
+        compile: bool = False,
+    ):
         self._Y, self._loss, self._batch_size = Y, loss, batch_size
+        self._climbed = CompiledELBO(loss) if compile else loss
         self._store: StateDict = {"params": {}, "constraints": {}}
         self._optim = JointOptim(torch.optim.Adam, {"lr": learning_rate, "fused": True})
 
@@ -43,7 +53,7 @@ class Contestant:
                 self.model,
                 self.guide,
                 self._Y,
-                loss=self._loss,
+                loss=self._climbed,
                 optim=self._optim,
                 num_steps=num_steps,
                 batch_size=self._batch_size,

@@ -298,7 +298,7 @@ def test_fit_compiles():
 def test_the_compiler_takes_a_gp_vae():
     make, bound = CASES["GP-VAE"]
     model, guide, args = make()
-    compiled = CompiledELBO(bound, options={"fallback_random": True})
+    compiled = CompiledELBO(bound)
     compiled.loss_and_grads(model, guide, *args)
     loss_and_gradients(bound, model, guide, args)
     assert_same(loss_and_gradients(bound, model, guide, args), loss_and_gradients(compiled, model, guide, args))

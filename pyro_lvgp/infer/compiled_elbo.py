@@ -2,7 +2,7 @@
 
 import itertools
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyro
@@ -35,7 +35,9 @@ class CompiledELBO(ELBO):
 
     :param bound: :class:`MeanFieldELBO`, :class:`ImportanceWeightedELBO`, :class:`StructuredELBO`, or Pyro's ``Trace_ELBO`` or
         ``TraceMeanField_ELBO``.
-    :param options: of ``torch.compile``.
+    :param backend: of ``torch.compile``.
+    :param options: of the backend.  Those of ``"inductor"`` have defaults: the draws of torch's own generators, as if not
+        compiled, rather than the compiler's, which are float32; and on the CPU a wrapper in C++ around its kernels.
     :raises TypeError: for other bounds.
     :raises ValueError: at the second step, if what model or guide do depends on the values of tensors.
 
@@ -50,14 +52,14 @@ class CompiledELBO(ELBO):
     >>> losses = [svi.step(Y) for _ in range(3)]
     """
 
-    def __init__(self, bound: ELBO, **options: Any):
+    def __init__(self, bound: ELBO, *, backend: str = "inductor", options: Mapping[str, Any] | None = None):
         if not isinstance(bound, (Trace_ELBO, DifferentiableELBO)):
             raise TypeError(
                 "expected MeanFieldELBO, ImportanceWeightedELBO, StructuredELBO, Trace_ELBO or TraceMeanField_ELBO, got "
                 f"{type(bound).__name__}"
             )
         super().__init__(num_particles=bound.num_particles, max_plate_nesting=bound.max_plate_nesting)
-        self.bound, self.options = bound, options
+        self.bound, self.backend, self.options = bound, backend, dict(options or {})
         self._steps: dict[Hashable, _Step] = {}
 
     def loss(self, model: Any, guide: Any, *args, **kwargs) -> float:
@@ -84,7 +86,10 @@ class CompiledELBO(ELBO):
         if trained not in step.compiled:
             with pyro.validation_enabled(False):
                 graph = record(lambda: self._loss_and_gradients(model, guide, args, kwargs, params), tensors)
-            step.compiled[trained] = torch.compile(graph, **{"fullgraph": True, "dynamic": False, **self.options})
+            options = self._default_options(tensors) | self.options
+            step.compiled[trained] = torch.compile(
+                graph, fullgraph=True, dynamic=False, backend=self.backend, options=options or None
+            )
         with torch.no_grad():
             loss, *gradients, holds = step.compiled[trained](*tensors)
         if not holds:
@@ -104,6 +109,10 @@ class CompiledELBO(ELBO):
 
     def _get_trace(self, model: Any, guide: Any, args: tuple, kwargs: dict) -> tuple[Trace, Trace]:
         return self.bound._get_trace(model, guide, args, kwargs)
+
+    def _default_options(self, tensors: Sequence[Tensor]) -> dict[str, Any]:
+        on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
+        return {"fallback_random": True, "cpp_wrapper": on_cpu} if self.backend == "inductor" else {}
 
     def _loss_and_gradients(
         self, model: Any, guide: Any, args: tuple, kwargs: dict[str, Any], params: Sequence[Tensor]
