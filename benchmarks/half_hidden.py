@@ -25,7 +25,7 @@ from pyro_lvgp.datasets import load_dataset
 from pyro_lvgp.guides import MeanFieldGuide, RandomFeatureGuide
 from pyro_lvgp.infer import ImportanceWeightedELBO, LocalELBO, MeanFieldELBO
 from pyro_lvgp.initialization import latent_mixture
-from pyro_lvgp.likelihoods import Gaussian
+from pyro_lvgp.likelihoods import Gaussian, Likelihood, StudentT
 from pyro_lvgp.models import BayesianGPLVM, RandomFeatureLVM
 from pyro_lvgp.models.latent_variable_model import Guide
 from pyro_lvgp.training import fit
@@ -111,10 +111,12 @@ class Fitted(NamedTuple):
     settings: Settings
 
 
-def inducing_points(bound: LocalELBO, train: Tensor, seed: int, num_steps: int | None, spread: float) -> Fitted:
+def inducing_points(
+    bound: LocalELBO, noise: Callable[[], Likelihood], train: Tensor, seed: int, num_steps: int | None, spread: float
+) -> Fitted:
     """A Bayesian GPLVM with a noise of each column."""
     steps = num_steps or 8000
-    model = BayesianGPLVM(len(train), 12, 10, num_inducing=100, likelihood=Gaussian(data_dim=12)).double()
+    model = BayesianGPLVM(len(train), 12, 10, num_inducing=100, likelihood=noise()).double()
     start_near(model.initialize(train, seed=seed), spread)
     guide = MeanFieldGuide(model)
     how: dict[str, Any] = {"batch_size": 200, "learning_rate": 0.02, "schedule": "cosine"}
@@ -196,8 +198,13 @@ def frey(seed: int, num_steps: int | None) -> Iterator[Measurement]:
 
 
 METHODS: dict[str, Callable[[Tensor, int, int | None, float], Fitted]] = {
-    "mean field": partial(inducing_points, MeanFieldELBO(num_samples=2, max_plate_nesting=1)),
-    "IW, S = 5": partial(inducing_points, ImportanceWeightedELBO(num_samples=5, max_plate_nesting=1)),
+    "mean field": partial(inducing_points, MeanFieldELBO(num_samples=2, max_plate_nesting=1), partial(Gaussian, data_dim=12)),
+    "IW, S = 5": partial(
+        inducing_points, ImportanceWeightedELBO(num_samples=5, max_plate_nesting=1), partial(Gaussian, data_dim=12)
+    ),
+    "IW, S = 5, Student's t": partial(
+        inducing_points, ImportanceWeightedELBO(num_samples=5, max_plate_nesting=1), partial(StudentT, 0.3, data_dim=12)
+    ),
     "RandomFeatureLVM": frequencies,
 }
 TASKS: dict[str, Callable[[int, int | None], Iterator[Measurement]]] = {
@@ -218,10 +225,12 @@ def moments(
     with torch.enable_grad():
         q = model.infer_latents(guide, Y, prior=prior, num_starts=NUM_STARTS)
     # Each part with a draw of its own of what rows share.
-    parts = [predictive(model, guide, X.flatten(0, 1)) for X in q.sample((NUM_DRAWS,)).split(NUM_DRAWS // 10)]
-    mean, variance = (torch.cat(x).unflatten(0, (NUM_DRAWS, len(Y))) for x in zip(*parts, strict=True))
-    log_density = dist.Normal(mean, variance.sqrt()).log_prob(truth).logsumexp(0) - math.log(NUM_DRAWS)
-    return mean.mean(0), log_density
+    draws = q.sample((NUM_DRAWS,)).split(NUM_DRAWS // 10)
+    rows = truth.expand(len(draws[0]), *truth.shape).flatten(0, 1)
+    parts = [predictive(model, guide, X.flatten(0, 1)) for X in draws]
+    mean = torch.cat([part.mean for part in parts]).unflatten(0, (NUM_DRAWS, len(Y)))
+    log_density = torch.cat([part.log_prob(rows) for part in parts]).unflatten(0, (NUM_DRAWS, len(Y)))
+    return mean.mean(0), log_density.logsumexp(0) - math.log(NUM_DRAWS)
 
 
 def mixture_given(

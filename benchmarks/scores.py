@@ -9,10 +9,12 @@ import pyro.distributions as dist
 import torch
 from jaxtyping import Bool, Float, Shaped
 from pyro import poutine
+from pyro.distributions.torch_distribution import TorchDistributionMixin
 from sklearn.model_selection import KFold, cross_val_score
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
+from pyro_lvgp.distributions import NoisyFunction
 from pyro_lvgp.infer import IntegrateGaussians, LocalELBO
 from pyro_lvgp.models import BayesianGPLVM, RandomFeatureLVM
 from pyro_lvgp.models.latent_variable_model import Guide
@@ -43,10 +45,8 @@ def reconstruction(
 
 
 @torch.no_grad()
-def predictive(
-    model: BayesianGPLVM | RandomFeatureLVM, guide: Guide, X: Float[Tensor, "B Q"]
-) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B D"]]:
-    """Mean and variance of y at latents, with u or weights integrated out: entries of a row are independent Gaussians then.
+def predictive(model: BayesianGPLVM | RandomFeatureLVM, guide: Guide, X: Float[Tensor, "B Q"]) -> TorchDistributionMixin:
+    """The entries of y [B, D] at latents, which are independent with u or weights integrated out.
 
     All else that rows share is drawn once.
     """
@@ -56,7 +56,10 @@ def predictive(
     for name in ("X", "data"):  # leaves what rows share
         drawn.nodes.pop(name, None)
     fn: Any = poutine.trace(poutine.replay(at_X, drawn)).get_trace(None, torch.arange(len(X))).nodes["y"]["fn"]
-    return fn.mean, fn.variance
+    entries = fn.base_dist
+    if isinstance(entries, NoisyFunction):
+        return NoisyFunction(entries.likelihood, entries.f_mean, entries.f_variance, "fitc", entries.theta)
+    return entries
 
 
 def held_out_log_likelihood(
@@ -80,8 +83,8 @@ def held_out_log_likelihood(
         from_prior = torch.rand(*shape, len(Y), 1).to(Y) < prior
         X = torch.where(from_prior, broad.sample(shape), near.sample(shape))
         proposal = torch.logaddexp(broad.log_prob(X) + math.log(prior), near.log_prob(X) + math.log1p(-prior))
-        mean, variance = (moment.unflatten(0, X.shape[:-1]) for moment in predictive(model, guide, X.flatten(0, 1)))
-        entries = dist.Normal(mean, variance.sqrt()).log_prob(torch.nan_to_num(Y))
+        rows = torch.nan_to_num(Y).expand(*shape, *Y.shape).flatten(0, 1)
+        entries = predictive(model, guide, X.flatten(0, 1)).log_prob(rows).unflatten(0, X.shape[:-1])
         log_weights.append(torch.where(torch.isnan(Y), 0.0, entries).sum(-1) + broad.log_prob(X) - proposal)
     return (torch.cat(log_weights).logsumexp(0) - math.log(draws)).mean().item()
 

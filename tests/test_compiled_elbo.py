@@ -34,8 +34,6 @@ from pyro_lvgp.networks import MLP, FactorNet, IndexNet, OffsetNet, PointNet
 from pyro_lvgp.training import fit
 
 N, D, Q = 12, 3, 2
-# torch's compiler warns about its own parts.
-COMPILER = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
 @pytest.fixture(autouse=True)
@@ -281,7 +279,6 @@ def test_blocks_and_parameters_of_modules_follow_the_eager_path(local):
     assert ends[1] == pytest.approx(ends[0], rel=1e-9)
 
 
-@COMPILER
 def test_fit_compiles():
     """With what users get by default, the compiler included."""
     Y = torch.randn(6, D)
@@ -294,7 +291,6 @@ def test_fit_compiles():
     assert ends[1][1] == pytest.approx(ends[0][1])
 
 
-@COMPILER
 def test_the_compiler_takes_a_gp_vae():
     make, bound = CASES["GP-VAE"]
     model, guide, args = make()

@@ -1,8 +1,10 @@
 """Any of the bounds, with its gradients, compiled into one graph."""
 
 import itertools
+import logging
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import pyro
@@ -14,6 +16,7 @@ from pyro.poutine import Trace
 from pyro.poutine.runtime import effectful
 from pyro.util import warn_if_nan
 from torch import Tensor
+from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten
 
 from pyro_lvgp.infer._parameters import unconstrained
@@ -83,14 +86,12 @@ class CompiledELBO(ELBO):
         params = step.current_params()
         tensors = [*params, *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
         trained = tuple(param.requires_grad for param in params)
-        if trained not in step.compiled:
+        is_new = trained not in step.compiled
+        if is_new:
             with pyro.validation_enabled(False):
                 graph = record(lambda: self._loss_and_gradients(model, guide, args, kwargs, params), tensors)
-            options = self._default_options(tensors) | self.options
-            step.compiled[trained] = torch.compile(
-                graph, fullgraph=True, dynamic=False, backend=self.backend, options=options or None
-            )
-        with torch.no_grad():
+            step.compiled[trained] = self._compile(graph, tensors)
+        with torch.no_grad(), _quiet_compiler() if is_new else nullcontext():
             loss, *gradients, holds = step.compiled[trained](*tensors)
         if not holds:
             warnings.warn(
@@ -110,9 +111,12 @@ class CompiledELBO(ELBO):
     def _get_trace(self, model: Any, guide: Any, args: tuple, kwargs: dict) -> tuple[Trace, Trace]:
         return self.bound._get_trace(model, guide, args, kwargs)
 
-    def _default_options(self, tensors: Sequence[Tensor]) -> dict[str, Any]:
-        on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
-        return {"fallback_random": True, "cpp_wrapper": on_cpu} if self.backend == "inductor" else {}
+    def _compile(self, graph: GraphModule, tensors: Sequence[Tensor]) -> Callable[..., tuple[Tensor, ...]]:
+        options = self.options
+        if self.backend == "inductor":
+            on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
+            options = {"fallback_random": True, "cpp_wrapper": on_cpu, **options}
+        return torch.compile(graph, fullgraph=True, dynamic=False, backend=self.backend, options=options or None)
 
     def _loss_and_gradients(
         self, model: Any, guide: Any, args: tuple, kwargs: dict[str, Any], params: Sequence[Tensor]
@@ -169,6 +173,21 @@ class _Unconstrained(NamedTuple):
 def _param(value: _Unconstrained) -> _Unconstrained:
     """A parameter site."""
     return value
+
+
+@contextmanager
+def _quiet_compiler() -> Iterator[None]:
+    """Without what torch says about its own parts: what it deprecates, and which operations its C++ wrapper hands on."""
+    log = logging.getLogger("torch._inductor.ir")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
+    finally:
+        log.setLevel(level)
 
 
 def _described(leaf: Any) -> Hashable:

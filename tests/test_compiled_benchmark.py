@@ -1,0 +1,30 @@
+"""Steps with and without compilation are both taken, and timed."""
+
+import math
+import os
+
+import pytest
+
+pytest.importorskip("gpytorch")
+
+from benchmarks import compiled
+
+
+@pytest.mark.skipif("PYRO_LVGP_DATA" not in os.environ, reason="PYRO_LVGP_DATA names no folder with the data sets")
+@pytest.mark.parametrize("name", sorted(set(compiled.CASES) - {"GP-VAE, 256 points in linear time"}))
+def test_both_are_timed(name):
+    measured = compiled.measure(name, compiled.CASES[name], num_steps=4, block=2, seed=0, backend="eager")
+    values = {measurement.metric: measurement.value for measurement in measured}
+    assert len(values) == 5
+    assert min(values.values()) > 0.0
+    assert values["ratio"] == pytest.approx(values["step [ms]"] / values["compiled [ms]"])
+    assert math.isinf(values["pays after [steps]"]) == (values["ratio"] <= 1.0)
+
+
+def test_both_start_from_one_start_and_move():
+    sides = [compiled.Side(compiled.users_own, wrap, seed=0) for wrap in (lambda bound: bound, compiled.CompiledELBO)]
+    for side in sides:
+        side.train(1)  # the first step is not compiled
+    weights = [side._case.guide.locs.W for side in sides]
+    assert weights[0].equal(weights[1])
+    assert weights[0].abs().max() > 0.0
