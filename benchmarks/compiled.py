@@ -136,7 +136,8 @@ def gpvae(kernel: type[RBF] | type[Matern], batch_size: int | None) -> Case:
     """EEG; RBF kernels by Cholesky factors, Matérn ones in linear time."""
     x, y = eeg()
     lengthscale = torch.full((3, 1), 0.05, dtype=torch.float64)
-    model = GPVAE(kernel(1, lengthscale=lengthscale, batch_shape=(3,)), MLP(3, y.shape[1], (20,))).double()
+    kernels = kernel(1, lengthscale=lengthscale, batch_shape=(3,))
+    model = GPVAE(kernels, MLP(3, y.shape[1], (20,)), num_data=len(x)).double()
     guide = StructuredGPGuide(model, IndexNet(y.shape[1], 3)).double()
     return Case(model, guide, StructuredELBO(), (x, y), batch_size)
 
