@@ -119,7 +119,7 @@ def inducing_points(
     model = BayesianGPLVM(len(train), 12, 10, num_inducing=100, likelihood=noise()).double()
     start_near(model.initialize(train, seed=seed), spread)
     guide = MeanFieldGuide(model)
-    how: dict[str, Any] = {"batch_size": 200, "learning_rate": 0.02, "schedule": "cosine"}
+    how: dict[str, Any] = {"batch_size": 200, "learning_rate": 0.02, "schedule": "cosine", "compile": num_steps is None}
     history = fit(model, guide, train, loss=bound, num_steps=steps, seed=seed, progress=False, **how)
     settings: Settings = {"Q": 10, "M": 100, "steps": steps, "batch": 200, "optimiser": "Adam, 0.02 by cosine to 0"}
     return Fitted(model, guide, history.seconds[-1], settings)
