@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 from torch.overrides import TorchFunctionMode
 
@@ -43,22 +43,35 @@ def is_recording() -> bool:
     return _ASSUMED.get() is not None
 
 
-def record(function: Callable[[], Sequence[Tensor | None]], inputs: Sequence[Tensor]) -> GraphModule:
-    """The operations of a function, as a graph of its inputs and of whether all that it assumed holds.
+class Recording(NamedTuple):
+    """Operations as graphs, of which one makes the random numbers that the other takes.
 
-    Random operations are recorded as such.  Tensors that are not inputs belong to the graph: it sees what is written into
-    them, but not others put in their place.  The state of random numbers is left alone.
+    :param draws: returns random numbers, in the order in which they were drawn.
+    :param graph: maps inputs and draws to the outputs, and to whether all that was assumed holds.
+    :param is_random: whether the second graph draws them itself, since some depend on its inputs.
+    """
+
+    draws: GraphModule
+    graph: GraphModule
+    is_random: bool
+
+
+def record(function: Callable[[], Sequence[Tensor | None]], inputs: Sequence[Tensor]) -> Recording:
+    """The operations of a function, as graphs of its inputs.
+
+    Tensors that are not inputs belong to the graph: it sees what is written into them, but not others put in their place.  The
+    state of random numbers is left alone.
 
     :param function: takes no arguments, and returns tensors.
     :param inputs: tensors that the function reads wherever it finds them.
-    :returns: a module that maps inputs to what the function returns and a boolean.
     :raises ValueError: if what the function does depends on the values of tensors, other than by :func:`assume`.
 
     >>> x = torch.tensor(2.0)
-    >>> graph = record(lambda: (x.square() if assume(x > 0.0) else -x,), [x])
-    >>> graph(torch.tensor(3.0))
-    (tensor(9.), tensor(True))
-    >>> graph(torch.tensor(-3.0))[1]
+    >>> draws, graph, _ = record(lambda: (x + torch.rand(()) if assume(x > 0.0) else -x,), [x])
+    >>> y, holds = graph(torch.tensor(3.0), *draws())
+    >>> bool(3.0 <= y < 4.0), holds
+    (True, tensor(True))
+    >>> graph(torch.tensor(-3.0), *draws())[1]
     tensor(False)
     """
     assumed: list[Tensor] = []
@@ -81,8 +94,41 @@ def record(function: Callable[[], Sequence[Tensor | None]], inputs: Sequence[Ten
     for node in recorded.graph.nodes:
         if _depends_on_values(node):
             raise _refusal(str(node.target))
-    # A fresh module: the recorded one bears notes on its tracing that compilers trip over.
-    return GraphModule(recorded, recorded.graph)
+    draws = _take_out_draws(recorded.graph)
+    # Fresh modules: the recorded one bears notes on its tracing that compilers trip over.
+    graph = GraphModule(recorded, recorded.graph)
+    return Recording(GraphModule({}, draws), graph, any(_is_random(node) for node in graph.graph.nodes))
+
+
+def _take_out_draws(graph: Graph) -> Graph:
+    """Random operations as a graph of their own; their results become further inputs of this one.
+
+    If some depend on inputs, all stay, in their order.
+    """
+    fixed: set[Node] = set()
+    for node in graph.nodes:
+        if node.op == "call_function" and fixed.issuperset(node.all_input_nodes):
+            fixed.add(node)
+    random = [node for node in graph.nodes if _is_random(node)]
+    random = random if fixed.issuperset(random) else []
+    needed = set(random)
+    for node in reversed(graph.nodes):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    draws = Graph()
+    copies: dict[Node, Node] = {}
+    for node in graph.nodes:
+        if node in needed:
+            copies[node] = draws.node_copy(node, copies.__getitem__)
+    draws.output(tuple(copies[node] for node in random))
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    for number, node in enumerate(random):
+        with graph.inserting_before(first):
+            node.replace_all_uses_with(graph.placeholder(f"draw_{number}"))
+    for node in reversed(graph.nodes):
+        if node in needed and not node.users:
+            graph.erase_node(node)
+    return draws
 
 
 class _ItemsAsTensors(TorchFunctionMode):
@@ -92,6 +138,10 @@ class _ItemsAsTensors(TorchFunctionMode):
         if func is Tensor.item:
             return args[0].detach()
         return func(*args, **(kwargs or {}))
+
+
+def _is_random(node: Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _depends_on_values(node: Node) -> bool:

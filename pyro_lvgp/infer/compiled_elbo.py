@@ -4,7 +4,7 @@ import itertools
 import logging
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pyro
@@ -16,12 +16,12 @@ from pyro.poutine import Trace
 from pyro.poutine.runtime import effectful
 from pyro.util import warn_if_nan
 from torch import Tensor
-from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten
 
 from pyro_lvgp.infer._parameters import unconstrained
 from pyro_lvgp.infer.differentiable import DifferentiableELBO
-from pyro_lvgp.recording import record
+from pyro_lvgp.recording import Recording, record
+from pyro_lvgp.seeding import seeded
 
 
 class CompiledELBO(ELBO):
@@ -34,13 +34,16 @@ class CompiledELBO(ELBO):
     shapes, and other numbers or strings, get graphs of their own.
 
     Where the graph relies on values, it checks (:func:`~pyro_lvgp.recording.assume`): a step whose values are others, such as
-    one whose kernel matrix needs more jitter, runs as if not compiled, with a warning the first time.
+    one whose kernel matrix needs more jitter, runs as if not compiled, with a warning the first time.  Random numbers are
+    those of a step not compiled, unless some depend on parameters (a Gamma's, say).  Where they are, the first results of a
+    graph are compared with those of its operations run one by one; if they differ by more than rounding, which compilers have
+    brought about, it is the operations that are run from then on, with a warning.
 
     :param bound: :class:`MeanFieldELBO`, :class:`ImportanceWeightedELBO`, :class:`StructuredELBO`, or Pyro's ``Trace_ELBO`` or
         ``TraceMeanField_ELBO``.
     :param backend: of ``torch.compile``.
-    :param options: of the backend.  Those of ``"inductor"`` have defaults: the draws of torch's own generators, as if not
-        compiled, rather than the compiler's, which are float32; and on the CPU a wrapper in C++ around its kernels.
+    :param options: of the backend.  Those of ``"inductor"`` have defaults: the draws of torch's own generators rather than
+        the compiler's, which are float32; and on the CPU a wrapper in C++ around its kernels.
     :raises TypeError: for other bounds.
     :raises ValueError: at the second step, if what model or guide do depends on the values of tensors.
 
@@ -86,13 +89,13 @@ class CompiledELBO(ELBO):
         params = step.current_params()
         tensors = [*params, *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
         trained = tuple(param.requires_grad for param in params)
-        is_new = trained not in step.compiled
-        if is_new:
+        if trained not in step.compiled:
             with pyro.validation_enabled(False):
-                graph = record(lambda: self._loss_and_gradients(model, guide, args, kwargs, params), tensors)
-            step.compiled[trained] = self._compile(graph, tensors)
-        with torch.no_grad(), _quiet_compiler() if is_new else nullcontext():
-            loss, *gradients, holds = step.compiled[trained](*tensors)
+                recording = record(lambda: self._loss_and_gradients(model, guide, args, kwargs, params), tensors)
+            step.compiled[trained] = recording.draws, self._compile(recording, tensors)
+        draws, compiled = step.compiled[trained]
+        with torch.no_grad():
+            loss, *gradients, holds = compiled(*tensors, *draws())
         if not holds:
             warnings.warn(
                 "a condition that held when the bound was compiled does not hold at this step (a Cholesky factorisation needs "
@@ -111,12 +114,25 @@ class CompiledELBO(ELBO):
     def _get_trace(self, model: Any, guide: Any, args: tuple, kwargs: dict) -> tuple[Trace, Trace]:
         return self.bound._get_trace(model, guide, args, kwargs)
 
-    def _compile(self, graph: GraphModule, tensors: Sequence[Tensor]) -> Callable[..., tuple[Tensor, ...]]:
+    @torch.no_grad()
+    def _compile(self, recording: Recording, tensors: Sequence[Tensor]) -> Callable[..., tuple[Tensor, ...]]:
         options = self.options
         if self.backend == "inductor":
             on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
             options = {"fallback_random": True, "cpp_wrapper": on_cpu, **options}
-        return torch.compile(graph, fullgraph=True, dynamic=False, backend=self.backend, options=options or None)
+        graph = recording.graph
+        compiled = torch.compile(graph, fullgraph=True, dynamic=False, backend=self.backend, options=options or None)
+        with seeded(0), _quiet_compiler():
+            draws = recording.draws()
+            found, expected = (run(*tensors, *draws) for run in (compiled, graph))
+        if recording.is_random or all(map(_is_close, found, expected)):
+            return compiled
+        warnings.warn(
+            f"the compiler {self.backend!r} errs: the same operations have other results when compiled. They are run one by "
+            "one instead, still without Python and Pyro around them",
+            stacklevel=3,
+        )
+        return graph
 
     def _loss_and_gradients(
         self, model: Any, guide: Any, args: tuple, kwargs: dict[str, Any], params: Sequence[Tensor]
@@ -135,7 +151,7 @@ class CompiledELBO(ELBO):
 
 
 class _Step:
-    """The parameters that a step used, in which order, and its graphs, one for each set of parameters that are trained.
+    """The parameters that a step used, in which order, and its graphs, two for each set of parameters that are trained.
 
     :param capture: trace of the parameters of a step.
     """
@@ -143,7 +159,7 @@ class _Step:
     def __init__(self, capture: Trace):
         self._params = {name: unconstrained(site) for name, site in capture.nodes.items() if site["type"] == "param"}
         self._in_store = self._params.keys() & pyro.get_param_store().keys()
-        self.compiled: dict[tuple[bool, ...], Callable[..., tuple[Tensor, ...]]] = {}
+        self.compiled: dict[tuple[bool, ...], tuple[Callable[[], tuple], Callable[..., tuple]]] = {}
 
     def is_outdated(self) -> bool:
         """Whether parameters have gone from Pyro's store."""
@@ -188,6 +204,15 @@ def _quiet_compiler() -> Iterator[None]:
             yield
     finally:
         log.setLevel(level)
+
+
+def _is_close(found: Tensor | None, expected: Tensor | None) -> bool:
+    """Whether two numbers or gradients are the same but for rounding."""
+    if found is None or expected is None or not expected.is_floating_point():
+        return True
+    tolerance = torch.finfo(expected.dtype).eps ** 0.25
+    largest = float(expected.abs().max()) if expected.numel() else 0.0
+    return torch.allclose(found, expected, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
 
 
 def _described(leaf: Any) -> Hashable:
