@@ -41,6 +41,7 @@ mean negative log predictive density (NLPD) of the hidden entries, each given th
 "mixture" are the prior of the new rows' latents: the model's, and 20 Gaussians fitted to the training latents; both have
 posteriors of 16 Gaussians for each row (`infer_latents(num_starts=16)`).  Median NLPD is that of the entries' NLPD.
 "4 fits" is an equal mixture of the predictions of four, one from the linear start and three from latents spread about it.
+Student's t noise has 4 degrees of freedom.  Steps of the models with inducing points are compiled (`fit(compile=True)`).
 Frey: 75 % of the pixels of 5 % of the rows hidden, all other rows complete; RMSE in grey level / 255.  All that is seen is
 trained on; the random-feature model is fitted as in the benchmark `imputation`."""
 
