@@ -41,6 +41,7 @@ def test_list_names_every_benchmark_with_its_first_line(capsys):
         "annealed",
         "annealed_peers",
         "balls",
+        "compiled",
         "estimators",
         "gpvae",
         "half_hidden",
