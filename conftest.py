@@ -19,6 +19,12 @@ def _clean_pyro():
     torch.set_default_dtype(torch.float32)
 
 
+@pytest.fixture
+def float64():
+    """Double precision where nothing else is said."""
+    torch.set_default_dtype(torch.float64)
+
+
 @pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
 def dtype(request):
     """Both precisions."""

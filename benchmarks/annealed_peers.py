@@ -8,12 +8,12 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks.contestant import Contestant
+from benchmarks.contestant import Case, Contestant
 from benchmarks.oilflow import BATCH_SIZE, LATENT_DIM, LEARNING_RATE, NUM_INDUCING, standardised
 from benchmarks.peers.numpyro_dais import NumPyroDAIS
 from benchmarks.report import Measurement, Row, Settings
 from pyro_lvgp.guides import AutoAnnealedLangevin
-from pyro_lvgp.infer import MeanFieldELBO
+from pyro_lvgp.infer import CompiledELBO, MeanFieldELBO
 from pyro_lvgp.models import BayesianGPLVM
 
 NUM_THREADS = 1
@@ -32,23 +32,14 @@ class Ours(Contestant):
     """Our model under an annealed guide."""
 
     def __init__(self, Y: Float[Tensor, "N D"], *, num_steps: int, batch_size: int | None, seed: int, compile: bool):
-        loss = MeanFieldELBO(num_samples=1, max_plate_nesting=1)
-        super().__init__(Y, loss, batch_size=batch_size, learning_rate=LEARNING_RATE, compile=compile)
-        self._seconds: list[float] = []
-        with self.own_parameters():
-            self.model = BayesianGPLVM(len(Y), Y.shape[1], LATENT_DIM, num_inducing=NUM_INDUCING).to(Y.dtype)
-            self.model.initialize(Y, seed=seed)
-            self.guide = AutoAnnealedLangevin(self.model, num_steps=num_steps)
+        def make() -> Case:
+            model = BayesianGPLVM(len(Y), Y.shape[1], LATENT_DIM, num_inducing=NUM_INDUCING).to(Y.dtype)
+            guide = AutoAnnealedLangevin(model.initialize(Y, seed=seed), num_steps=num_steps)
+            bound = MeanFieldELBO(num_samples=1, max_plate_nesting=1)
+            return Case(model, guide, CompiledELBO(bound) if compile else bound, (Y,), batch_size, LEARNING_RATE)
 
-    @property
-    def compile_seconds(self) -> float:
-        """What the slowest step, the second if compiled, took over the median."""
-        return max(self._seconds) - statistics.median(self._seconds)
-
-    def train(self, num_steps: int, *, seed: int) -> list[float]:
-        seconds = super().train(num_steps, seed=seed)
-        self._seconds += seconds
-        return seconds
+        self._Y = Y
+        super().__init__(make)
 
     def predict(self) -> Float[Tensor, "N D"]:
         """Mean of f at draws of latents and u, averaged over 64 of them."""

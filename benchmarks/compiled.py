@@ -3,28 +3,25 @@
 import math
 import statistics
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float
-from pyro.infer import ELBO
-from pyro.params.param_store import StateDict
 from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks import gpvae as gpvae_benchmark
+from benchmarks.contestant import Case, Contestant
 from benchmarks.oilflow import standardised
 from benchmarks.report import Measurement, Row, Settings
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide, SparseStructuredGPGuide, StructuredGPGuide
-from pyro_lvgp.infer import CompiledELBO, ImportanceWeightedELBO, JointOptim, MeanFieldELBO, StructuredELBO
+from pyro_lvgp.infer import CompiledELBO, ImportanceWeightedELBO, LocalELBO, MeanFieldELBO, StructuredELBO
 from pyro_lvgp.kernels import RBF
 from pyro_lvgp.models import GPVAE, BayesianGPLVM, SparseGPVAE
 from pyro_lvgp.networks import MLP, IndexNet
 from pyro_lvgp.seeding import seeded
-from pyro_lvgp.training import fit
 
 NUM_THREADS = 1
 LEARNING_RATE, BATCH_SIZE = 1e-3, 200
@@ -38,54 +35,11 @@ mini-batches of 200, Q = 10, M = 30.  GP-VAEs are of the EEG: 256 × 7 with gaps
 of 500 × 30 counts with a latent of 5 dimensions for each row, of which 100 make a mini-batch."""
 
 
-class Case(NamedTuple):
-    """What a fit needs."""
-
-    model: Callable[..., Any]
-    guide: Callable[..., Any]
-    bound: ELBO
-    args: tuple[Tensor, ...]
-    batch_size: int | None
-
-
 def run(*, quick: bool, seeds: int) -> Iterator[Measurement]:
     """Measure all cases for each seed."""
     for seed in range(seeds):
         for name, make in tqdm(CASES.items(), desc=f"compiled, seed {seed}", unit="case"):
             yield from measure(name, make, num_steps=6 if quick else 600, block=3 if quick else 100, seed=seed)
-
-
-class Side:
-    """One of the two: a case, and Pyro parameters to itself.
-
-    :param make: makes the case, with the same start each time.
-    :param wrap: what becomes of its bound.
-    :param seed: of the start and of the fit.
-    """
-
-    def __init__(self, make: Callable[[], Case], wrap: Callable[[ELBO], ELBO], seed: int):
-        self._store: StateDict = {"params": {}, "constraints": {}}
-        with pyro.get_param_store().scope(self._store), seeded(seed):
-            self._case = make()
-        self._bound, self._seed = wrap(self._case.bound), seed
-        self._optim = JointOptim(torch.optim.Adam, {"lr": LEARNING_RATE, "fused": True})
-        self.seconds: list[float] = []
-
-    def train(self, num_steps: int) -> None:
-        """Take steps, and note the wall seconds of each."""
-        with pyro.get_param_store().scope(self._store):
-            result = fit(
-                self._case.model,
-                self._case.guide,
-                *self._case.args,
-                loss=self._bound,
-                optim=self._optim,
-                num_steps=num_steps,
-                batch_size=self._case.batch_size,
-                seed=self._seed + len(self.seconds),
-                progress=False,
-            )
-        self.seconds += np.diff(result.seconds, prepend=0.0).tolist()
 
 
 def measure(
@@ -100,30 +54,39 @@ def measure(
     :param seed: of the start and of the fit.
     :param backend: of :class:`~pyro_lvgp.infer.CompiledELBO`.
     """
-    plain = Side(make, lambda bound: bound, seed)
-    compiled = Side(make, lambda bound: CompiledELBO(bound, backend=backend), seed)
+    plain, compiled = contestants(make, seed=seed, backend=backend)
     for done in range(0, num_steps, block):
-        for side in (plain, compiled):
-            side.train(min(block, num_steps - done))
-    slow, fast = (statistics.median(side.seconds) for side in (plain, compiled))
-    wait = max(compiled.seconds) - fast
+        for contestant in (plain, compiled):
+            contestant.train(min(block, num_steps - done), seed=seed + done)
+    slow, fast = (statistics.median(contestant.seconds) for contestant in (plain, compiled))
     values = {
         "step [ms]": 1e3 * slow,
         "compiled [ms]": 1e3 * fast,
         "ratio": slow / fast,
-        "compile [s]": wait,
-        "pays after [steps]": wait / (slow - fast) if fast < slow else math.inf,
+        "compile [s]": compiled.compile_seconds,
+        "pays after [steps]": compiled.compile_seconds / (slow - fast) if fast < slow else math.inf,
     }
     settings: Settings = {"steps": num_steps, "optimiser": f"fused Adam, rate {LEARNING_RATE:g}", "dtype": "float64"}
     for metric, value in values.items():
         yield Measurement("steps", name, metric, value, sum(compiled.seconds), settings)
 
 
-def gplvm(bound: ELBO, guide: Callable[[BayesianGPLVM], Any] = MeanFieldGuide) -> Case:
+def contestants(make: Callable[[], Case], *, seed: int, backend: str) -> tuple[Contestant, Contestant]:
+    """A case as it is and with its bound compiled, from one start."""
+    start = seeded(seed)(make)
+
+    def compiled() -> Case:
+        case = start()
+        return case._replace(bound=CompiledELBO(case.bound, backend=backend))
+
+    return Contestant(start), Contestant(compiled)
+
+
+def gplvm(bound: LocalELBO, guide: Callable[[BayesianGPLVM], Any] = MeanFieldGuide) -> Case:
     """Oil flow."""
     Y = standardised()
     model = BayesianGPLVM(len(Y), Y.shape[1], 10, num_inducing=30).double().initialize(Y)
-    return Case(model, guide(model), bound, (Y,), BATCH_SIZE)
+    return Case(model, guide(model), bound, (Y,), BATCH_SIZE, LEARNING_RATE)
 
 
 def eeg() -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N D"]]:
@@ -132,25 +95,26 @@ def eeg() -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N D"]]:
     return torch.linspace(0.0, 1.0, len(y), dtype=y.dtype)[:, None], y
 
 
+def three_rbfs() -> RBF:
+    """Kernels of three latents over the times."""
+    return RBF(1, lengthscale=torch.full((3, 1), 0.05, dtype=torch.float64), batch_shape=(3,))
+
+
 def gpvae() -> Case:
     """EEG."""
     x, y = eeg()
-    lengthscale = torch.full((3, 1), 0.05, dtype=torch.float64)
-    kernel = RBF(1, lengthscale=lengthscale, batch_shape=(3,))
-    model = GPVAE(kernel, MLP(3, y.shape[1], (20,)), num_data=len(x)).double()
+    model = GPVAE(three_rbfs(), MLP(3, y.shape[1], (20,)), num_data=len(x)).double()
     guide = StructuredGPGuide(model, IndexNet(y.shape[1], 3)).double()
-    return Case(model, guide, StructuredELBO(), (x, y), 100)
+    return Case(model, guide, StructuredELBO(), (x, y), 100, LEARNING_RATE)
 
 
 def sparse_gpvae() -> Case:
     """EEG, projected sites, 30 inducing points."""
     x, y = eeg()
-    lengthscale = torch.full((3, 1), 0.05, dtype=torch.float64)
-    kernel = RBF(1, lengthscale=lengthscale, batch_shape=(3,))
     Z = torch.linspace(0.0, 1.0, 30, dtype=torch.float64)[:, None]
-    model = SparseGPVAE(kernel, MLP(3, y.shape[1], (20,)), Z).double()
+    model = SparseGPVAE(three_rbfs(), MLP(3, y.shape[1], (20,)), Z).double()
     guide = SparseStructuredGPGuide(model, IndexNet(y.shape[1], 3)).double()
-    return Case(model, guide, StructuredELBO(), (x, y), None)
+    return Case(model, guide, StructuredELBO(), (x, y), None, LEARNING_RATE)
 
 
 def users_own() -> Case:
@@ -166,7 +130,7 @@ def users_own() -> Case:
             pyro.sample("y", dist.Poisson(rate).to_event(1), obs=y)
 
     guide = MeanFieldGuide(model, create_plates=lambda y, idx=None: pyro.plate("data", N, subsample=idx))
-    return Case(model, guide, MeanFieldELBO(), (torch.poisson(ones.expand(N, D)),), 100)
+    return Case(model, guide, MeanFieldELBO(), (torch.poisson(ones.expand(N, D)),), 100, LEARNING_RATE)
 
 
 def annealed(num_steps: int) -> Callable[[BayesianGPLVM], AutoAnnealedLangevin]:

@@ -1,50 +1,64 @@
-"""A model, a guide and a bound of ours that are trained by turns with others."""
+"""A fit of ours, trained by turns with others."""
 
+import statistics
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyro
 import torch
-from jaxtyping import Float
 from pyro.params.param_store import StateDict
 from torch import Tensor
 
 from benchmarks.scores import negative_bound
-from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
-from pyro_lvgp.infer import CompiledELBO, JointOptim, LocalELBO
-from pyro_lvgp.models import BayesianGPLVM
+from pyro_lvgp.infer import CompiledELBO, JointOptim
+from pyro_lvgp.infer.differentiable import DifferentiableELBO
 from pyro_lvgp.training import fit
 
 
-class Contestant:
-    """What a fit needs, with a Pyro parameter store to itself; subclasses make ``model`` and ``guide`` in it.
+class Case(NamedTuple):
+    """What a fit needs.
 
-    :param Y: all data.
-    :param loss: the bound.
+    :param bound: to climb.
+    :param args: of model and guide, with a row for each datum.
     :param batch_size: rows of a step; all of them if None.
-    :param compile: compile the bound and its gradients.
+    :param learning_rate: of Adam.
     """
 
-    model: BayesianGPLVM
-    guide: MeanFieldGuide | AutoAnnealedLangevin
+    model: Callable[..., Any]
+    guide: Callable[..., Any]
+    bound: DifferentiableELBO | CompiledELBO
+    args: tuple[Tensor, ...]
+    batch_size: int | None
+    learning_rate: float
 
-    def __init__(
-        self,
-        Y: Float[Tensor, "N D"],
-        loss: LocalELBO,
-        *,
-        batch_size: int | None,
-        learning_rate: float,
-        compile: bool = False,
-    ):
-        self._Y, self._loss, self._batch_size = Y, loss, batch_size
-        self._climbed = CompiledELBO(loss) if compile else loss
+
+class Contestant:
+    """A fit with a Pyro parameter store to itself, and the wall seconds of its steps.
+
+    :param make: makes what it needs, once, within that store.
+    """
+
+    model: Any
+    guide: Any
+
+    def __init__(self, make: Callable[[], Case]):
         self._store: StateDict = {"params": {}, "constraints": {}}
-        self._optim = JointOptim(torch.optim.Adam, {"lr": learning_rate, "fused": True})
+        with self.own_parameters():
+            self._case = make()
+        self.model, self.guide = self._case.model, self._case.guide
+        self._optim = JointOptim(torch.optim.Adam, {"lr": self._case.learning_rate, "fused": True})
+        self.seconds: list[float] = []
 
     def own_parameters(self) -> AbstractContextManager:
         """Where Pyro's parameters are those of this one."""
         return pyro.get_param_store().scope(self._store)
+
+    @property
+    def compile_seconds(self) -> float:
+        """What the slowest step, the second if compiled, took over the median."""
+        return max(self.seconds) - statistics.median(self.seconds)
 
     def train(self, num_steps: int, *, seed: int) -> list[float]:
         """Take Adam steps on shuffled mini-batches; return the wall seconds of each."""
@@ -52,18 +66,20 @@ class Contestant:
             result = fit(
                 self.model,
                 self.guide,
-                self._Y,
-                loss=self._climbed,
+                *self._case.args,
+                loss=self._case.bound,
                 optim=self._optim,
                 num_steps=num_steps,
-                batch_size=self._batch_size,
+                batch_size=self._case.batch_size,
                 seed=seed,
                 progress=False,
             )
-        return np.diff(result.seconds, prepend=0.0).tolist()
+        seconds = np.diff(result.seconds, prepend=0.0).tolist()
+        self.seconds += seconds
+        return seconds
 
     def negative_bound(self, *, num_evaluations: int, seed: int = 0) -> float:
         """Minus the bound on all data per datum, averaged over draws of all that it does not integrate."""
         with self.own_parameters(), torch.random.fork_rng():
             torch.manual_seed(seed)
-            return negative_bound(self._loss, self.model, self.guide, self._Y, draws=num_evaluations)
+            return negative_bound(self._case.bound, self.model, self.guide, *self._case.args, draws=num_evaluations)

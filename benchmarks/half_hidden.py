@@ -198,14 +198,13 @@ def frey(seed: int, num_steps: int | None) -> Iterator[Measurement]:
         yield measure("RandomFeatureLVM", filled, time.perf_counter() - start, settings)
 
 
+MEAN_FIELD = MeanFieldELBO(num_samples=2, max_plate_nesting=1)
+IMPORTANCE_WEIGHTED = ImportanceWeightedELBO(num_samples=5, max_plate_nesting=1)
+GAUSSIAN = partial(Gaussian, data_dim=12)
 METHODS: dict[str, Callable[[Tensor, int, int | None, float], Fitted]] = {
-    "mean field": partial(inducing_points, MeanFieldELBO(num_samples=2, max_plate_nesting=1), partial(Gaussian, data_dim=12)),
-    "IW, S = 5": partial(
-        inducing_points, ImportanceWeightedELBO(num_samples=5, max_plate_nesting=1), partial(Gaussian, data_dim=12)
-    ),
-    "IW, S = 5, Student's t": partial(
-        inducing_points, ImportanceWeightedELBO(num_samples=5, max_plate_nesting=1), partial(StudentT, 0.3, data_dim=12)
-    ),
+    "mean field": partial(inducing_points, MEAN_FIELD, GAUSSIAN),
+    "IW, S = 5": partial(inducing_points, IMPORTANCE_WEIGHTED, GAUSSIAN),
+    "IW, S = 5, Student's t": partial(inducing_points, IMPORTANCE_WEIGHTED, partial(StudentT, 0.3, data_dim=12)),
     "RandomFeatureLVM": frequencies,
 }
 TASKS: dict[str, Callable[[int, int | None], Iterator[Measurement]]] = {

@@ -12,12 +12,12 @@ from pyro import poutine
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks.contestant import Contestant
+from benchmarks.contestant import Case, Contestant
 from benchmarks.peers.gpytorch_gplvm import GPyTorchGPLVM
 from benchmarks.report import Measurement, Row, Settings
 from pyro_lvgp.datasets import load_dataset
 from pyro_lvgp.guides import MeanFieldGuide
-from pyro_lvgp.infer import MeanFieldELBO
+from pyro_lvgp.infer import CompiledELBO, MeanFieldELBO
 from pyro_lvgp.models import BayesianGPLVM
 
 LATENT_DIM, NUM_INDUCING, BATCH_SIZE, LEARNING_RATE = 10, 30, 200, 5e-3
@@ -77,20 +77,24 @@ class Ours(Contestant):
     :param compile: compile the bound and its gradients.
     """
 
+    model: BayesianGPLVM
     guide: MeanFieldGuide
 
     def __init__(self, Y: Float[Tensor, "N D"], *, seed: int, fitted_u: bool, compile: bool = False):
-        super().__init__(Y, MeanFieldELBO(), batch_size=BATCH_SIZE, learning_rate=LEARNING_RATE, compile=compile)
-        with self.own_parameters():
-            self.model = BayesianGPLVM(len(Y), Y.shape[1], LATENT_DIM, num_inducing=NUM_INDUCING).to(Y.dtype)
-            self.model.initialize(Y, seed=seed)
+        def make() -> Case:
+            model = BayesianGPLVM(len(Y), Y.shape[1], LATENT_DIM, num_inducing=NUM_INDUCING).to(Y.dtype)
+            model.initialize(Y, seed=seed)
             if not fitted_u:
-                del self.model.initial_values["u"]
-            self.guide = MeanFieldGuide(self.model, init_scale=0.1)
-            self.guide(Y)
+                del model.initial_values["u"]
+            guide = MeanFieldGuide(model, init_scale=0.1)
+            guide(Y)
             if not fitted_u:
-                self.guide.locs.u = torch.zeros_like(self.guide.locs.u)
-                self.guide.scales.u = torch.eye(NUM_INDUCING).to(Y).expand_as(self.guide.scales.u)
+                guide.locs.u = torch.zeros_like(guide.locs.u)
+                guide.scales.u = torch.eye(NUM_INDUCING).to(Y).expand_as(guide.scales.u)
+            bound = MeanFieldELBO()
+            return Case(model, guide, CompiledELBO(bound) if compile else bound, (Y,), BATCH_SIZE, LEARNING_RATE)
+
+        super().__init__(make)
 
     @torch.no_grad()
     def predict(self) -> Float[Tensor, "N D"]:

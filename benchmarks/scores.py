@@ -15,12 +15,15 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
 from pyro_lvgp.distributions import NoisyFunction
-from pyro_lvgp.infer import IntegrateGaussians, LocalELBO
+from pyro_lvgp.infer import CompiledELBO, IntegrateGaussians
+from pyro_lvgp.infer.differentiable import DifferentiableELBO
 from pyro_lvgp.models import BayesianGPLVM, RandomFeatureLVM
 from pyro_lvgp.models.latent_variable_model import Guide
 
 
-def negative_bound(loss: LocalELBO, model: BayesianGPLVM, guide: Guide, Y: Float[Tensor, "N D"], *, draws: int = 8) -> float:
+def negative_bound(
+    loss: DifferentiableELBO | CompiledELBO, model: BayesianGPLVM, guide: Guide, Y: Float[Tensor, "N D"], *, draws: int = 8
+) -> float:
     """Minus the bound on all rows, in nats per row, averaged over draws."""
     return statistics.mean(loss.loss(model, guide, Y) for _ in range(draws)) / len(Y)
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import pyro
 import torch
-from pyro.infer import ELBO, SVI, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer import ELBO, SVI, Trace_ELBO
 from pyro.nn import PyroModule
 from pyro.optim import PyroOptim
 from torch import Tensor, nn
@@ -119,16 +119,16 @@ def fit(
         )
     if optim is not None and blocks is not None:
         raise ValueError("expected an optimiser or blocks, got both; give each block an optimiser of its own")
-    bound = loss or (Trace_ELBO() if blocks is None else TraceMeanField_ELBO())
-    if compile:
-        bound = CompiledELBO(bound)
     svi: SVI | BlockCoordinateVI
     if blocks is not None:
-        svi = BlockCoordinateVI(model, guide, blocks, loss=bound)
+        svi = BlockCoordinateVI(model, guide, blocks, loss=loss)
+        if compile:
+            svi.loss = CompiledELBO(svi.loss)
     else:
+        bound = loss or Trace_ELBO()
         if optim is None:
             optim = JointOptim(torch.optim.Adam, {"lr": learning_rate, "fused": True}, schedule=_factor(schedule, num_steps))
-        svi = SVI(model, guide, optim, bound)
+        svi = SVI(model, guide, optim, CompiledELBO(bound) if compile else bound)
     watch = Watch(early_stopping, (model, guide))
     result = FitResult(scores=watch.scores, num_entries=int((~torch.isnan(args[position_of_data(args)])).sum()) if args else 1)
     with seeded(seed), ExitStack() as unchecked, tqdm(total=num_steps, disable=not progress, unit="step") as bar:

@@ -20,10 +20,7 @@ from pyro_lvgp.infer import MeanFieldELBO
 from pyro_lvgp.models import BayesianGPLVM
 from pyro_lvgp.plots import PALETTE
 
-
-@pytest.fixture(autouse=True)
-def _double():
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.fixture(autouse=True)

@@ -21,10 +21,7 @@ from pyro_lvgp.kernels import Linear
 from pyro_lvgp.likelihoods import Gaussian, Poisson
 from pyro_lvgp.models import BayesianGPLVM
 
-
-@pytest.fixture(autouse=True)
-def _double():
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def standard_error(x, dim=0):

@@ -23,9 +23,7 @@ from pyro_lvgp.models import BayesianGPLVM
 N, Q = 30, 3
 
 
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.fixture(params=[False, True], ids=["param store", "local parameters"])

@@ -16,9 +16,7 @@ from pyro_lvgp.collapsed import (
 N, D, L = 7, 3, 4
 
 
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def _observed(holes):

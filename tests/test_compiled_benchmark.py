@@ -22,9 +22,9 @@ def test_both_are_timed(name):
 
 
 def test_both_start_from_one_start_and_move():
-    sides = [compiled.Side(compiled.users_own, wrap, seed=0) for wrap in (lambda bound: bound, compiled.CompiledELBO)]
-    for side in sides:
-        side.train(1)  # the first step is not compiled
-    weights = [side._case.guide.locs.W for side in sides]
+    contestants = compiled.contestants(compiled.users_own, seed=0, backend="eager")
+    for contestant in contestants:
+        contestant.train(1, seed=0)  # the first step is not compiled
+    weights = [contestant.guide.locs.W for contestant in contestants]
     assert weights[0].equal(weights[1])
     assert weights[0].abs().max() > 0.0

@@ -15,9 +15,7 @@ L, C, Q = 7, 4, 2
 PRIOR = (2.0, 0.5)  # of the concentration
 
 
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def wishart_like(*batch):

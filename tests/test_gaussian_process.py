@@ -15,9 +15,7 @@ N, M, Q, B = 5, 3, 2, 4
 SAMPLES = 20_000
 
 
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.fixture(params=["dense", "state-space"], autouse=True)

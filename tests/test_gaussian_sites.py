@@ -12,9 +12,7 @@ from pyro_lvgp.linalg import safe_cholesky
 N, M = 6, 3
 
 
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def kernel(X, Z, lengthscale=0.4):

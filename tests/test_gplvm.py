@@ -16,9 +16,7 @@ from pyro_lvgp.models import BayesianGPLVM
 N, D, Q, M = 12, 3, 2, 5
 
 
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.fixture

@@ -14,10 +14,7 @@ from benchmarks.peers import regressions
 from benchmarks.report import aggregate
 from pyro_lvgp.masking import hide_like_shifted
 
-
-@pytest.fixture(autouse=True)
-def _double():
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.fixture

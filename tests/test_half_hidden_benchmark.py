@@ -14,9 +14,7 @@ from pyro_lvgp.initialization import latent_mixture
 nan = torch.nan
 
 
-@pytest.fixture(autouse=True)
-def _double():
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def test_a_mixture_given_a_part_is_its_joint_density_over_the_marginal():

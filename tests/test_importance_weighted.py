@@ -19,9 +19,7 @@ from pyro_lvgp.models import BayesianGPLVM
 N, D, M = 8, 3, 4
 
 
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def _estimate(elbo, model, guide, *args, draws=400):

@@ -18,9 +18,7 @@ N, D, Q, M = 9, 3, 2, 4
 LIKELIHOODS = {"gaussian": lambda: Gaussian(0.4), "poisson": Poisson, "bernoulli": Bernoulli}
 
 
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def _make(likelihood=None, **kwargs):

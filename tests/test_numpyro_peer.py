@@ -33,9 +33,7 @@ HYPERPARAMETERS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.fixture(scope="module", autouse=True)

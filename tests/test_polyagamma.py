@@ -21,9 +21,7 @@ LIKELIHOODS = {
 every_likelihood = pytest.mark.parametrize("name", LIKELIHOODS)
 
 
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def _problem(name):

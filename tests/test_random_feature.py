@@ -24,9 +24,7 @@ from pyro_lvgp.models import RandomFeatureLVM
 N, D, Q, F, C = 12, 3, 2, 4, 3
 
 
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.fixture

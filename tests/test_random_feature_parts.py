@@ -11,10 +11,7 @@ from pyro_lvgp.distributions import PrecisionNormal
 from pyro_lvgp.features import mixture_kernel, random_features, spectral_density
 from pyro_lvgp.kernels import RBF
 
-
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def _mixture(C=3, Q=2, *batch):

@@ -10,10 +10,7 @@ from benchmarks.peers.linear_dynamics import LinearDynamics
 from benchmarks.report import aggregate
 from pyro_lvgp.datasets import bouncing_balls
 
-
-@pytest.fixture(autouse=True)
-def _double():
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.fixture

@@ -28,9 +28,7 @@ from pyro_lvgp.training import fit
 N, M, D, Q, B = 8, 5, 3, 2, 3
 
 
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def kernel():

@@ -16,9 +16,7 @@ N, M, Q = 7, 4, 2
 every_batch = pytest.mark.parametrize("batch", [(), (3,)], ids=["one", "several"])
 
 
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def make(*batch, num_data=N, jitter=1e-5):

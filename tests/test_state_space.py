@@ -18,10 +18,7 @@ from pyro_lvgp.models import GPVAE
 from pyro_lvgp.networks import MLP, FactorNet
 from pyro_lvgp.state_space import Series
 
-
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def batch_of_kernels():
