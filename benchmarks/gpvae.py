@@ -1,7 +1,7 @@
 """GP-VAE on the EEG and Jura imputation tasks of its thesis, by encoder, beside regressions on what is observed."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -24,7 +24,7 @@ from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.masking import Masking, hide_entries, hide_like_rows, hide_like_shifted
 from pyro_lvgp.models import GPVAE, MixturePrediction
 from pyro_lvgp.networks import MLP, FactorNet, IndexNet, PointNet, ZeroImputation
-from pyro_lvgp.selection import gap_folds, held_out_nll
+from pyro_lvgp.selection import gap_folds, held_out_log_prob, stacking_weights
 from pyro_lvgp.training import Schedule, fit
 
 NUM_THREADS = 1
@@ -43,8 +43,8 @@ folds, of which each hides a third of the rows in the columns that have gaps, on
 ("held-out NLL", of standardised entries; `pyro_lvgp.selection`).  Then each is fitted to all training entries.  They take all
 points at every step, Adam from 0.01 by cosine to 0, a linear decoder, noise of each output, SiLU, and encoders that are shown
 gaps like those of the data (`pyro_lvgp.masking`); Jura in logarithms, in fewer steps, and with one candidate more, which was
-added after test errors of such models had been seen.  "selected" is the candidate with the lowest held-out NLL; "together"
-predicts by the mean of its runs.
+added after test errors of such models had been seen.  "selected" is the candidate with the lowest held-out NLL; "stacked"
+is the mixture of all, one run of each, with the weights that make the held-out entries likeliest; "together" that of all runs.
 Metrics are in the units of the data.  SMSE is averaged over the columns with hidden entries; NLL is the mean negative log
 density per hidden entry of a Gaussian with the predictive moments (a log-normal for logarithms, whose median is what MAE is
 of), "mixture NLL" that of the mixture over 200 draws.  Rows without a spread do not depend on a seed, or are one run."""
@@ -269,26 +269,36 @@ def by_thesis(name: str, task: Task, seeds: int, num_steps: int | None) -> Itera
 
 
 def selected(name: str, task: Task, seeds: int, num_steps: int | None) -> Iterator[Measurement]:
-    """All candidates, and the one that predicts training entries best."""
+    """All candidates, the one that predicts training entries best, and the mixture of all that does."""
     settings: Settings = {"runs": seeds, "folds": FOLDS}
     y, *_ = task.data
     predictors = {
         candidate: lambda y, method=method: fit_to(task, method, y, seed=0, num_steps=num_steps).predicted
         for candidate, method in task.candidates.items()
     }
-    held_out = held_out_nll(predictors, y, gap_folds(y, FOLDS, consecutive=task.gaps is hide_like_shifted))
-    for rank, (candidate, nll) in enumerate(held_out.items()):
-        runs = [fit_to(task, task.candidates[candidate], y, seed=seed, num_steps=num_steps) for seed in range(seeds)]
-        for run in runs:
-            for metric, value in (run.scores(task) | {"held-out NLL": nll}).items():
-                for method_name in ["selected", candidate] if rank == 0 else [candidate]:
+    held_out = held_out_log_prob(predictors, y, gap_folds(y, FOLDS, consecutive=task.gaps is hide_like_shifted))
+    best = max(held_out, key=lambda candidate: held_out[candidate].mean().item())
+    weights = stacking_weights(held_out)
+    fits: dict[str, list[Fitted]] = {}
+    for candidate, method in task.candidates.items():
+        fits[candidate] = [fit_to(task, method, y, seed=seed, num_steps=num_steps) for seed in range(seeds)]
+        merits = {"held-out NLL": -held_out[candidate].mean().item(), "stacking weight": weights[candidate]}
+        for run in fits[candidate]:
+            for metric, value in (run.scores(task) | merits).items():
+                for method_name in [candidate, "selected"] if candidate == best else [candidate]:
                     yield Measurement(name, method_name, metric, value, run.seconds, settings)
-        if rank == 0:
-            together = MixturePrediction.pool(run.predicted for run in runs)
-            for metric, value in task.scores_of_mixture(together).items():
-                yield Measurement(
-                    name, f"selected, {seeds} runs together", metric, value, sum(r.seconds for r in runs), settings
-                )
+
+    def pooled(method_name: str, runs: Sequence[Fitted], shares: Sequence[float] | None = None) -> Iterator[Measurement]:
+        predicted = MixturePrediction.pool((run.predicted for run in runs), shares)
+        for metric, value in task.scores_of_mixture(predicted).items():
+            yield Measurement(name, method_name, metric, value, sum(run.seconds for run in runs), settings)
+
+    shares = [weights[candidate] for candidate in fits]
+    yield from pooled(f"selected, {seeds} runs together", fits[best])
+    for runs in zip(*fits.values(), strict=True):
+        yield from pooled("stacked", runs, shares)
+    everything = [run for runs in fits.values() for run in runs]
+    yield from pooled(f"stacked, {seeds} runs together", everything, [share for share in shares for _ in range(seeds)])
 
 
 class Fitted(NamedTuple):

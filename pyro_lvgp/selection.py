@@ -1,9 +1,8 @@
-"""Choice between models by what they predict of entries that are hidden in addition.
+"""Choice between models, or weights for all of them, by what they predict of entries that are hidden in addition.
 
 Bounds of different models, and of different runs of one, need not stand in the order of what they predict.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
@@ -69,22 +68,16 @@ def held_out_nll(
     *,
     progress: bool = True,
 ) -> dict[str, float]:
-    r"""Mean negative log density of hidden entries for each candidate, from the best to the worst.
+    """Mean negative log density of hidden entries for each candidate, from the best to the worst.
 
-    .. math::
-
-        -\frac{1}{\sum_k |H_k|} \sum_k \sum_{(n, d) \in H_k} \log p(y_{nd} \mid y_{O \setminus H_k})
-
-    with the entries :math:`H_k` of fold k and all observed ones O.  Take the first candidate, and fit it to all data.  Each
-    fit has a Pyro parameter store of its own.
+    The mean of minus :func:`held_out_log_prob`.  Take the first candidate, and fit it to all data.
 
     :param candidates: for each name a function that fits a new model to data in which more is NaN, and predicts all entries.
     :param y: data, NaN where missing.
     :param folds: what to hide, each of the shape of the data, such as :func:`gap_folds`.
     :param progress: show a progress bar.
     :returns: nats per entry by name.
-    :raises ValueError: if the folds are not of the shape of the data or hide nothing that was observed, or a candidate
-        predicts NaN or for other shapes.
+    :raises ValueError: as :func:`held_out_log_prob`.
 
     >>> from torch.distributions import Normal
     >>> y = torch.tensor([[0.0, 1.0], [0.1, 1.1], [0.2, torch.nan]])
@@ -95,19 +88,50 @@ def held_out_nll(
     >>> list(held_out_nll({"everything": everything, "columns": columns}, y, gap_folds(y, 2), progress=False))
     ['columns', 'everything']
     """
+    log_prob = held_out_log_prob(candidates, y, folds, progress=progress)
+    return dict(sorted(((name, -values.mean().item()) for name, values in log_prob.items()), key=lambda item: item[1]))
+
+
+def held_out_log_prob(
+    candidates: Mapping[str, Callable[[Tensor], Predictive]],
+    y: Float[Tensor, "*shape"],
+    folds: Iterable[Bool[Tensor, "..."]],
+    *,
+    progress: bool = True,
+) -> dict[str, Float[Tensor, " held"]]:
+    r"""Log densities of hidden entries for each candidate.
+
+    .. math::
+
+        \log p(y_{nd} \mid y_{O \setminus H_k}), \quad (n, d) \in H_k
+
+    with the entries :math:`H_k` of fold k and all observed ones O.  Each fit has a Pyro parameter store of its own.
+
+    :param candidates: for each name a function that fits a new model to data in which more is NaN, and predicts all entries.
+    :param y: data, NaN where missing.
+    :param folds: what to hide, each of the shape of the data, such as :func:`gap_folds`.
+    :param progress: show a progress bar.
+    :returns: nats of each hidden entry by name, fold after fold.
+    :raises ValueError: if the folds are not of the shape of the data or hide nothing that was observed, or a candidate
+        predicts NaN or for other shapes.
+
+    >>> from torch.distributions import Normal
+    >>> y = torch.tensor([[0.0, 1.0], [0.1, 1.1], [0.2, torch.nan]])
+    >>> held_out_log_prob({"columns": lambda y: Normal(y.nanmean(0), 0.1)}, y, gap_folds(y, 2), progress=False)
+    {'columns': tensor([0.8836, 0.8836])}
+    """
     folds = list(folds)
     for fold in folds:
         if fold.shape != y.shape:
             raise ValueError(f"expected folds of the data's shape {list(y.shape)}, got {list(fold.shape)}; see gap_folds")
     held = [fold & ~torch.isnan(y) for fold in folds]
-    number = sum(int(fold.sum()) for fold in held)
-    if number == 0:
+    if not any(fold.any() for fold in held):
         raise ValueError("expected folds that hide observed entries, got none")
-    scores = {}
+    found = {}
     with tqdm(total=len(candidates) * len(held), disable=not progress, unit="fit") as bar:
         for name, predict in candidates.items():
             bar.set_description(name)
-            total = 0.0
+            parts = []
             for fold in held:
                 with pyro.get_param_store().scope():  # no fit starts where another ended
                     log_prob = predict(y.masked_fill(fold, torch.nan)).log_prob(torch.nan_to_num(y))
@@ -116,9 +140,47 @@ def held_out_nll(
                         f"expected log densities of shape {list(y.shape)} from candidate {name!r}, one for each entry, got "
                         f"{list(log_prob.shape)}; does its distribution take entries as one event?"
                     )
-                total -= log_prob[fold].sum().item()
+                parts.append(log_prob[fold])
                 bar.update()
-            if math.isnan(total):
+            found[name] = torch.cat(parts)
+            if found[name].isnan().any():
                 raise ValueError(f"expected log densities from candidate {name!r}, got NaN; does it predict what is hidden?")
-            scores[name] = total / number
-    return dict(sorted(scores.items(), key=lambda item: item[1]))
+    return found
+
+
+def stacking_weights(
+    log_prob: Mapping[str, Float[Tensor, " held"]], *, tolerance: float = 1e-6, max_steps: int = 10_000
+) -> dict[str, float]:
+    r"""Weights of the candidates in the mixture that predicts hidden entries best.
+
+    .. math::
+
+        \max_w \frac{1}{H} \sum_{h=1}^H \log \sum_k w_k p_k(y_h), \quad w_k \ge 0, \; \sum_k w_k = 1
+
+    A concave problem, solved by expectation-maximisation, :math:`w_k \leftarrow w_k \frac{1}{H} \sum_h p_k(y_h) / p_w(y_h)`.
+    Fit all candidates to all data, and predict by ``MixturePrediction.pool`` with these weights.  The mixture may predict
+    better than each of them.
+
+    :param log_prob: nats of each hidden entry by name, such as of :func:`held_out_log_prob`.
+    :param tolerance: how far below the maximum to end, in nats per entry.
+    :param max_steps: of expectation-maximisation.
+    :returns: weights by name.
+    :raises ValueError: if there are no candidates, or not one number from each for every entry.
+
+    Source: Yao, Vehtari, Simpson and Gelman (2018), "Using stacking to average Bayesian predictive distributions", eq. 3.
+
+    >>> stacking_weights({"first": torch.tensor([-1.0, -3.0]), "second": torch.tensor([-3.0, -1.0])})
+    {'first': 0.5, 'second': 0.5}
+    """
+    if not log_prob or len({values.shape for values in log_prob.values()}) != 1:
+        shapes = {name: list(values.shape) for name, values in log_prob.items()}
+        raise ValueError(f"expected the log densities of the same entries from one candidate or more, got shapes {shapes}")
+    stacked = torch.stack(list(log_prob.values())).double()
+    weights = torch.full((len(stacked),), 1.0 / len(stacked), dtype=stacked.dtype, device=stacked.device)
+    for _ in range(max_steps):
+        log_joint = weights.log()[:, None] + stacked
+        gain = (stacked - log_joint.logsumexp(0)).exp().mean(1)
+        if gain.max().log() < tolerance:
+            break
+        weights = weights * gain
+    return dict(zip(log_prob, weights.tolist(), strict=True))

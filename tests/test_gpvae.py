@@ -510,6 +510,39 @@ def test_pooled_mixtures_weigh_their_parts_equally():
         MixturePrediction.pool([])
 
 
+def test_pooled_mixtures_weigh_as_told():
+    parts = [MixturePrediction((dist.Normal(torch.randn(4, N, D), scale),)) for scale in (0.5, 1.0, 2.0)]
+    pair = MixturePrediction.pool(parts[:2], [3.0, 1.0])
+    for found, weights in [
+        (pair, [0.75, 0.25, 0.0]),
+        (MixturePrediction.pool([*parts[:2], parts[2]], [3.0, 1.0, 0.0]), [0.75, 0.25, 0.0]),
+        (MixturePrediction.pool([pair, MixturePrediction.pool([parts[2]] * 2)]), [0.375, 0.125, 0.5]),
+        (MixturePrediction.pool([pair, MixturePrediction.pool([parts[2]] * 2)], [0.2, 0.8]), [0.15, 0.05, 0.8]),
+    ]:
+        y, shares = torch.randn(N, D), torch.tensor(weights)[:, None, None]
+        means, variances = (torch.stack([getattr(part, name) for part in parts]) for name in ("mean", "variance"))
+        mean = (shares * means).sum(0)
+        torch.testing.assert_close(found.mean, mean)
+        torch.testing.assert_close(found.variance, (shares * (variances + means.square())).sum(0) - mean.square())
+        densities = torch.stack([part.log_prob(y) for part in parts]).exp()
+        torch.testing.assert_close(found.log_prob(y), (shares * densities).sum(0).log())
+
+
+def test_draws_of_weighted_mixtures_are_as_many_as_they_weigh():
+    far_apart = [MixturePrediction((dist.Normal(torch.full((5000, 1, 1), loc), 0.1),)) for loc in (-10.0, 10.0)]
+    found = MixturePrediction.pool(far_apart, [0.3, 0.7])
+    share = (found.sample() > 0.0).double().mean().item()
+    assert share == pytest.approx(0.7, abs=4.0 * (0.3 * 0.7 / 10_000) ** 0.5)
+    assert found.quantile(0.2).item() == pytest.approx(-10.0, abs=1.0)
+
+
+@pytest.mark.parametrize("weights", [[1.0], [1.0, -0.1], [0.0, 0.0], [1.0, math.nan]])
+def test_weights_that_do_not_fit_are_refused(weights):
+    part = MixturePrediction((dist.Normal(torch.randn(4, N, D), 1.0),))
+    with pytest.raises(ValueError, match="expected 2 weights from zero up"):
+        MixturePrediction.pool([part, part], weights)
+
+
 def test_mixtures_far_from_the_data_do_not_underflow():
     mixture = MixturePrediction((dist.Normal(torch.tensor([[[0.0]], [[1.0]]]), 0.01),))
     expected = dist.Normal(1.0, 0.01).log_prob(torch.tensor(3.0)) - math.log(2.0)

@@ -90,3 +90,6 @@ def test_the_selected_candidate_predicts_training_entries_best(task):
     assert len(held_out) == len(gpvae.CANDIDATES) + 1
     # The error of a mean is below the mean of errors.
     assert smse["selected, 2 runs together"] < smse["selected"]
+    weights = {row.method: row.mean for row in rows if row.metric == "stacking weight"}
+    assert sum(weights[name] for name in gpvae.CANDIDATES) == pytest.approx(1.0)
+    assert smse["stacked, 2 runs together"] < smse["stacked"] < sum(weights[name] * smse[name] for name in gpvae.CANDIDATES)

@@ -1,11 +1,13 @@
 """Choice by held-out entries: folds, and scores against the definition."""
 
+import math
+
 import pyro
 import pytest
 import torch
 from torch.distributions import Independent, Normal
 
-from pyro_lvgp.selection import gap_folds, held_out_nll
+from pyro_lvgp.selection import gap_folds, held_out_log_prob, held_out_nll, stacking_weights
 
 nan = torch.nan
 
@@ -79,6 +81,46 @@ def test_the_better_candidate_comes_first(y):
     scores = held_out_nll(candidates, y, gap_folds(y), progress=False)
     assert list(scores) == ["columns", "columns, unsure", "one number"]
     assert list(scores.values()) == sorted(scores.values())
+
+
+def test_log_densities_are_those_of_the_entries_fold_after_fold(y):
+    folds = gap_folds(y, 3)
+    found = held_out_log_prob({"one": lambda shown: Normal(torch.arange(4.0), 1.0)}, y, folds, progress=False)
+    expected = Normal(torch.arange(4.0), 1.0).log_prob(torch.nan_to_num(y))
+    torch.testing.assert_close(found["one"], torch.cat([expected[fold] for fold in folds]))
+
+
+def test_two_stacking_weights_are_the_best_on_a_grid():
+    log_prob = {"wide": Normal(0.0, 2.0).log_prob(2.0 * torch.randn(50)), "narrow": Normal(0.0, 0.3).log_prob(torch.randn(50))}
+    first, second = (values.double() for values in log_prob.values())
+    grid = torch.linspace(0.0, 1.0, 10_001, dtype=torch.float64)
+    means = torch.logaddexp(grid.log()[:, None] + first, (1.0 - grid).log()[:, None] + second).mean(1)
+    weights = stacking_weights(log_prob, tolerance=1e-10)
+    assert 0.05 < weights["wide"] < 0.95
+    assert weights["wide"] == pytest.approx(grid[means.argmax()].item(), abs=1e-4)
+
+
+def test_stacking_ends_where_no_candidate_gains():
+    """The conditions of Karush, Kuhn and Tucker: the gain is one for what has weight, and less for all else."""
+    locs = {"a": 0.0, "b": 0.5, "c": 3.0, "d": -4.0}
+    y = torch.cat([torch.randn(300), 3.0 + torch.randn(100)]).double()
+    log_prob = {name: Normal(loc, 1.0).log_prob(y) for name, loc in locs.items()}
+    weights = stacking_weights(log_prob, tolerance=1e-8)
+    assert sum(weights.values()) == pytest.approx(1.0)
+    mixture = torch.stack([log_prob[name] + math.log(weight) for name, weight in weights.items() if weight]).logsumexp(0)
+    for name, values in log_prob.items():
+        gain = (values - mixture).exp().mean().item()
+        assert gain <= 1.0 + 1e-7
+        assert abs(gain - 1.0) < 1e-4 or weights[name] < 1e-3
+        assert mixture.mean() > values.mean() - 1e-8
+    assert weights["c"] == pytest.approx(0.25, abs=0.1)
+
+
+def test_stacking_needs_the_same_entries_of_each():
+    with pytest.raises(ValueError, match=r"the same entries from one candidate or more, got shapes {'a': \[2\], 'b': \[3\]}"):
+        stacking_weights({"a": torch.zeros(2), "b": torch.zeros(3)})
+    with pytest.raises(ValueError, match="one candidate or more"):
+        stacking_weights({})
 
 
 def test_no_fit_starts_where_another_ended(y):

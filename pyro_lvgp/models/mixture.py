@@ -1,7 +1,7 @@
 """What is said about data not seen: predictions as mixtures over posterior draws, and data filled in."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -14,9 +14,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class MixturePrediction:
-    """An equal mixture of the entries' distributions at draws of the latents, in the units of the data.
+    """A mixture of the entries' distributions at draws of the latents, in the units of the data.
 
     :param parts: distributions of the entries, of batch shape ``[draws, *series, N, D]``.
+    :param weights: of the draws of all parts, which sum to one; equal ones if None.
 
     >>> import pyro.distributions as dist
     >>> y = MixturePrediction((dist.Normal(torch.tensor([[[-1.0]], [[1.0]]]), 1.0),))
@@ -25,16 +26,19 @@ class MixturePrediction:
     """
 
     parts: tuple[TorchDistributionMixin, ...]
+    weights: Float[Tensor, " draws"] | None = None
 
     @classmethod
-    def pool(cls, predictions: Iterable["MixturePrediction"]) -> "MixturePrediction":
-        """The equal mixture of several predictions of the same data, such as those of fits with different seeds.
+    def pool(cls, predictions: Iterable["MixturePrediction"], weights: Sequence[float] | None = None) -> "MixturePrediction":
+        """The mixture of several predictions of the same data, such as those of fits with different seeds.
 
-        Fits end in different optima.  By Jensen's inequality the log density of their mixture is never below the mean of
-        theirs.
+        Fits end in different optima.  By Jensen's inequality the log density of their equal mixture is never below the mean
+        of theirs.
 
         :param predictions: of as many draws each.
-        :raises ValueError: if there are none, or one has another shape or number of draws.
+        :param weights: one for each prediction, from zero up, in units of their sum, such as
+            :func:`~pyro_lvgp.selection.stacking_weights`; equal ones if None.
+        :raises ValueError: if there are none, one has another shape or number of draws, or the weights do not fit.
 
         >>> import pyro.distributions as dist
         >>> runs = [MixturePrediction((dist.Normal(torch.full((1, 1, 1), loc), 1.0),)) for loc in (-1.0, 1.0)]
@@ -47,18 +51,26 @@ class MixturePrediction:
         shapes = {(sum(part.batch_shape[0] for part in each.parts), *each.parts[0].batch_shape[1:]) for each in predictions}
         if len(shapes) != 1:
             raise ValueError(f"expected predictions of one shape [draws, *series, N, D], got {sorted(shapes)}")
-        return cls(tuple(part for each in predictions for part in each.parts))
+        parts = tuple(part for each in predictions for part in each.parts)
+        if weights is None and all(each.weights is None for each in predictions):
+            return cls(parts)
+        shares = torch.ones(len(predictions)) if weights is None else torch.as_tensor(weights)
+        if shares.shape != (len(predictions),) or not (shares >= 0.0).all() or not shares.sum() > 0.0:
+            raise ValueError(f"expected {len(predictions)} weights from zero up, one or more of them positive, got {weights}")
+        ((draws, *_),) = shapes
+        ones = [torch.full((draws,), 1.0 / draws) if each.weights is None else each.weights for each in predictions]
+        return cls(parts, torch.cat([share * one for share, one in zip(shares / shares.sum(), ones, strict=True)]))
 
     @cached_property
     def mean(self) -> Float[Tensor, "*series N D"]:
         """Mean of y."""
-        return torch.cat([part.mean for part in self.parts]).mean(0)
+        return self._average(torch.cat([part.mean for part in self.parts]))
 
     @cached_property
     def variance(self) -> Float[Tensor, "*series N D"]:
         """Variance of y, noise included, by the law of total variance."""
         means = torch.cat([part.mean for part in self.parts])
-        return torch.cat([part.variance for part in self.parts]).mean(0) + means.var(0, correction=0)
+        return self._average(torch.cat([part.variance for part in self.parts]) + (means - self.mean).square())
 
     @property
     def stddev(self) -> Float[Tensor, "*series N D"]:
@@ -72,11 +84,17 @@ class MixturePrediction:
         """
         missing = torch.isnan(y)
         log_prob = torch.cat([part.log_prob(torch.nan_to_num(y)) for part in self.parts])
-        return (log_prob.logsumexp(0) - math.log(len(log_prob))).masked_fill(missing, torch.nan)
+        if self.weights is None:
+            return (log_prob.logsumexp(0) - math.log(len(log_prob))).masked_fill(missing, torch.nan)
+        log_weights = self.weights.to(log_prob).log().reshape(-1, *[1] * y.dim())
+        return (log_weights + log_prob).logsumexp(0).masked_fill(missing, torch.nan)
 
     def sample(self) -> Float[Tensor, "draws *series N D"]:
-        """One draw of y for each draw of the latents."""
-        return torch.cat([part.sample() for part in self.parts])
+        """One draw of y for each draw of the latents; of those, as often as they weigh if they have weights."""
+        draws = torch.cat([part.sample() for part in self.parts])
+        if self.weights is None:
+            return draws
+        return draws[torch.multinomial(self.weights, len(draws), replacement=True).to(draws.device)]
 
     def quantile(self, q: float) -> Float[Tensor, "*series N D"]:
         """Quantile of y, from its draws.
@@ -84,6 +102,9 @@ class MixturePrediction:
         :param q: probability between 0 and 1.
         """
         return self.sample().quantile(q, 0)
+
+    def _average(self, values: Float[Tensor, "draws *series N D"]) -> Float[Tensor, "*series N D"]:
+        return values.mean(0) if self.weights is None else torch.tensordot(self.weights.to(values), values, 1)
 
 
 class Imputation(NamedTuple):
