@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import pyro.distributions as dist
@@ -188,9 +188,15 @@ class PrecisionNormal(dist.TorchDistribution):
 
     def rsample(self, sample_shape=()):
         noise = torch.randn(self.shape(sample_shape), dtype=self.loc.dtype, device=self.loc.device)
-        return self.loc + torch.linalg.solve_triangular(self.precision_tril.mT, noise.unsqueeze(-1), upper=True).squeeze(-1)
+        return self.loc + self._by_factor(partial(torch.linalg.solve_triangular, upper=False, left=False), noise)
 
     def log_prob(self, value):
-        white = (self.precision_tril.mT @ (value - self.loc).unsqueeze(-1)).squeeze(-1)
+        white = self._by_factor(lambda R, rows: rows @ R, value - self.mean)
         log_det = self.precision_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return log_det - 0.5 * (white.square() + math.log(2.0 * math.pi)).sum(-1)
+
+    def _by_factor(self, function: Callable[[Tensor, Tensor], Tensor], x: Tensor) -> Tensor:
+        """A function of factors and of the rows x that go with each: all of them, where a batch has one factor."""
+        if self.precision_tril.dim() > 2 and self.precision_tril.shape[-3] == 1:
+            return function(self.precision_tril.squeeze(-3), x)
+        return function(self.precision_tril, x.unsqueeze(-2)).squeeze(-2)

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch.distributions import MultivariateNormal, kl_divergence
+from torch.profiler import ProfilerActivity, profile
 
 from pyro_lvgp.diagonal_mixture import DiagonalMixture, assignment_logits
 from pyro_lvgp.distributions import PrecisionNormal
@@ -144,3 +145,21 @@ def test_precision_normal_is_the_gaussian(shared):
     with pytest.raises(NotImplementedError):
         kl_divergence(ours, theirs)
     assert ours.expand((2, 3)).log_prob(value).shape == (2, 3)
+
+
+def test_one_precision_for_a_batch_is_that_of_each_and_never_copied():
+    D, L = 50, 20
+    loc, R = torch.randn(D, L), torch.linalg.cholesky(torch.eye(L) + 0.1)
+    found = []
+    for shared in (True, False):
+        torch.manual_seed(0)
+        mean, tril = loc.clone().requires_grad_(), (R[None] if shared else R.expand(D, L, L)).clone().requires_grad_()
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as calls:
+            q = PrecisionNormal(mean, tril)
+            draw = q.rsample()
+            value = q.log_prob(loc) - q.log_prob(draw.square())
+            value.sum().backward()
+        largest = max(math.prod(shape) for event in calls.events() for shape in event.input_shapes if shape)
+        assert largest == (L * max(D, L) if shared else D * L * L)
+        found.append((draw, value, mean.grad, tril.grad.sum(0)))
+    torch.testing.assert_close(found[0], found[1])
