@@ -40,7 +40,8 @@ class RandomFeatureGuide(SampledGuide):
         where it is from step to step, with the best assignments in closed form.
     :param weights: ``"collapsed"``, the exact :math:`q(a_d \mid X, \omega, y)` of a Gaussian likelihood, or for logistic ones
         that of their Pólya-gamma bound; it costs a pass over all rows at each step, and where entries are missing an L × L
-        factor for each output.  ``"filled"`` is that of Gaussian data whose gaps are filled: one factor for all.
+        factor for each output.  ``"filled"`` is that of Gaussian data whose gaps are filled: one factor for all, and a looser
+        bound.  After such a fit, ``guide.weights = "collapsed"`` predicts by the exact weights given the latents found.
         ``"explicit"`` keeps a Gaussian for each output, for mini-batches and other likelihoods; it wants frequencies that stay
         where they are, hence ``"gaussian"`` ones.  By default ``"collapsed"`` if the likelihood allows it.
     :param init_scale: first standard deviation of the latents.
