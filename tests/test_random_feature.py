@@ -151,6 +151,16 @@ def test_filled_weights_are_collapsed_ones_where_nothing_is_missing(Y):
     torch.testing.assert_close(q["a"]["fn"].precision_tril, exact.precision_tril)
 
 
+def test_filled_weights_may_be_collapsed_after_the_fit():
+    Y = _holes(torch.randn(N, D))
+    model, guide, exact = _filled(Y)
+    guide(Y)
+    guide.weights = "collapsed"
+    q, _ = _traces(model, guide, Y)
+    torch.testing.assert_close(q["a"]["fn"].mean, exact.mean)
+    torch.testing.assert_close(q["a"]["fn"].precision_tril, exact.precision_tril)
+
+
 def test_filling_gaps_raises_the_bound_to_that_of_the_exact_means():
     Y = _holes(torch.randn(N, D))
     model, guide, exact = _filled(Y)
