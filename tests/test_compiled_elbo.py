@@ -222,6 +222,34 @@ def test_gaps_where_there_were_none_break_an_assumption():
         compiled.loss_and_grads(model, guide, y, idx)
 
 
+def test_what_breaks_an_assumption_often_is_recorded_instead():
+    """A graph of a batch with gaps serves batches without."""
+
+    class Counted(MeanFieldELBO):
+        calls = 0
+
+        def loss_and_grads(self, *args, **kwargs):
+            self.calls += 1
+            return super().loss_and_grads(*args, **kwargs)
+
+    model, guide, (gaps, idx) = gplvm(MeanFieldGuide)
+    complete, bound, eager = torch.nan_to_num(gaps, 0.5), Counted(), MeanFieldELBO()
+    compiled = CompiledELBO(bound, backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number, y in enumerate([complete, complete, *[gaps] * 12]):
+            compiled.loss_and_grads(model, guide, y, idx)
+            assert bound.calls == 1 + min(max(number - 1, 0), 9)
+    loss_and_gradients(eager, model, guide, (gaps, idx))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for y in (gaps, complete, gaps):
+            assert_same(
+                loss_and_gradients(eager, model, guide, (y, idx)), loss_and_gradients(compiled, model, guide, (y, idx))
+            )
+    assert bound.calls == 10
+
+
 @pytest.mark.parametrize(
     "choose", [lambda y: y if y.sum() > 0.0 else -y, lambda y: y[~torch.isnan(y)], lambda y: y[y.argmax() :]]
 )

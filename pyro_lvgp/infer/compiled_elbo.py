@@ -34,7 +34,9 @@ class CompiledELBO(ELBO):
     shapes, and other numbers or strings, get graphs of their own.
 
     Where the graph relies on values, it checks (:func:`~pyro_lvgp.recording.assume`): a step whose values are others, such as
-    one whose kernel matrix needs more jitter, runs as if not compiled, with a warning the first time.  Random numbers are
+    one whose kernel matrix needs more jitter, runs as if not compiled, with a warning the first time.  The tenth such step is
+    recorded in place of the first, the hundredth after that again, and so on: a graph of a mini-batch with gaps serves those
+    without, but not the other way round.  Random numbers are
     those of a step not compiled, unless some depend on parameters (a Gamma's, say).  Where they are, the first results of a
     graph are compared with those of its operations run one by one; if they differ by more than rounding, which compilers have
     brought about, it is the operations that are run from then on, with a warning.
@@ -89,20 +91,27 @@ class CompiledELBO(ELBO):
         params = step.current_params()
         tensors = [*params, *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
         trained = tuple(param.requires_grad for param in params)
-        if trained not in step.compiled:
+
+        def compile_this() -> None:
             with pyro.validation_enabled(False):
                 recording = record(lambda: self._loss_and_gradients(model, guide, args, kwargs, params), tensors)
             step.compiled[trained] = recording.draws, self._compile(recording, tensors)
-        draws, compiled = step.compiled[trained]
-        with torch.no_grad():
-            loss, *gradients, holds = compiled(*tensors, *draws())
+
+        if trained not in step.compiled:
+            compile_this()
+        loss, *gradients, holds = step.run(trained, tensors)
         if not holds:
-            warnings.warn(
-                "a condition that held when the bound was compiled does not hold at this step (a Cholesky factorisation needs "
-                "more jitter, or entries are missing that were not): such steps run as if not compiled",
-                stacklevel=2,
-            )
-            return self.bound.loss_and_grads(model, guide, *args, **kwargs)
+            step.num_broken += 1
+            if step.num_broken < step.patience:
+                warnings.warn(
+                    "a condition that held when the bound was compiled does not hold at this step (a Cholesky factorisation "
+                    "needs more jitter, or entries are missing that were not): such steps run as if not compiled",
+                    stacklevel=2,
+                )
+                return self.bound.loss_and_grads(model, guide, *args, **kwargs)
+            step.num_broken, step.patience = 0, 10 * step.patience
+            compile_this()
+            loss, *gradients, _ = step.run(trained, tensors)
         step.report_params(params)
         for param, gradient in zip(itertools.compress(params, trained), gradients, strict=True):
             if gradient is not None:
@@ -160,6 +169,13 @@ class _Step:
         self._params = {name: unconstrained(site) for name, site in capture.nodes.items() if site["type"] == "param"}
         self._in_store = self._params.keys() & pyro.get_param_store().keys()
         self.compiled: dict[tuple[bool, ...], tuple[Callable[[], tuple], Callable[..., tuple]]] = {}
+        self.num_broken, self.patience = 0, 10
+
+    @torch.no_grad()
+    def run(self, trained: tuple[bool, ...], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What the graph returns, at new draws."""
+        draws, compiled = self.compiled[trained]
+        return compiled(*tensors, *draws())
 
     def is_outdated(self) -> bool:
         """Whether parameters have gone from Pyro's store."""
