@@ -167,7 +167,8 @@ def stacking_weights(
     :returns: weights by name.
     :raises ValueError: if there are no candidates, or not one number from each for every entry.
 
-    Source: Yao, Vehtari, Simpson and Gelman (2018), "Using stacking to average Bayesian predictive distributions", eq. 3.
+    Source: Yao, Vehtari, Simpson and Gelman (2018), "Using stacking to average Bayesian predictive
+    distributions", Bayesian Analysis 13, 917-1003.
 
     >>> stacking_weights({"first": torch.tensor([-1.0, -3.0]), "second": torch.tensor([-3.0, -1.0])})
     {'first': 0.5, 'second': 0.5}
