@@ -165,7 +165,8 @@ def stacking_weights(
     :param tolerance: how far below the maximum to end, in nats per entry.
     :param max_steps: of expectation-maximisation.
     :returns: weights by name.
-    :raises ValueError: if there are no candidates, or not one number from each for every entry.
+    :raises ValueError: if there are no candidates or entries, not one number from each for every entry, or an entry to which
+        none gives a finite density.
 
     Source: Yao, Vehtari, Simpson and Gelman (2018), "Using stacking to average Bayesian predictive
     distributions", Bayesian Analysis 13, 917-1003.
@@ -177,6 +178,11 @@ def stacking_weights(
         shapes = {name: list(values.shape) for name, values in log_prob.items()}
         raise ValueError(f"expected the log densities of the same entries from one candidate or more, got shapes {shapes}")
     stacked = torch.stack(list(log_prob.values())).double()
+    if not (finite := stacked.logsumexp(0).isfinite()).any() or not finite.all():
+        raise ValueError(
+            "expected entries to each of which a candidate gives a finite density, none NaN, got "
+            f"{int(finite.sum())} of {finite.numel()}"
+        )
     weights = torch.full((len(stacked),), 1.0 / len(stacked), dtype=stacked.dtype, device=stacked.device)
     for _ in range(max_steps):
         log_joint = weights.log()[:, None] + stacked

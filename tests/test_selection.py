@@ -121,6 +121,13 @@ def test_stacking_needs_the_same_entries_of_each():
         stacking_weights({"a": torch.zeros(2), "b": torch.zeros(3)})
     with pytest.raises(ValueError, match="one candidate or more"):
         stacking_weights({})
+    impossible = torch.tensor([-1.0, -math.inf])
+    assert stacking_weights({"a": impossible, "b": torch.tensor([-1.0, -2.0])})["b"] > 0.5
+    for second in (-math.inf, math.nan):
+        with pytest.raises(ValueError, match="finite density, none NaN, got 1 of 2"):
+            stacking_weights({"a": impossible, "b": torch.tensor([-2.0, second])})
+    with pytest.raises(ValueError, match="got 0 of 0"):
+        stacking_weights({"a": torch.zeros(0)})
 
 
 def test_no_fit_starts_where_another_ended(y):
