@@ -9,15 +9,13 @@ import pyro.distributions as dist
 import torch
 from jaxtyping import Bool, Float, Shaped
 from pyro import poutine
-from pyro.distributions.torch_distribution import TorchDistributionMixin
 from sklearn.model_selection import KFold, cross_val_score
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
-from pyro_lvgp.distributions import NoisyFunction
-from pyro_lvgp.infer import CompiledELBO, IntegrateGaussians
+from pyro_lvgp.infer import CompiledELBO
 from pyro_lvgp.infer.differentiable import DifferentiableELBO
-from pyro_lvgp.models import BayesianGPLVM, RandomFeatureLVM
+from pyro_lvgp.models import BayesianGPLVM
 from pyro_lvgp.models.latent_variable_model import Guide
 
 
@@ -47,24 +45,6 @@ def reconstruction(
     return error[~hidden].mean().item(), error[hidden].mean().sqrt().item() if hidden.any() else math.nan
 
 
-@torch.no_grad()
-def predictive(model: BayesianGPLVM | RandomFeatureLVM, guide: Guide, X: Float[Tensor, "B Q"]) -> TorchDistributionMixin:
-    """The entries of y [B, D] at latents, which are independent with u or weights integrated out.
-
-    All else that rows share is drawn once.
-    """
-    row = torch.full((1, model.data_dim), torch.nan, dtype=X.dtype, device=X.device)
-    drawn = poutine.trace(guide).get_trace(row, torch.zeros(1, dtype=torch.long))
-    at_X = IntegrateGaussians(drawn)(poutine.condition(model, {"X": X}))
-    for name in ("X", "data"):  # leaves what rows share
-        drawn.nodes.pop(name, None)
-    fn: Any = poutine.trace(poutine.replay(at_X, drawn)).get_trace(None, torch.arange(len(X))).nodes["y"]["fn"]
-    entries = fn.base_dist
-    if isinstance(entries, NoisyFunction):
-        return NoisyFunction(entries.likelihood, entries.f_mean, entries.f_variance, "fitc", entries.theta)
-    return entries
-
-
 def held_out_log_likelihood(
     model: BayesianGPLVM, guide: Guide, Y: Float[Tensor, "N D"], *, draws: int, widen: float = 1.3, prior: float = 0.1
 ) -> float:
@@ -87,7 +67,8 @@ def held_out_log_likelihood(
         X = torch.where(from_prior, broad.sample(shape), near.sample(shape))
         proposal = torch.logaddexp(broad.log_prob(X) + math.log(prior), near.log_prob(X) + math.log1p(-prior))
         rows = torch.nan_to_num(Y).expand(*shape, *Y.shape).flatten(0, 1)
-        entries = predictive(model, guide, X.flatten(0, 1)).log_prob(rows).unflatten(0, X.shape[:-1])
+        with torch.no_grad():
+            entries = model.predictive(guide, X.flatten(0, 1)).log_prob(rows).unflatten(0, X.shape[:-1])
         log_weights.append(torch.where(torch.isnan(Y), 0.0, entries).sum(-1) + broad.log_prob(X) - proposal)
     return (torch.cat(log_weights).logsumexp(0) - math.log(draws)).mean().item()
 

@@ -37,13 +37,13 @@ def test_a_mixture_given_a_part_is_its_joint_density_over_the_marginal():
 @pytest.mark.parametrize("name", list(half_hidden.METHODS))
 def test_methods_predict_rows_never_seen(name):
     train = torch.randn(200, 2) @ torch.randn(2, 12) + 0.1 * torch.randn(200, 12)
-    model, guide, seconds, _ = half_hidden.METHODS[name](train, 0, 3, 0.3)
+    model, guide, seconds, _ = half_hidden.METHODS[name](train, 0, 3)
     truth = train[:4] + 0.01
     Y = truth.clone()
     Y[:, ::2] = nan
     prior = latent_mixture(guide(train)["X"].detach(), 3)
-    for chosen in (None, prior):
-        mean, log_density = half_hidden.moments(model, guide, Y, truth, chosen)
+    for infer in half_hidden.POSTERIORS.values():
+        mean, log_density = half_hidden.moments(model, guide, infer(model, guide, Y, prior), truth)
         assert mean.shape == log_density.shape == Y.shape
         # Better than the mean of each column with its standard deviation.
         error = (mean - truth)[:, ::2].square().mean().sqrt()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 import pyro
 import pyro.distributions as dist
@@ -16,11 +16,15 @@ from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 
+from pyro_lvgp.distributions import NoisyFunction
+from pyro_lvgp.integration import IntegrateGaussians
+from pyro_lvgp.laplace import Entries, gaussian_components, laplace
 from pyro_lvgp.seeding import seeded
 from pyro_lvgp.validation import check_data, check_index, check_not_empty, check_values
 
 Guide = Callable[..., Any]
 Latents = Float[Tensor, "B Q"] | TorchDistributionMixin
+Method = Literal["variational", "laplace"]
 
 
 @dataclass(frozen=True)
@@ -111,63 +115,122 @@ class LatentVariableModel(PyroModule):
 
         return _average(rows())
 
+    def predictive(self, guide: Guide, X: Float[Tensor, "B Q"]) -> NoisyFunction:
+        r"""p(y | x), entry by entry: a distribution of batch shape [B, D], differentiable in X.
+
+        What the model can integrate over, and the guide leaves Gaussian (the inducing outputs ``u``, the weights ``a``), is
+        integrated out, so that the entries of a row are independent; all else that rows share is drawn once.
+
+        :param guide: a fitted guide.
+        :param X: latent positions.
+        """
+        return self._predictor(guide)(X)
+
     def infer_latents(
         self,
         guide: Guide,
         Y: Float[Tensor, "B D"],
         *,
+        method: Method = "variational",
         prior: TorchDistributionMixin | None = None,
         num_starts: int = 1,
-        num_steps: int = 300,
+        num_steps: int | None = None,
         learning_rate: float = 0.05,
-        num_samples: int = 8,
+        num_samples: int | None = None,
         seed: int = 0,
     ) -> TorchDistributionMixin:
         r"""Posterior over the latents of new rows, partly observed ones too; nothing is retrained.
 
-        Maximises :math:`E_{q(x)q(\text{globals})}[\log p(y \mid x) + \log p(x) - \log q(x)]` over a Gaussian q(x) for each
-        row, starting at the best of some candidates.  A guide with an encoder for ``X`` starts at its encoding: with
-        ``num_steps=0`` that is the answer.  A row of which much is missing may fit in several places: with more starts, q(x)
-        is a mixture of the Gaussians found, weighted by ``exp`` of their bounds, those that overlap counting once.
+        ``"variational"`` maximises :math:`E_{q(x)q(\text{globals})}[\log p(y \mid x) + \log p(x) - \log q(x)]` over a Gaussian
+        q(x) with a diagonal covariance for each row, starting at the best of some candidates.  A guide with an encoder for
+        ``X`` starts at its encoding: with ``num_steps=0`` that is the answer.  A row of which much is missing may fit in
+        several places: with more starts, q(x) is a mixture of the Gaussians found, weighted by ``exp`` of their bounds, those
+        that overlap counting once.
+
+        ``"laplace"`` puts a Gaussian with a full covariance at modes of p(x) p(y | x), with p(y | x) that of
+        :meth:`predictive`, found by Gauss-Newton steps.  If p(x) is a mixture, there is one for each of its components, which
+        starts at the component's mean and is weighted by its evidence.  Take it where latents trade off against each other,
+        as when little noise meets few observed entries.
 
         :param guide: a fitted guide; its globals are averaged over, and stay as they are.
         :param Y: new rows, NaN where missing.
+        :param method: ``"variational"`` or ``"laplace"``.
         :param prior: p(x) of one row, instead of N(0, I), such as :func:`~pyro_lvgp.initialization.latent_mixture` of the
             training latents; candidates are then drawn from it, and otherwise are :meth:`latent_candidates`.
-        :param num_starts: Gaussians for each row.
-        :param num_steps: Adam steps.
-        :param learning_rate: of those steps.
-        :param num_samples: draws of the globals, one taken at each step.
+        :param num_starts: Gaussians for each row; with ``"laplace"`` and a mixture the number of its components instead.
+        :param num_steps: Adam's, 300 if omitted, or those of Gauss and Newton, 30.
+        :param learning_rate: of Adam.
+        :param num_samples: draws of the globals: one taken at each step of Adam, 8 if omitted; Gauss and Newton average over
+            them, 1 if omitted, where ``u`` or ``a`` is integrated out.
         :param seed: seed of the noise; the global random state is left alone.
-        :returns: ``Normal(loc, scale).to_event(1)`` of batch shape [B], or a ``MixtureSameFamily`` of them.
-        :raises ValueError: if there are fewer candidates than starts.
+        :returns: ``Normal(loc, scale).to_event(1)`` of batch shape [B], or ``MultivariateNormal`` by ``"laplace"``; or a
+            ``MixtureSameFamily`` of them.
+        :raises ValueError: for another method, if there are fewer candidates than starts, or by ``"laplace"`` for a prior
+            that is no Gaussian and no mixture of Gaussians.
         """
+        if method not in get_args(Method):
+            raise ValueError(f"expected method in {get_args(Method)}, got {method!r}")
         check_data(Y, self.data_dim, like=self.latent_candidates(), name="Y")
         check_values(Y, columns=False, name="Y")
         prior = dist.Normal(torch.zeros_like(self.latent_candidates()[0]), 1.0).to_event(1) if prior is None else prior
+        steps, samples = (30, 1) if method == "laplace" else (300, 8)
+        num_steps, num_samples = steps if num_steps is None else num_steps, samples if num_samples is None else num_samples
         with seeded(seed):
-            draws = list(self._global_draws(guide, num_samples))
-            loc, scale = self._first_latents(guide, Y, draws[0], prior, num_starts)
-            rows = Y.repeat(num_starts, 1)
-            loc, log_scale = loc.clone().requires_grad_(), scale.log().clone().requires_grad_()
-            optimizer = torch.optim.Adam([loc, log_scale], lr=learning_rate)
-            decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(num_steps, 1))
+            if method == "laplace":
+                return self._laplace_latents(guide, Y, prior, num_starts, num_steps, num_samples)
+            return self._variational_latents(guide, Y, prior, num_starts, num_steps, num_samples, learning_rate)
 
-            def bounds(step: int) -> Tensor:
-                q = dist.Normal(loc, log_scale.exp())
-                X = q.rsample()
-                return self._log_likelihood_rows(draws[step % num_samples], X, rows) + prior.log_prob(X) + q.entropy().sum(-1)
+    def _variational_latents(
+        self,
+        guide: Guide,
+        Y: Tensor,
+        prior: TorchDistributionMixin,
+        num_starts: int,
+        num_steps: int,
+        num_samples: int,
+        learning_rate: float,
+    ) -> TorchDistributionMixin:
+        draws = list(self._global_draws(guide, num_samples))
+        loc, scale = self._first_latents(guide, Y, draws[0], prior, num_starts)
+        rows = Y.repeat(num_starts, 1)
+        loc, log_scale = loc.clone().requires_grad_(), scale.log().clone().requires_grad_()
+        optimizer = torch.optim.Adam([loc, log_scale], lr=learning_rate)
+        decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(num_steps, 1))
 
-            for step in range(num_steps):
-                loc.grad, log_scale.grad = torch.autograd.grad(-bounds(step).sum(), [loc, log_scale])
-                optimizer.step()
-                decay.step()
-            q = dist.Normal(loc.detach(), log_scale.detach().exp()).to_event(1)
-            if num_starts == 1:
-                return q
-            with torch.no_grad():
-                bound = torch.stack([bounds(step) for step in range(4 * num_samples)]).mean(0)
-        return _mixture(q, bound, num_starts)
+        def bounds(step: int) -> Tensor:
+            q = dist.Normal(loc, log_scale.exp())
+            X = q.rsample()
+            return self._log_likelihood_rows(draws[step % num_samples], X, rows) + prior.log_prob(X) + q.entropy().sum(-1)
+
+        for step in range(num_steps):
+            loc.grad, log_scale.grad = torch.autograd.grad(-bounds(step).sum(), [loc, log_scale])
+            optimizer.step()
+            decay.step()
+        q = dist.Normal(loc.detach(), log_scale.detach().exp()).to_event(1)
+        if num_starts == 1:
+            return q
+        with torch.no_grad():
+            bound = torch.stack([bounds(step) for step in range(4 * num_samples)]).mean(0)
+        loc, scale, bound = (x.unflatten(0, (num_starts, -1)).transpose(0, 1) for x in (q.mean, q.stddev, bound))
+        return _mixture_of_starts(dist.Normal(loc, scale).to_event(1), bound)
+
+    def _laplace_latents(
+        self, guide: Guide, Y: Tensor, prior: TorchDistributionMixin, num_starts: int, num_steps: int, num_samples: int
+    ) -> TorchDistributionMixin:
+        log_weights, components = gaussian_components(prior)
+        if len(log_weights) > 1:
+            start = components.mean[:, None].expand(-1, len(Y), -1)
+        else:
+            start, _ = self._first_latents(guide, Y, next(self._global_draws(guide, 1)), prior, num_starts)
+            start = start.unflatten(0, (num_starts, -1))
+        entries = [self._predictor(guide) for _ in range(num_samples)]
+        loc, scale_tril, log_evidence = laplace(entries, Y, components, start, num_steps=num_steps)
+        if len(start) == 1:
+            return dist.MultivariateNormal(loc[:, 0], scale_tril=scale_tril[:, 0])
+        gaussians = dist.MultivariateNormal(loc, scale_tril=scale_tril)
+        if len(log_weights) == 1:
+            return _mixture_of_starts(gaussians, log_evidence)
+        return dist.MixtureSameFamily(dist.Categorical(logits=log_evidence + log_weights), gaussians)
 
     def impute(
         self,
@@ -212,6 +275,25 @@ class LatentVariableModel(PyroModule):
                 for name, site in prune_subsample_sites(trace).iter_stochastic_nodes()
                 if all(frame.name != "data" for frame in site["cond_indep_stack"])
             }
+
+    def _predictor(self, guide: Guide) -> Entries:
+        """:meth:`predictive` with what rows share drawn once and for all."""
+        like = self.latent_candidates()
+        row = torch.full((1, self.data_dim), torch.nan, dtype=like.dtype, device=like.device)
+        with torch.no_grad():
+            drawn = poutine.trace(guide).get_trace(row, torch.zeros(1, dtype=torch.long, device=like.device))
+        for name in ("X", "data"):  # leaves what rows share
+            drawn.nodes.pop(name, None)
+
+        def entries(X: Tensor) -> NoisyFunction:
+            check_not_empty(X, "X")
+            model = poutine.replay(IntegrateGaussians(drawn)(poutine.condition(self, {"X": X})), drawn)
+            with torch.set_grad_enabled(X.requires_grad):
+                trace = poutine.trace(model).get_trace(None, torch.arange(len(X), device=X.device))
+            y = _rows(trace).base_dist
+            return NoisyFunction(y.likelihood, y.f_mean, y.f_variance, "fitc", y.theta)
+
+        return entries
 
     def _rows_given(self, globals_: dict[str, Tensor], X: Tensor) -> TorchDistributionMixin:
         """p(y | X, globals), a row for each latent, of which there may be any number but none."""
@@ -259,13 +341,11 @@ def _rows(trace: Trace) -> Any:
     return trace.nodes["y"]["fn"]
 
 
-def _mixture(q: Any, bound: Float[Tensor, " SB"], num_starts: int) -> TorchDistributionMixin:
-    """Gaussians that started at several places, [S · B] of them, weighted by exp(bound); those that met count once."""
-    loc, scale, bound = (x.unflatten(0, (num_starts, -1)).transpose(0, 1) for x in (q.base_dist.loc, q.base_dist.scale, bound))
-    gaussians = dist.Normal(loc, scale).to_event(1)
-    overlap = dist.Normal(loc[:, None], scale[:, None]).to_event(1).log_prob(loc[:, :, None])  # log q_j at the mean of q_i
-    weight = bound - (overlap.logsumexp(-1) - overlap.diagonal(dim1=-2, dim2=-1))
-    return dist.MixtureSameFamily(dist.Categorical(logits=weight), gaussians)
+def _mixture_of_starts(gaussians: Any, log_weight: Float[Tensor, "B S"]) -> TorchDistributionMixin:
+    """Gaussians that started at several places, weighted by how good they are; those that met count once."""
+    overlap = gaussians.log_prob(gaussians.mean.transpose(0, 1)[:, :, None])  # [i, row, j]: log q_j at the mean of q_i
+    own = overlap.diagonal(dim1=0, dim2=2)
+    return dist.MixtureSameFamily(dist.Categorical(logits=log_weight - (overlap.logsumexp(-1).mT - own)), gaussians)
 
 
 def _average(rows: Iterator[TorchDistributionMixin]) -> Prediction:

@@ -1,0 +1,112 @@
+"""Laplace's approximation: a Gaussian at a mode of the posterior of each row's latents."""
+
+from collections.abc import Callable, Sequence
+
+import pyro.distributions as dist
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from pyro_lvgp.distributions import NoisyFunction
+
+Entries = Callable[[Float[Tensor, "B Q"]], NoisyFunction]
+_DAMPING, _FACTOR, _RANGE = 1e-3, 5.0, (1e-8, 1e8)
+
+
+@torch.no_grad()
+def laplace(
+    entries: Sequence[Entries],
+    Y: Float[Tensor, "B D"],
+    components: dist.MultivariateNormal,
+    start: Float[Tensor, "S B Q"],
+    *,
+    num_steps: int,
+) -> tuple[Float[Tensor, "B S Q"], Float[Tensor, "B S Q Q"], Float[Tensor, "B S"]]:
+    r"""Gaussians at modes of ``p(x_n) p(y_n | x_n)``, and the logarithm of the evidence of each.
+
+    With :math:`\ell_{nd} = \log p(y_{nd} \mid x_n)`, :math:`m_{nd}` the mean of f there and P the precision of p(x), the
+    precision of the Gaussian is that of Gauss and Newton,
+
+    .. math:: H_n = P + \sum_d h_{nd} J_{nd} J_{nd}^T, \qquad h_{nd} = \max(-\partial^2 \ell_{nd} / \partial m_{nd}^2, 0),
+              \qquad J_{nd} = \partial m_{nd} / \partial x_n,
+
+    and the evidence :math:`\log p(y_n, \hat x_n) + \tfrac{Q}{2} \log 2\pi - \tfrac12 \log |H_n|`.  Both are exact where f is
+    linear with a constant variance, and the noise Gaussian.  Steps are damped (Levenberg and Marquardt), for each row by
+    itself, and never lower its log density.
+
+    :param entries: p(y | x) entry by entry for each of several draws of what rows share, over which ℓ and H are averaged.
+    :param Y: rows, NaN where missing.
+    :param components: p(x): one Gaussian, or one for each start.
+    :param start: S places to start from for each row.
+    :param num_steps: Gauss-Newton steps.
+    :returns: means, Cholesky factors of the covariances and log evidences.
+
+    Source: Tierney and Kadane (1986); Schraudolph (2002) on the generalised Gauss-Newton matrix.
+    """
+    S, B, Q = start.shape
+    observed, Y = ~torch.isnan(Y).repeat(S, 1), torch.nan_to_num(Y).repeat(S, 1)
+    factors = components.scale_tril[:, None].expand(S, B, Q, Q).flatten(0, 1)
+    prior = dist.MultivariateNormal(components.loc[:, None].expand(S, B, Q).flatten(0, 1), scale_tril=factors)
+
+    def log_density(X: Tensor) -> Tensor:
+        terms = [torch.where(observed, given(X).log_prob(Y), 0.0).sum(-1) for given in entries]
+        return torch.stack(terms).mean(0) + prior.log_prob(X)
+
+    def precision(X: Tensor) -> Tensor:
+        return prior.precision_matrix + torch.stack([_fisher(given, X, Y, observed) for given in entries]).mean(0)
+
+    X = start.detach().flatten(0, 1)
+    value, damping = log_density(X), X.new_full((len(X), 1), _DAMPING)
+    for _ in range(num_steps):
+        with torch.enable_grad():
+            leaf = X.clone().requires_grad_()
+            (slope,) = torch.autograd.grad(log_density(leaf).sum(), leaf)
+        H = precision(X)
+        L = torch.linalg.cholesky(H + torch.diag_embed(damping * H.diagonal(dim1=-2, dim2=-1)))
+        proposal = X + torch.cholesky_solve(slope[..., None], L)[..., 0]
+        proposed = log_density(proposal)
+        better = proposed > value
+        X, value = torch.where(better[:, None], proposal, X), torch.where(better, proposed, value)
+        damping = torch.where(better[:, None], damping / _FACTOR, damping * _FACTOR).clamp(*_RANGE)
+    q = dist.MultivariateNormal(X, precision_matrix=precision(X))
+    log_evidence = value - q.log_prob(X)
+    loc, scale_tril, log_evidence = (x.unflatten(0, (S, B)).transpose(0, 1) for x in (X, q.scale_tril, log_evidence))
+    return loc, scale_tril, log_evidence
+
+
+def _fisher(given: Entries, X: Float[Tensor, "B Q"], Y: Tensor, observed: Bool[Tensor, "B D"]) -> Float[Tensor, "B Q Q"]:
+    """What the likelihood adds to the precision of latents."""
+    with torch.enable_grad():
+        X = X.detach().requires_grad_()
+        entries = given(X)
+        mean, variance = entries.f_mean.detach().requires_grad_(), entries.f_variance.detach()
+        at_mean = NoisyFunction(entries.likelihood, mean, variance, entries.term, entries.theta)
+        (slope,) = torch.autograd.grad(at_mean.log_prob(Y).sum(), mean, create_graph=True)
+        (curvature,) = torch.autograd.grad(slope.sum(), mean)
+        # Jᵀ v is linear in v: its derivatives are the columns of J, Q of them however many outputs there are.
+        v = torch.zeros_like(mean, requires_grad=True)
+        (JTv,) = torch.autograd.grad(entries.f_mean, X, v, create_graph=True)
+        columns = [torch.autograd.grad(column.sum(), v, retain_graph=True)[0] for column in JTv.unbind(-1)]
+    J = torch.stack(columns, -1)
+    h = torch.where(observed, -curvature.clamp_max(0.0), 0.0)
+    return J.mT @ (h[..., None] * J)
+
+
+def gaussian_components(prior: torch.distributions.Distribution) -> tuple[Float[Tensor, " K"], dist.MultivariateNormal]:
+    """Log weights and components of a Gaussian prior, or of a mixture of Gaussians.
+
+    :raises ValueError: for any other prior.
+    """
+    if isinstance(prior, torch.distributions.MixtureSameFamily):
+        log_weights, parts = prior.mixture_distribution.logits.log_softmax(-1), prior.component_distribution
+    else:
+        log_weights, parts = prior.mean.new_zeros(1), prior.expand((1,))
+    if isinstance(parts, torch.distributions.MultivariateNormal):
+        return log_weights, dist.MultivariateNormal(parts.loc, scale_tril=parts.scale_tril)
+    base = getattr(parts, "base_dist", None)
+    if isinstance(base, torch.distributions.Normal) and len(parts.event_shape) == 1:
+        return log_weights, dist.MultivariateNormal(base.loc, scale_tril=torch.diag_embed(base.scale))
+    raise ValueError(
+        f"expected a Gaussian over vectors or a mixture of them as prior for method='laplace', got {prior}; pass one, "
+        "such as latent_mixture(...), or method='variational'"
+    )
