@@ -1,19 +1,26 @@
 """The weather benchmark: what is hidden stays hidden, the peer is the textbook's, every method runs."""
 
+import gzip
 import math
 import os
+from dataclasses import replace
 
+import numpy as np
 import pyro.distributions as dist
 import pytest
 import torch
+import upstream_files
 
 pytest.importorskip("gpytorch")
 
 from benchmarks import weather
 from benchmarks.peers.gpytorch_processes import GroupedProcess
-from benchmarks.weather_data import MAXIMUM, MINIMUM, TRAIN_YEAR, UNSEEN_YEAR, load
+from benchmarks.weather_data import TRENTINO, load
+from pyro_lvgp.datasets import _ghcn
 from pyro_lvgp.models import MixturePrediction
 
+TRAIN_YEAR, UNSEEN_YEAR = TRENTINO.train_year, TRENTINO.unseen_year
+MAXIMUM, MINIMUM = TRENTINO.column("TMAX"), TRENTINO.column("TMIN")
 needs_data = pytest.mark.skipif(not os.environ.get("PYRO_LVGP_DATA"), reason="PYRO_LVGP_DATA names no folder")
 
 
@@ -78,11 +85,11 @@ def test_scores_of_known_predictions():
     assert values[f"NLL {UNSEEN_YEAR}"] == pytest.approx(0.5 * math.log(2.0 * math.pi * 16.0) + 0.125)
 
 
-def use_two_groups(monkeypatch, days):
+def use_two_groups(monkeypatch, days, source=TRENTINO):
     """Have the benchmark load the first two groups of each year alone."""
-    data = load(days)
+    data = load(days, source=source)
     two = {name: type(part)(*(field[:2] for field in part)) for name, part in data.years.items()}
-    monkeypatch.setattr(weather, "load", lambda days, validation: type(data)(data.x, two, data.scale, data.days_per_group))
+    monkeypatch.setattr(weather, "load", lambda days, validation, source: replace(data, years=two))
 
 
 @needs_data
@@ -95,6 +102,56 @@ def test_every_method_runs(task, monkeypatch):
     assert all(math.isfinite(m.value) for m in measured)
     mean_rmse = {m.method: m.value for m in measured if m.metric == f"RMSE {TRAIN_YEAR} [°C]"}
     assert mean_rmse["season and elevation"] < mean_rmse["mean of the training year"]
+
+
+JAPANESE = ("JA000047401", "JA000047662", "JA000047759", "JA000047807")
+TENTHS = {"PRCP", "TMAX", "TMIN", "TAVG"}  # the unit of these in the files
+
+
+@pytest.fixture
+def japan(tmp_path, monkeypatch):
+    """Two years at four stations in the published format, on a server: a wave over the year, and the station's number."""
+    monkeypatch.delenv("PYRO_LVGP_DATA", raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(_ghcn, "_cache_folder", lambda: tmp_path)
+    days = np.arange("1980-01-01", "1982-01-01", dtype="datetime64[D]")
+    wave = 10.0 - 10.0 * np.cos(2.0 * np.pi * np.arange(len(days)) / 365.25)
+    with upstream_files.Upstream() as upstream:
+        monkeypatch.setattr(_ghcn, "_HOST", upstream.url)
+        stations = [f"{name}  {35 + k}.0000  {136 + k}.0000  {100.0 * k:5.1f}    STATION" for k, name in enumerate(JAPANESE)]
+        upstream.files["/ghcnd-stations.txt"] = "\n".join(stations).encode()
+        for k, name in enumerate(JAPANESE):
+            values = {"PRCP": 5 * k + wave, "TMAX": wave + k + 5, "TMIN": wave + k - 5, "TAVG": wave + k, "SNWD": 20 - wave}
+            lines = [
+                f"{name},{str(day).replace('-', '')},{variable},{round(value * (10 if variable in TENTHS else 1))},,,S,"
+                for variable, column in values.items()
+                for day, value in zip(days, column, strict=True)
+            ]
+            upstream.files[f"/by_station/{name}.csv.gz"] = gzip.compress("\n".join(lines).encode())
+        yield wave
+
+
+@pytest.mark.parametrize(("task", "days"), [("three days, Japan", 3), ("weeks, Japan", 7)])
+def test_the_thesis_s_own_stations_by_the_same_command(japan, task, days, monkeypatch):
+    data = load(days, source=weather.SOURCES[task])
+    part = data.years[1981]
+    assert part.truth.shape == (365 // days, days * len(JAPANESE), 5)
+    first = torch.as_tensor([japan[366] + k for k in range(4)])  # the year before had a day more
+    torch.testing.assert_close(part.truth[0, :4, 3], first, atol=0.06, rtol=0.0)
+    torch.testing.assert_close(
+        part.truth[0, :4, 0], (5.0 * torch.arange(4).double() + japan[366]).log1p(), atol=0.01, rtol=0.0
+    )
+    shown = torch.isnan(data.data(1981)).unflatten(1, (days, -1))
+    hidden = {column for column in range(5) if shown[..., column].any()}
+    assert hidden == ({3} if days == 3 else {1, 2, 3})
+    assert (days == 7) or shown[:, 1, :, 3].all()
+    use_two_groups(monkeypatch, days, source=weather.SOURCES[task])
+    monkeypatch.setattr(weather, "NUM_SAMPLES", 2)
+    monkeypatch.setitem(weather.TASKS, task, {"GP-VAE": weather.Method()})
+    measured = list(weather.run(quick=True, seeds=1, only=task))
+    assert {m.method for m in measured} == {*weather.PEERS, "GP-VAE"}
+    assert {m.metric for m in measured} >= {"RMSE 1980 [°C]", "NLL 1981"}
+    assert all(math.isfinite(m.value) for m in measured)
 
 
 @needs_data
