@@ -160,8 +160,8 @@ class LatentVariableModel(PyroModule):
         :param num_starts: Gaussians for each row; with ``"laplace"`` and a mixture the number of its components instead.
         :param num_steps: Adam's, 300 if omitted, or those of Gauss and Newton, 30.
         :param learning_rate: of Adam.
-        :param num_samples: draws of the globals: one taken at each step of Adam, 8 if omitted; Gauss and Newton average over
-            them, 1 if omitted, where ``u`` or ``a`` is integrated out.
+        :param num_samples: draws of the globals: one taken at each step of Adam, 8 if omitted; or, with ``u`` or ``a``
+            integrated out, all averaged over at each step of Gauss and Newton, 1 if omitted.
         :param seed: seed of the noise; the global random state is left alone.
         :returns: ``Normal(loc, scale).to_event(1)`` of batch shape [B], or ``MultivariateNormal`` by ``"laplace"``; or a
             ``MixtureSameFamily`` of them.
