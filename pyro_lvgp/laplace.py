@@ -41,7 +41,18 @@ def laplace(
     :param num_steps: Gauss-Newton steps.
     :returns: means, Cholesky factors of the covariances and log evidences.
 
-    Source: Tierney and Kadane (1986); Schraudolph (2002) on the generalised Gauss-Newton matrix.
+    Source: Tierney and Kadane (1986), "Accurate approximations for posterior moments"; Schraudolph (2002), "Fast curvature
+    matrix-vector products", on the generalised Gauss-Newton matrix.
+
+    One row of two entries, the second missing, whose function is x itself:
+
+    >>> from pyro_lvgp.likelihoods import Gaussian
+    >>> noise, prior = Gaussian(1.0), dist.MultivariateNormal(torch.zeros(1, 2), torch.eye(2).expand(1, 2, 2))
+    >>> given = lambda X: NoisyFunction(noise, X, torch.zeros(()), "fitc")
+    >>> Y, start = torch.tensor([[2.0, torch.nan]]), torch.zeros(1, 1, 2)
+    >>> loc, scale_tril, log_evidence = laplace([given], Y, prior, start, num_steps=10)
+    >>> loc.squeeze().round(decimals=3), scale_tril.squeeze().diagonal().square()
+    (tensor([1., 0.]), tensor([0.5000, 1.0000]))
     """
     S, B, Q = start.shape
     observed, Y = ~torch.isnan(Y).repeat(S, 1), torch.nan_to_num(Y).repeat(S, 1)
