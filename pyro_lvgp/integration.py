@@ -41,12 +41,12 @@ class IntegrateGaussians(Messenger):
 
     def _pyro_post_sample(self, msg):
         if msg["name"] in self._holders:
-            moments = _gaussian_moments(self._guide_trace.nodes[msg["name"]]["fn"])
+            moments = gaussian_moments(self._guide_trace.nodes[msg["name"]]["fn"])
             if moments is not None:
                 msg["value"], self._holders[msg["name"]]["scale_tril"] = moments
 
 
-def _gaussian_moments(fn: Any) -> tuple[Tensor, Tensor] | None:
+def gaussian_moments(fn: Any) -> tuple[Tensor, Tensor] | None:
     """Mean and Cholesky factor of the covariance of a Gaussian over vectors."""
     if isinstance(fn, torch.distributions.MultivariateNormal):
         return fn.loc, fn.scale_tril

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from pyro_lvgp.distributions import NoisyFunction
+from pyro_lvgp.integration import gaussian_moments
 
 Entries = Callable[[Float[Tensor, "B Q"]], NoisyFunction]
 _DAMPING, _FACTOR, _RANGE = 1e-3, 5.0, (1e-8, 1e8)
@@ -112,12 +113,11 @@ def gaussian_components(prior: torch.distributions.Distribution) -> tuple[Float[
         log_weights, parts = prior.mixture_distribution.logits.log_softmax(-1), prior.component_distribution
     else:
         log_weights, parts = prior.mean.new_zeros(1), prior.expand((1,))
-    if isinstance(parts, torch.distributions.MultivariateNormal):
-        return log_weights, dist.MultivariateNormal(parts.loc, scale_tril=parts.scale_tril)
-    base = getattr(parts, "base_dist", None)
-    if isinstance(base, torch.distributions.Normal) and len(parts.event_shape) == 1:
-        return log_weights, dist.MultivariateNormal(base.loc, scale_tril=torch.diag_embed(base.scale))
-    raise ValueError(
-        f"expected a Gaussian over vectors or a mixture of them as prior for method='laplace', got {prior}; pass one, "
-        "such as latent_mixture(...), or method='variational'"
-    )
+    moments = gaussian_moments(parts)
+    if moments is None:
+        raise ValueError(
+            f"expected a Gaussian over vectors or a mixture of them as prior for method='laplace', got {prior}; pass one, "
+            "such as latent_mixture(...), or method='variational'"
+        )
+    loc, scale_tril = moments
+    return log_weights, dist.MultivariateNormal(loc, scale_tril=scale_tril)

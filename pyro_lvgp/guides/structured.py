@@ -20,7 +20,7 @@ from torch.distributions import MultivariateNormal
 
 from pyro_lvgp.gaussian_process import GaussianProcess, StructuredPosterior
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
-from pyro_lvgp.integration import _gaussian_moments
+from pyro_lvgp.integration import gaussian_moments
 from pyro_lvgp.networks import as_pyro_module
 from pyro_lvgp.state_space_posterior import StateSpacePosterior
 from pyro_lvgp.validation import position_of_data
@@ -234,7 +234,7 @@ class _Integrate(Messenger):
 
     def _pyro_post_sample(self, msg):
         holder = msg["infer"].get("integrated")
-        if holder is not None and (moments := _gaussian_moments(msg["fn"])) is not None:
+        if holder is not None and (moments := gaussian_moments(msg["fn"])) is not None:
             msg["value"], holder["scale_tril"] = moments
 
 

@@ -263,25 +263,24 @@ class LatentVariableModel(PyroModule):
         )
 
     def _global_draws(self, guide: Guide, num_samples: int) -> Iterator[dict[str, Tensor]]:
-        """Draws of what rows share, from the guide run on one row of which nothing is observed."""
-        like = self.latent_candidates()
-        row = torch.full((1, self.data_dim), torch.nan, dtype=like.dtype, device=like.device)
-        idx = torch.zeros(1, dtype=torch.long, device=like.device)
+        """Draws of what rows share."""
         for _ in range(num_samples):
-            with torch.no_grad():
-                trace = poutine.trace(guide).get_trace(row, idx)
             yield {
                 name: cast(Tensor, site["value"])
-                for name, site in prune_subsample_sites(trace).iter_stochastic_nodes()
+                for name, site in prune_subsample_sites(self._trace_of_nothing(guide)).iter_stochastic_nodes()
                 if all(frame.name != "data" for frame in site["cond_indep_stack"])
             }
 
-    def _predictor(self, guide: Guide) -> Entries:
-        """:meth:`predictive` with what rows share drawn once and for all."""
+    def _trace_of_nothing(self, guide: Guide) -> Trace:
+        """The guide run on one row of which nothing is observed."""
         like = self.latent_candidates()
         row = torch.full((1, self.data_dim), torch.nan, dtype=like.dtype, device=like.device)
         with torch.no_grad():
-            drawn = poutine.trace(guide).get_trace(row, torch.zeros(1, dtype=torch.long, device=like.device))
+            return poutine.trace(guide).get_trace(row, torch.zeros(1, dtype=torch.long, device=like.device))
+
+    def _predictor(self, guide: Guide) -> Entries:
+        """:meth:`predictive` with what rows share drawn once and for all."""
+        drawn = self._trace_of_nothing(guide)
         for name in ("X", "data"):  # leaves what rows share
             drawn.nodes.pop(name, None)
 
