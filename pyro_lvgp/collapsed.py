@@ -63,11 +63,38 @@ def precision_sum(
     if precision.shape[-1] <= (L + 1) // 2:
         weighted = features.mT.unsqueeze(-3) * precision.mT.unsqueeze(-2)
         return weighted @ features.unsqueeze(-3)
-    products = torch.cat([features[..., i : i + 1] * features[..., i:] for i in range(L)], -1)
     rows, columns = torch.triu_indices(L, L, device=features.device)
     where = torch.empty(L, L, dtype=torch.long, device=features.device)
     where[rows, columns] = where[columns, rows] = torch.arange(len(rows), device=features.device)
-    return (precision.mT @ products)[..., where]
+    return (precision.mT @ _products(features))[..., where]
+
+
+def function_variance(
+    features: Float[Tensor, "*#batch N L"], factor: Float[Tensor, "*#batch #D L L"]
+) -> Float[Tensor, "*batch N #D"]:
+    """``diag(Φ S_d S_dᵀ Φᵀ)`` of each output, whose weights have the covariance ``S_d S_dᵀ``.
+
+    The transpose of :func:`precision_sum`, and in as many operations: with many outputs by products of two features.
+
+    :param features: Φ.
+    :param factor: S, triangular or not.
+    """
+    L = features.shape[-1]
+    if factor.stride(-3) == 0:  # one factor, expanded
+        factor = factor[..., :1, :, :]
+    if factor.shape[-3] <= (L + 1) // 2:
+        # A few outputs at a time: D × L × N numbers at once would take longer to fetch than to compute.
+        PhiT, few = features.mT.unsqueeze(-3), max(1, _NUM_IN_CACHE // features.numel())
+        return torch.cat([(S.mT @ PhiT).square().sum(-2) for S in factor.split(few, -3)], -2).mT
+    rows, columns = torch.triu_indices(L, L, device=features.device)
+    twice = torch.where(rows == columns, 1.0, 2.0).to(features)
+    covariance = twice * (factor @ factor.mT)[..., rows, columns]
+    return (_products(features) @ covariance.mT).clamp_min(0.0)  # less than none by rounding only
+
+
+def _products(features: Float[Tensor, "*batch N L"]) -> Float[Tensor, "*batch N products"]:
+    """Of each two features, in the order of ``torch.triu_indices``."""
+    return torch.cat([features[..., i : i + 1] * features[..., i:] for i in range(features.shape[-1])], -1)
 
 
 def weight_posterior(
@@ -86,12 +113,19 @@ def weight_posterior(
     (tensor([[1.6000]]), tensor([[[5.]]]))
     """
     identity = torch.eye(features.shape[-1], dtype=features.dtype, device=features.device)
-    # The eigenvalues are 1 and larger: there is nothing to add to the diagonal.
-    R = safe_cholesky(identity + precision_sum(features, precision), jitter=0.0, name="weight precision")
-    told = linear.mT @ features
+    return from_natural(linear.mT @ features, identity + precision_sum(features, precision))
+
+
+def from_natural(linear: Float[Tensor, "*batch D L"], precision: Float[Tensor, "*batch #D L L"]) -> WeightPosterior:
+    """Weights of natural parameters ``P_d m_d`` and ``P_d``.
+
+    :param linear: ``P_d m_d``.
+    :param precision: P, whose eigenvalues are 1 and larger; one for each output or for all.
+    """
+    R = safe_cholesky(precision, jitter=0.0, name="weight precision")
     if R.shape[-3] == 1:
-        return WeightPosterior(torch.cholesky_solve(told.mT, R.squeeze(-3)).mT, R)
-    return WeightPosterior(torch.cholesky_solve(told.unsqueeze(-1), R).squeeze(-1), R)
+        return WeightPosterior(torch.cholesky_solve(linear.mT, R.squeeze(-3)).mT, R)
+    return WeightPosterior(torch.cholesky_solve(linear.unsqueeze(-1), R).squeeze(-1), R)
 
 
 def log_partition(posterior: WeightPosterior) -> Float[Tensor, "*batch D"]:
@@ -112,11 +146,8 @@ def function_moments(
     :param posterior: what :func:`weight_posterior` returned.
     :param features: Φ at any inputs.
     """
-    R_inv, PhiT = invert_lower(posterior.precision_tril), features.mT.unsqueeze(-3)
-    # A few outputs at a time: D × L × N numbers at once would take longer to fetch than to compute.
-    few = max(1, _NUM_IN_CACHE // features.numel())
-    variances = [(factors @ PhiT).square().sum(-2) for factors in R_inv.split(few, -3)]
-    return features @ posterior.mean.mT, torch.cat(variances, -2).mT
+    variance = function_variance(features, invert_lower(posterior.precision_tril).mT)
+    return features @ posterior.mean.mT, variance
 
 
 def gaussian_log_density(

@@ -6,6 +6,7 @@ from torch.distributions import MultivariateNormal
 
 from pyro_lvgp.collapsed import (
     function_moments,
+    function_variance,
     gaussian_log_density,
     gaussian_sites,
     log_partition,
@@ -108,11 +109,27 @@ def test_sums_over_rows_equal_those_of_matrices(num_outputs):
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("num_outputs", [1, 2, 3, 9])
+def test_variances_equal_those_of_each_output(num_outputs):
+    """With few outputs and with more than half as many as features, of any square root: values and gradients."""
+    features, factor = torch.randn(2, N, L, requires_grad=True), torch.randn(num_outputs, L, L, requires_grad=True)
+    fast = function_variance(features, factor)
+    slow = torch.einsum("bnl,dlk,dmk,bnm->bnd", features, factor, factor, features)
+    torch.testing.assert_close(fast, slow)
+    weights = torch.randn_like(fast)
+    for ours, theirs in zip(
+        torch.autograd.grad((fast * weights).sum(), [features, factor]),
+        torch.autograd.grad((slow * weights).sum(), [features, factor]),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
 @pytest.mark.parametrize("in_cache", [1, 4 * N * L, 10**9])
 def test_moments_do_not_depend_on_how_many_outputs_are_taken_at_once(in_cache, monkeypatch):
     monkeypatch.setattr("pyro_lvgp.collapsed._NUM_IN_CACHE", in_cache)
     features, new = torch.randn(2, N, L), torch.randn(2, 5, L)
-    posterior = weight_posterior(features, torch.randn(N, 9), torch.rand(N, 9))
+    posterior = weight_posterior(features, torch.randn(N, 2), torch.rand(N, 2))
     mean, variance = function_moments(posterior, new)
     covariance = torch.linalg.inv(posterior.precision_tril @ posterior.precision_tril.mT)
     torch.testing.assert_close(variance, torch.einsum("bnl,bdlk,bnk->bnd", new, covariance, new))

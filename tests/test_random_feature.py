@@ -20,6 +20,8 @@ from pyro_lvgp.guides import MeanFieldGuide, RandomFeatureGuide
 from pyro_lvgp.infer import BlockCoordinateVI, MeanFieldELBO
 from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, NegativeBinomial, Poisson, StudentT
 from pyro_lvgp.models import RandomFeatureLVM
+from pyro_lvgp.networks import IndexNet
+from pyro_lvgp.training import fit
 
 N, D, Q, F, C = 12, 3, 2, 4, 3
 
@@ -272,10 +274,43 @@ def test_natural_gradients_at_full_batch_are_the_closed_form(Y, holes):
     torch.testing.assert_close(bound, exact.sum())
 
 
-@pytest.mark.parametrize("likelihood", [Gaussian, Bernoulli, Poisson])
-def test_mini_batches_of_natural_gradients_are_unbiased(likelihood):
+def test_a_shared_covariance_is_each_output_s_own_where_nothing_is_missing(Y):
+    """Natural gradients, bounds and their slopes in all else."""
+    found = []
+    for weights in ("explicit", "shared"):
+        pyro.clear_param_store()
+        torch.manual_seed(1)
+        model, guide = _pair(Y, Gaussian(0.4), weights=weights)
+        values = guide.blocks()[-1].update(Y)
+        guide.a.linear, guide.a.precision = values["guide.a.linear"].detach(), values["guide.a.precision"].detach()
+        loss = MeanFieldELBO(max_plate_nesting=1)(model, guide)(Y)
+        moved = [*model.parameters(), *guide.omega.parameters(), *guide.X.parameters()]
+        found.append([values["guide.a.linear"], values["guide.a.precision"].expand(D, -1, -1), loss])
+        found[-1] += torch.autograd.grad(loss, moved, allow_unused=True, materialize_grads=True)
+    torch.testing.assert_close(*found)
+    assert guide.a.precision.shape == (1, 2 * F, 2 * F)
+
+
+@pytest.mark.parametrize("likelihood", [Gaussian, Poisson])
+def test_natural_gradients_of_a_shared_covariance_settle_at_the_maximum(likelihood):
+    """Where outputs lack different rows: the gradient of the bound in means and covariance is zero there."""
     Y = _holes(likelihood()(torch.randn(N, D)).sample().detach())
-    _, guide = _pair(Y, likelihood(), weights="explicit")
+    model, guide = _pair(Y, likelihood(), weights="shared")
+    _pin(guide)
+    for _ in range(300):
+        values = guide._update_weights(Y)
+        guide.a.linear = torch.lerp(guide.a.linear.detach(), values["guide.a.linear"], 0.5)
+        guide.a.precision = torch.lerp(guide.a.precision.detach(), values["guide.a.precision"], 0.5)
+    loss = MeanFieldELBO(num_samples=1)(model, guide)
+    for slope in torch.autograd.grad(loss(Y), list(guide.a.parameters())):
+        torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("weights", ["explicit", "shared"])
+@pytest.mark.parametrize("likelihood", [Gaussian, Bernoulli, Poisson])
+def test_mini_batches_of_natural_gradients_are_unbiased(likelihood, weights):
+    Y = _holes(likelihood()(torch.randn(N, D)).sample().detach())
+    _, guide = _pair(Y, likelihood(), weights=weights)
     _pin(guide)
     update = guide.blocks()[-1].update
     whole = update(Y)
@@ -324,12 +359,12 @@ def test_mini_batches_of_collapsed_weights_are_unbiased(Y):
     assert abs(whole.mean() - parts.mean()) < 4.0 * ((whole.var() + parts.var()) / 20).sqrt()
 
 
-@pytest.mark.parametrize("weights", ["collapsed", "explicit"])
+@pytest.mark.parametrize("weights", ["collapsed", "explicit", "shared"])
 def test_predict_equals_exact_regression(Y, weights):
     """With latents and frequencies pinned: Gaussian-process regression with the kernel of the features."""
     model, guide = _pair(Y, Gaussian(0.2), frequencies="gaussian", weights=weights)
     _pin(guide)
-    if weights == "explicit":
+    if weights != "collapsed":
         values = guide._update_weights(Y)
         guide.a.linear, guide.a.precision = (values[f"guide.a.{name}"].detach() for name in ("linear", "precision"))
     X_new = torch.randn(5, Q)
@@ -468,6 +503,48 @@ def test_guide_keeps_data_and_state(Y):
         assert torch.equal(guide.data, Y)
 
 
+@pytest.fixture
+def local_params():
+    with pyro.settings.context(module_local_params=True):
+        yield
+
+
+@pytest.mark.usefixtures("local_params")
+@pytest.mark.parametrize("weights", ["collapsed", "filled", "explicit", "shared"])
+def test_an_encoder_is_free_latents_that_it_computes(Y, weights):
+    """Bounds of all rows and of some, and every closed form."""
+    Y = _holes(Y)
+    model, free = _pair(Y, frequencies="gaussian", weights=weights)
+    encoder = IndexNet(D, Q)
+    amortised = RandomFeatureGuide(model, frequencies="gaussian", weights=weights, encoder=encoder)
+    amortised(Y)
+    with torch.no_grad():
+        free.X.loc, free.X.scale = encoder(Y)
+    if weights in ("explicit", "shared"):
+        free.a.linear, free.a.precision = amortised.a.linear.detach(), amortised.a.precision.detach()
+    loss, idx = TraceMeanField_ELBO(max_plate_nesting=1), torch.tensor([7, 2, 5])
+    values = []
+    for guide in (free, amortised):
+        torch.manual_seed(1)
+        updates = [block.update(Y) for block in guide.blocks() if block.update]
+        values.append((loss.loss(model, guide, Y), loss.loss(model, guide, Y[idx], idx), updates))
+    torch.testing.assert_close(*values)
+    torch.testing.assert_close(amortised.median(Y[idx], idx)["X"], free.X.loc[idx].detach())
+
+
+def test_an_encoder_learns_from_mini_batches_and_reads_new_rows():
+    X = torch.linspace(-2.0, 2.0, 200)[:, None]
+    Y = torch.cat([X, X.sin(), (2.0 * X).cos()], -1) + 0.05 * torch.randn(200, D)
+    Y[torch.rand(Y.shape) < 0.1] = torch.nan
+    train = Y[::2]
+    model = RandomFeatureLVM(100, D, 1, num_frequencies=10, num_components=C).initialize(train)
+    guide = RandomFeatureGuide(model, weights="shared", encoder=IndexNet(D, 1))
+    blocks = guide.blocks(learning_rate=0.01, damping=lambda sweep: (sweep + 10.0) ** -0.6)
+    fit(model, guide, train, loss=MeanFieldELBO(), blocks=blocks, num_steps=600, batch_size=25, progress=False)
+    new = guide.median(Y[1::2], torch.arange(100))["X"]
+    assert torch.stack([new[:, 0], X[1::2, 0]]).corrcoef()[0, 1].abs() > 0.95
+
+
 @pytest.mark.usefixtures("unchecked")
 class TestBadInput:
     def test_choices(self, Y):
@@ -482,6 +559,11 @@ class TestBadInput:
             RandomFeatureGuide(model, frequencies="normal")
         with pytest.raises(ValueError, match="positive init_scale"):
             RandomFeatureGuide(model, init_scale=0.0)
+
+    def test_encoder_wants_data(self, Y):
+        _, guide = _pair(Y, encoder=IndexNet(D, Q))
+        with pytest.raises(ValueError, match="expected data for the encoder"):
+            guide()
 
     def test_sizes(self):
         with pytest.raises(ValueError, match="num_components of 2 or more"):

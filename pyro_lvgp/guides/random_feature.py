@@ -9,21 +9,22 @@ import torch
 from jaxtyping import Float, Int
 from pyro.distributions import constraints
 from pyro.nn import PyroModule, PyroParam
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyro_lvgp import conjugate
-from pyro_lvgp.collapsed import WeightPosterior, function_moments, precision_sum, weight_posterior
+from pyro_lvgp.collapsed import WeightPosterior, from_natural, function_moments, precision_sum, weight_posterior
 from pyro_lvgp.diagonal_mixture import assignment_logits
 from pyro_lvgp.distributions import PrecisionNormal
 from pyro_lvgp.guides._sampled import SampledGuide
 from pyro_lvgp.infer import Block
 from pyro_lvgp.likelihoods import Gaussian
-from pyro_lvgp.linalg import safe_cholesky
 from pyro_lvgp.models import RandomFeatureLVM
+from pyro_lvgp.networks import as_pyro_module
 from pyro_lvgp.polyagamma import touching_point
 
 Frequencies = Literal["mixture", "gaussian"]
-Weights = Literal["collapsed", "filled", "explicit"]
+Weights = Literal["collapsed", "filled", "explicit", "shared"]
+_KEPT = ("explicit", "shared")  # from step to step, as parameters
 
 
 class RandomFeatureGuide(SampledGuide):
@@ -43,15 +44,22 @@ class RandomFeatureGuide(SampledGuide):
         factor for each output.  ``"filled"`` is that of Gaussian data whose gaps are filled: one factor for all, and a looser
         bound.  After such a fit, ``guide.weights = "collapsed"`` predicts by the exact weights given the latents found.
         ``"explicit"`` keeps a Gaussian for each output, for mini-batches and other likelihoods; it wants frequencies that stay
-        where they are, hence ``"gaussian"`` ones.  By default ``"collapsed"`` if the likelihood allows it.
-    :param init_scale: first standard deviation of the latents.
+        where they are, hence ``"gaussian"`` ones.  ``"shared"`` is the same with one covariance for all outputs, one factor
+        instead of D: of Gaussian data with one variance and no gaps it has the same bound, elsewhere a looser one.  By
+        default ``"collapsed"`` if the likelihood allows it, else ``"explicit"``.
+    :param encoder: amortises the latents: a module that maps data [B, D], NaN where missing, to loc and scale [B, Q], such as
+        an :class:`~pyro_lvgp.networks.IndexNet`.  Every step then moves the latents of all rows, which mini-batches of many
+        rows need, and new rows cost one pass; it starts where its parameters are, not at the model's initial latents.  It is
+        turned into a ``PyroModule`` in place.
+    :param init_scale: first standard deviation of the latents, without an encoder.
     :param seed: seed of the first assignments or frequencies.
-    :raises ValueError: for an unknown choice, or one that the likelihood or the other choice rules out.
+    :raises ValueError: for an unknown choice, or one that the likelihood or the other choice rules out; for a call without
+        data if an encoder wants them.
 
     Parameters go by site: ``alpha.shape``, ``alpha.rate``; ``v.a``, ``v.b``; ``omega.logits`` [F, C], or ``omega.loc`` and
-    ``omega.scale`` [F, Q]; ``X.loc``, ``X.scale`` [N, Q]; of collapsed weights ``a.c`` [N, D], where the bound touches a
-    logistic likelihood; of filled ones the f in gaps, ``a.gaps`` [N, D]; of explicit ones the natural ``a.linear`` [D, L] and
-    ``a.precision`` [D, L, L].
+    ``omega.scale`` [F, Q]; ``X.loc``, ``X.scale`` [N, Q], or the encoder's; of collapsed weights ``a.c`` [N, D], where the
+    bound touches a logistic likelihood; of filled ones the f in gaps, ``a.gaps`` [N, D]; of explicit ones the natural
+    ``a.linear`` [D, L] and ``a.precision`` [D, L, L], of shared ones [1, L, L].
 
     Collapsed and filled weights need all data.  The guide keeps those of its last call without ``idx``: later calls on some
     rows, as for predictions, condition the weights on all of them, and a bound on a mini-batch is unbiased.
@@ -74,11 +82,12 @@ class RandomFeatureGuide(SampledGuide):
         *,
         frequencies: Frequencies | None = None,
         weights: Weights | None = None,
+        encoder: nn.Module | None = None,
         init_scale: float = 0.1,
         seed: int = 0,
     ):
         weights = weights or ("collapsed" if model.is_conjugate else "explicit")
-        frequencies = frequencies or ("gaussian" if weights == "explicit" else "mixture")
+        frequencies = frequencies or ("gaussian" if weights in _KEPT else "mixture")
         for name, value, known in (("frequencies", frequencies, Frequencies), ("weights", weights, Weights)):
             if value not in get_args(known):
                 raise ValueError(f"expected {name} in {get_args(known)}, got {value!r}")
@@ -89,14 +98,15 @@ class RandomFeatureGuide(SampledGuide):
             )
         if weights == "filled" and not isinstance(model.likelihood, Gaussian):
             raise ValueError(f'expected a Gaussian likelihood for weights="filled", got {type(model.likelihood).__name__}')
-        if weights == "explicit" and frequencies == "mixture":
+        if weights in _KEPT and frequencies == "mixture":
             raise ValueError(
-                'expected frequencies="gaussian" with explicit weights, got "mixture": its draws are other frequencies at '
+                f'expected frequencies="gaussian" with {weights} weights, got "mixture": its draws are other frequencies at '
                 "each step, for which the weights do not hold"
             )
         if not init_scale > 0.0:
             raise ValueError(f"expected a positive init_scale, got {init_scale}")
         super().__init__(model)
+        self.encoder = None if encoder is None else as_pyro_module(encoder)
         self.frequencies, self.weights, self._init_scale, self._seed = frequencies, weights, init_scale, seed
 
     def _setup_prototype(self, *args, **kwargs):
@@ -117,10 +127,11 @@ class RandomFeatureGuide(SampledGuide):
                 loc = model.component_locs[which] + model.component_scales[which] * noise[:, : model.latent_dim]
                 scale = 0.5 * model.component_scales[which]
             self.omega.loc, self.omega.scale = _real(loc), _positive(scale)
-        X = model.initial_values.get("X")
-        X = like.new_zeros(model.num_data, model.latent_dim) if X is None else X.to(like, copy=True)
-        self.X.loc, self.X.scale = _real(X), _positive(torch.full_like(X, self._init_scale))
-        if self.weights == "explicit":
+        if self.encoder is None:
+            X = model.initial_values.get("X")
+            X = like.new_zeros(model.num_data, model.latent_dim) if X is None else X.to(like, copy=True)
+            self.X.loc, self.X.scale = _real(X), _positive(torch.full_like(X, self._init_scale))
+        if self.weights in _KEPT:
             linear, precision = self._first_weights(*args, **kwargs)
             self.a.linear, self.a.precision = _real(linear), PyroParam(precision, constraints.positive_definite)
         else:
@@ -140,15 +151,15 @@ class RandomFeatureGuide(SampledGuide):
         """
         if self.prototype_trace is None:
             self._setup_prototype(y, idx)
-        if y is not None and idx is None and self.weights != "explicit":
+        if y is not None and idx is None and self.weights not in _KEPT:
             self.data = y.detach()
         values = {"alpha": pyro.sample("alpha", dist.Gamma(self.alpha.shape, self.alpha.rate))}
         values["v"] = pyro.sample("v", dist.Beta(self.v.a, self.v.b).to_event(1))
         values["omega"] = pyro.sample("omega", dist.Independent(self._points(), 1))
         with self.model.data_plate(y, idx):
-            values["X"] = pyro.sample("X", self._q_latents(idx).to_event(1))
-        if self.weights == "explicit":
-            loc = self._explicit_weights().mean
+            values["X"] = pyro.sample("X", self._q_latents(y, idx).to_event(1))
+        if self.weights in _KEPT:
+            loc = self._kept_weights().mean
             posterior = dist.MultivariateNormal(loc, precision_matrix=self.a.precision, validate_args=False)
         else:
             posterior = self._collapsed_weights(values["omega"], self._all_latents(values["X"], idx))
@@ -162,8 +173,12 @@ class RandomFeatureGuide(SampledGuide):
             return self.model.spectral_points(self.omega.logits)
         return dist.Normal(self.omega.loc, self.omega.scale).to_event(1)
 
-    def _q_latents(self, idx: Tensor | None) -> dist.Normal:
+    def _q_latents(self, y: Tensor | None, idx: Tensor | None) -> dist.Normal:
         """Q of all rows or of some, entry by entry."""
+        if self.encoder is not None:
+            if y is None:
+                raise ValueError("expected data for the encoder, got none; call the guide with them")
+            return dist.Normal(*self.encoder(y))
         loc, scale = self.X.loc, self.X.scale
         return dist.Normal(loc, scale) if idx is None else dist.Normal(loc[idx], scale[idx])
 
@@ -173,7 +188,8 @@ class RandomFeatureGuide(SampledGuide):
             return X
         if torch.isnan(self.data).all():
             raise ValueError('expected a first call with all data, got a mini-batch; call guide(Y), or use weights="explicit"')
-        everyone = self._q_latents(None).expand((*X.shape[:-2], *self.X.loc.shape)).rsample()
+        q = self._q_latents(self.data, None)
+        everyone = q.expand((*X.shape[:-2], *q.batch_shape)).rsample()
         return everyone.index_copy(-2, idx, X)
 
     def _collapsed_weights(self, omega: Tensor, X: Tensor) -> PrecisionNormal:
@@ -188,9 +204,8 @@ class RandomFeatureGuide(SampledGuide):
         y = torch.where(torch.isnan(self.data), self.a.gaps, self.data) if self.weights == "filled" else self.data
         return weight_posterior(features, *self.model.weight_sites(y, c, torch.zeros_like(c)))
 
-    def _explicit_weights(self) -> WeightPosterior:
-        R = safe_cholesky(self.a.precision, jitter=0.0, name="weight precision")
-        return WeightPosterior(torch.cholesky_solve(self.a.linear.unsqueeze(-1), R).squeeze(-1), R)
+    def _kept_weights(self) -> WeightPosterior:
+        return from_natural(self.a.linear, self.a.precision)
 
     def assignments(self) -> Float[Tensor, "F C"]:
         """Probability φ of each frequency to belong to each component."""
@@ -209,20 +224,22 @@ class RandomFeatureGuide(SampledGuide):
 
         ``"gradient"``: latents, frequencies with their components or assignments, and parameters of kernel and likelihood, by
         Adam; ``"sticks"`` and ``"concentration"``, closed forms; ``"touching-points"``, a fixed point, of collapsed weights
-        of a logistic likelihood, ``"gaps"``, means, of filled ones, or ``"weights"``, natural gradients, of explicit ones.
+        of a logistic likelihood, ``"gaps"``, means, of filled ones, or ``"weights"``, natural gradients, of explicit or
+        shared ones.
 
         :param learning_rate: of Adam.
         :param num_steps: gradient steps in a sweep.
         :param damping: ρ of the last block.  On mini-batches, a function of the sweep t that falls like
             (t + delay)^−κ, κ in (½, 1]; a delay of 10 or more keeps the first batches from deciding all.
         """
-        moved, adam = ["model.*", "guide.omega.*", "guide.X.*"], partial(torch.optim.Adam, lr=learning_rate)
+        latents = "guide.X.*" if self.encoder is None else "guide.encoder.*"
+        moved, adam = ["model.*", "guide.omega.*", latents], partial(torch.optim.Adam, lr=learning_rate)
         blocks = [
             Block("gradient", params=moved, optim=adam, num_steps=num_steps),
             Block("sticks", params=["guide.v.*"], update=self._update_sticks),
             Block("concentration", params=["guide.alpha.*"], update=self._update_concentration),
         ]
-        if self.weights == "explicit":
+        if self.weights in _KEPT:
             blocks.append(Block("weights", params=["guide.a.*"], update=self._update_weights, damping=damping))
         elif self.weights == "filled":
             blocks.append(Block("gaps", params=["guide.a.gaps"], update=self._update_gaps, damping=damping))
@@ -241,17 +258,17 @@ class RandomFeatureGuide(SampledGuide):
         return {"guide.alpha.shape": shape, "guide.alpha.rate": rate}
 
     def _update_touching_points(self, y: Tensor, idx: Tensor | None = None) -> dict[str, Tensor]:
-        features = self._draw_features(None)
+        features = self._draw_features(self.data, None)
         mean, variance = function_moments(self._posterior_of(features), features)
         return {"guide.a.c": touching_point(self.model.mean + mean, variance)}
 
     def _update_gaps(self, y: Tensor, idx: Tensor | None = None) -> dict[str, Tensor]:
-        features = self._draw_features(None)
+        features = self._draw_features(self.data, None)
         return {"guide.a.gaps": self.model.mean + features @ self._posterior_of(features).mean.mT}
 
     def _update_weights(self, y: Tensor, idx: Tensor | None = None) -> dict[str, Tensor]:
-        features = self._draw_features(idx)
-        mean, variance = function_moments(self._explicit_weights(), features)
+        features = self._draw_features(y, idx)
+        mean, variance = function_moments(self._kept_weights(), features)
         linear, precision = self._natural_weights(y, features, self.model.mean + mean, variance)
         return {"guide.a.linear": linear, "guide.a.precision": precision}
 
@@ -260,20 +277,28 @@ class RandomFeatureGuide(SampledGuide):
         """Natural parameters where each f is what its y suggests, from which natural gradients do not overshoot."""
         missing = self.model.mean.new_full((1, self.model.data_dim), torch.nan)
         y, idx = (missing, torch.zeros_like(missing[0, :1]).long()) if y is None else (y, idx)
-        f = torch.nan_to_num(self.model.likelihood.function(y))
-        return self._natural_weights(y, self._draw_features(idx), f, torch.zeros_like(f))
+        f = torch.where(torch.isnan(y), self.model.mean, self.model.likelihood.function(y))
+        return self._natural_weights(y, self._draw_features(y, idx), f, torch.zeros_like(f))
 
     def _natural_weights(self, y: Tensor, features: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        """Prior and sites of the rows at moments of f, as if of all rows: P m and P."""
+        """Prior and sites of the rows at moments of f, as if of all rows: P m and P.
+
+        A covariance that outputs share has the mean of their precisions, and their P m are told of what theirs lack.
+        """
         linear, precision = self.model.weight_sites(y, mean, variance)
+        if self.weights == "shared":
+            average = precision.mean(-1, keepdim=True)
+            linear, precision = linear + (average - precision) * (mean - self.model.mean), average
         ratio, L = self.model.num_data / len(y), features.shape[-1]
-        told = precision_sum(features, precision).expand(self.model.data_dim, L, L)
+        told = precision_sum(features, precision)
+        if self.weights == "explicit":
+            told = told.expand(self.model.data_dim, L, L)
         # The constraint wants symmetry to more digits than products in float32 have.
         return ratio * linear.mT @ features, features.new_ones(L).diag() + 0.5 * ratio * (told + told.mT)
 
-    def _draw_features(self, idx: Tensor | None) -> Tensor:
+    def _draw_features(self, y: Tensor, idx: Tensor | None) -> Tensor:
         """Features [B, L] at one draw of latents and frequencies."""
-        return self.model.features(self._q_latents(idx).sample(), self._points().sample())
+        return self.model.features(self._q_latents(y, idx).sample(), self._points().sample())
 
     def sample_posterior(self, num_samples: int, *args, chunk_size: int = 1, **kwargs) -> dict[str, Tensor]:
         """As every guide's; one draw at a time, since each takes the weights of all outputs."""
@@ -283,8 +308,8 @@ class RandomFeatureGuide(SampledGuide):
     def quantiles(self, quantiles: list[float] | Tensor, *args, **kwargs) -> dict[str, Tensor]:
         """As every guide's, by draws, but exact for X."""
         result = super().quantiles(quantiles, *args, **kwargs)
-        idx = args[1] if len(args) > 1 else kwargs.get("idx")
-        result["X"] = self._q_latents(idx).icdf(torch.as_tensor(quantiles).to(self.X.loc)[:, None, None])
+        y, idx = (args[i] if len(args) > i else kwargs.get(name) for i, name in enumerate(("y", "idx")))
+        result["X"] = self._q_latents(y, idx).icdf(torch.as_tensor(quantiles).to(self.model.mean)[:, None, None])
         return result
 
     def __getstate__(self):

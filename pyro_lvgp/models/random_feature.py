@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pyro_lvgp import polyagamma
-from pyro_lvgp.collapsed import gaussian_sites
+from pyro_lvgp.collapsed import function_variance, gaussian_sites
 from pyro_lvgp.diagonal_mixture import DiagonalMixture
 from pyro_lvgp.distributions import NoisyFunction
 from pyro_lvgp.features import mixture_kernel, random_features, spectral_density
@@ -159,9 +159,8 @@ class RandomFeatureLVM(RowModel):
         if a_scale_tril is None:
             # Nothing is left to integrate: the likelihood at f itself.
             return NoisyFunction(self.likelihood, f_mean, torch.zeros_like(f_mean), "sampled")
-        LT_phi = a_scale_tril.mT.unsqueeze(-4) @ features.mT.unsqueeze(-3)
-        f_variance = LT_phi.square().sum(-2).mT.squeeze(-3)
-        return NoisyFunction(self.likelihood, f_mean, f_variance, "svgp")
+        f_variance = function_variance(features, a_scale_tril.unsqueeze(-4)).squeeze(-3)
+        return NoisyFunction(self.likelihood, f_mean, f_variance.expand_as(f_mean), "svgp")
 
     @property
     def is_conjugate(self) -> bool:
