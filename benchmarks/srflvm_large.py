@@ -10,6 +10,7 @@ import sklearn
 import torch
 from jaxtyping import Float, Int
 from sklearn.decomposition import PCA
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from benchmarks.report import Measurement, Row, Settings
@@ -19,11 +20,12 @@ from pyro_lvgp.datasets import load_dataset
 from pyro_lvgp.guides import RandomFeatureGuide
 from pyro_lvgp.infer import MeanFieldELBO
 from pyro_lvgp.models import RandomFeatureLVM
+from pyro_lvgp.networks import MLP
 from pyro_lvgp.training import fit
 
 NUM_THREADS = 1
 LATENT_DIMS = (2, 5, 10)
-NUM_FREQUENCIES, NUM_COMPONENTS, BATCH_SIZE, NUM_STEPS = 20, 10, 500, 150
+NUM_FREQUENCIES, NUM_COMPONENTS, BATCH_SIZE, NUM_STEPS, LEARNING_RATE = 50, 10, 500, 5000, 0.005
 QUICK_ROWS, QUICK_STEPS, QUICK_DIMS = 600, 2, (2,)
 PUBLISHED = [
     Row(f"{name}, Q = {Q}", f"{method}, published, SRFLVM Table IV", ACCURACY, value, None, 1, None, {})
@@ -37,8 +39,31 @@ PUBLISHED = [
 ]
 NOTES = """\
 60 000 digits of 28 x 28 pixels, and 50 000 grey pictures of 32 x 32, centred and divided by one number.  Accuracy of one
-nearest neighbour in the latents, the mean over five folds, `KFold(5, shuffle=True, random_state=seed)`, all rows.  Ours starts
-at PCA.  "fit" is from data to latents."""
+nearest neighbour in the latents, the mean over five folds, `KFold(5, shuffle=True, random_state=seed)`, all rows.  Ours has
+an encoder: a linear map that starts at PCA, and a network beside it.  "fit" is from data to latents."""
+
+
+class Encoder(nn.Module):
+    """To loc and scale of the latents: principal components, and a network with a layer of 500 that starts small beside them.
+
+    :param Y: centred data.
+    :param latent_dim: Q.
+    :param seed: of PCA.
+    """
+
+    def __init__(self, Y: Float[np.ndarray, "N D"], latent_dim: int, *, seed: int):
+        super().__init__()
+        pca = PCA(latent_dim, whiten=True, random_state=seed).fit(Y)
+        self.linear, self.net = nn.Linear(Y.shape[1], latent_dim, bias=False), MLP(Y.shape[1], 2 * latent_dim, (500,))
+        with torch.no_grad():
+            whitening = pca.components_ / np.sqrt(pca.explained_variance_)[:, None]
+            self.linear.get_parameter("weight").copy_(torch.as_tensor(whitening))
+            self.net[-1].get_parameter("weight").mul_(0.1)
+
+    def forward(self, Y: Tensor) -> tuple[Tensor, Tensor]:
+        Y = torch.nan_to_num(Y)
+        mean, raw = self.net(Y).chunk(2, -1)
+        return self.linear(Y) + mean, nn.functional.softplus(raw - 2.0) + 1e-3
 
 
 def latents(Y: Float[np.ndarray, "N D"], latent_dim: int, *, seed: int, num_steps: int) -> Float[np.ndarray, "N Q"]:
@@ -48,11 +73,13 @@ def latents(Y: Float[np.ndarray, "N D"], latent_dim: int, *, seed: int, num_step
     model = RandomFeatureLVM(
         N, D, latent_dim, num_frequencies=NUM_FREQUENCIES, num_components=NUM_COMPONENTS, seed=seed
     ).initialize(data, seed=seed)
-    guide = RandomFeatureGuide(model, weights="explicit", seed=seed)
-    blocks = guide.blocks(learning_rate=0.02, damping=lambda sweep: (sweep + 10.0) ** -0.6)
+    encoder = Encoder(Y, latent_dim, seed=seed)
+    guide = RandomFeatureGuide(model, weights="shared", encoder=encoder, seed=seed)
+    blocks = guide.blocks(learning_rate=LEARNING_RATE, damping=lambda sweep: (sweep + 10.0) ** -0.6)
     loss = MeanFieldELBO(num_samples=1, max_plate_nesting=1)
     fit(model, guide, data, loss=loss, blocks=blocks, num_steps=num_steps, batch_size=BATCH_SIZE, seed=seed, progress=False)
-    return guide.X.loc.detach().numpy()
+    with torch.no_grad():
+        return encoder(data)[0].numpy()
 
 
 def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:
@@ -62,8 +89,8 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
         if quick:
             Y, y = Y[:QUICK_ROWS], y[:QUICK_ROWS]
         num_steps, dims = (QUICK_STEPS, QUICK_DIMS) if quick else (NUM_STEPS, LATENT_DIMS)
-        settings: Settings = {"frequencies": NUM_FREQUENCIES, "components": NUM_COMPONENTS, "weights": "explicit"}
-        settings |= {"optimiser": "Adam, 0.02, and natural gradients", "batch": BATCH_SIZE, "steps": num_steps}
+        settings: Settings = {"frequencies": NUM_FREQUENCIES, "components": NUM_COMPONENTS, "weights": "shared"}
+        settings |= {"optimiser": f"Adam, {LEARNING_RATE}, and natural gradients", "batch": BATCH_SIZE, "steps": num_steps}
         for seed in tqdm(range(seeds), desc=name, unit="seed"):
             for Q in dims:
                 ours, pca = partial(latents, Y, Q, seed=seed, num_steps=num_steps), PCA(Q, random_state=seed)

@@ -173,6 +173,10 @@ def random_features(p, **options):
     return RandomFeatureGuide(p.model, **options)
 
 
+def random_features_amortised(p):
+    return random_features(p, weights="shared", encoder=ZeroImputation(4, 2, [8]).to(p.args[0].dtype))
+
+
 DETACHED = {"schedule": "sigmoid", "learn_step_size": False, "differentiate_score": False}
 GUIDES = {
     "mean-field": Entry(mean_field, "global local gplvm"),
@@ -197,6 +201,7 @@ GUIDES = {
         partial(random_features, frequencies="gaussian"), "rflvm", exact_gradient=False, needs_all_data=True
     ),
     "random-feature-explicit": Entry(partial(random_features, weights="explicit"), "rflvm", exact_gradient=False),
+    "random-feature-shared-amortised": Entry(random_features_amortised, "rflvm", exact_gradient=False),
 }
 PAIRS = [(guide, model) for guide, entry in GUIDES.items() for model in entry.models.split()]
 every_pair = pytest.mark.parametrize(("guide_id", "model_id"), PAIRS)
