@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyro
@@ -29,6 +29,8 @@ from pyro_lvgp.models import BayesianGPLVM, RandomFeatureLVM
 from pyro_lvgp.models.latent_variable_model import Guide
 from pyro_lvgp.training import fit
 
+Predicted = tuple[Float[Tensor, "B D"], Float[Tensor, "B D"]]  # means, and log densities at the truth
+
 NUM_THREADS = 1
 NUM_COMPONENTS, NUM_STARTS, NUM_DRAWS = 20, 16, 300
 NUM_FITS = {"IW, S = 5, locally linear": 3}  # one of all other methods
@@ -40,8 +42,8 @@ rows' latents is a mixture of 20 Gaussians fitted to the training latents; their
 covariances for each row (`infer_latents(num_starts=16)`), or by "Laplace" one with a full covariance for each of the 20
 (`infer_latents(method="laplace")`).  Median NLPD is that of the entries' NLPD.  "fit" is without these.  Kernels are ARD RBF;
 "locally linear" is RBF(x₁, x₂) + RBF(x₁, x₂) · Linear(x) + Linear(x), which starts with little noise.  "3 fits" is an equal
-mixture of the predictions of three, with other seeds.  Steps of the models with inducing points are compiled
-(`fit(compile=True)`).
+mixture of the predictions of three, with other seeds; "all of these" is that of all predictions of a model, "together" that of
+all models.  Steps of the models with inducing points are compiled (`fit(compile=True)`).
 Frey: 75 % of the pixels of 5 % of the rows hidden, all other rows complete; RMSE in grey level / 255.  All that is seen is
 trained on; the random-feature model is fitted as in the benchmark `imputation`."""
 
@@ -81,8 +83,10 @@ def oilflow(seed: int, num_steps: int | None) -> Iterator[Measurement]:
         weights, means, covariances = map(torch.as_tensor, (fitted.weights_, fitted.means_, fitted.covariances_))
         mean, log_density = mixture_given(weights, means, covariances, Y, test)
         yield from measure(f"{number} Gaussian(s), EM", mean, log_density, time.perf_counter() - start, {})
+    everything: list[Predicted] = []
+    total = 0.0
     for name, method in METHODS.items():
-        predictions: dict[str, list[tuple[Tensor, Tensor]]] = {posterior: [] for posterior in POSTERIORS}
+        predictions: dict[str, list[Predicted]] = {posterior: [] for posterior in POSTERIORS}
         seconds: list[float] = []
         for number in range(NUM_FITS.get(name, 1)):
             with pyro.get_param_store().scope(), torch.random.fork_rng():
@@ -95,12 +99,19 @@ def oilflow(seed: int, num_steps: int | None) -> Iterator[Measurement]:
                 seconds.append(took)
         for posterior, parts in predictions.items():
             yield from measure(f"{name}, {posterior}", *parts[0], seconds[0], settings)
-        if len(seconds) == 1:
-            continue
-        for posterior, parts in predictions.items():
-            mean, log_density = (torch.stack(values) for values in zip(*parts, strict=True))
-            together = mean.mean(0), log_density.logsumexp(0) - math.log(len(parts))
-            yield from measure(f"{name}, {posterior}, {len(parts)} fits", *together, sum(seconds), settings)
+            if len(parts) > 1:
+                yield from measure(f"{name}, {posterior}, {len(parts)} fits", *pooled(parts), sum(seconds), settings)
+        both = [part for parts in predictions.values() for part in parts]
+        yield from measure(f"{name}, all {len(both)} of these", *pooled(both), sum(seconds), settings)
+        everything += both
+        total += sum(seconds)
+    yield from measure(f"all {len(everything)} together", *pooled(everything), total, {})
+
+
+def pooled(parts: Sequence[Predicted]) -> Predicted:
+    """The equal mixture of predictions."""
+    mean, log_density = (torch.stack(values) for values in zip(*parts, strict=True))
+    return mean.mean(0), log_density.logsumexp(0) - math.log(len(parts))
 
 
 class Fitted(NamedTuple):
@@ -236,7 +247,7 @@ TASKS: dict[str, Callable[[int, int | None], Iterator[Measurement]]] = {
 @torch.no_grad()
 def moments(
     model: BayesianGPLVM | RandomFeatureLVM, guide: Guide, q: TorchDistributionMixin, truth: Float[Tensor, "B D"]
-) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B D"]]:
+) -> Predicted:
     """Predictive mean, and log density at the truth, of each entry given latents of this distribution."""
     # Each part with a draw of its own of what rows share.
     draws = q.sample((NUM_DRAWS,)).split(NUM_DRAWS // 10)
@@ -249,7 +260,7 @@ def moments(
 
 def mixture_given(
     weights: Tensor, means: Tensor, covariances: Tensor, Y: Float[Tensor, "B D"], truth: Float[Tensor, "B D"]
-) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B D"]]:
+) -> Predicted:
     """The same for a mixture of Gaussians, in closed form; where observed, the mean is the data."""
     mean, log_density = Y.clone(), torch.zeros_like(Y)
     for n, row in enumerate(Y):
