@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import upstream_files
 
-from pyro_lvgp.datasets import _ghcn, ghcn_daily
+from pyro_lvgp.datasets import ghcn_daily
 
 STATIONS = """\
 JA000047401  45.4167  141.6831   12.0    WAKKANAI                       GSN     47401
@@ -27,11 +27,7 @@ JA000047662,19811231,TMAX,88,H,,S,
 
 @pytest.fixture
 def upstream(tmp_path, monkeypatch):
-    monkeypatch.delenv("PYRO_LVGP_DATA", raising=False)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(_ghcn, "_cache_folder", lambda: tmp_path / "cache")
-    with upstream_files.Upstream() as upstream:
-        monkeypatch.setattr(_ghcn, "_HOST", upstream.url)
+    with upstream_files.ghcn(monkeypatch, tmp_path / "cache") as upstream:
         upstream.files = {
             "/ghcnd-stations.txt": STATIONS.encode(),
             "/by_station/JA000047662.csv.gz": gzip.compress(TOKYO.encode()),

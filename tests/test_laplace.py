@@ -141,6 +141,9 @@ def test_refuses_what_it_cannot_do(holes, unchecked):
     model, guide, _ = _linear(Gaussian(0.5))
     with pytest.raises(ValueError, match=r"expected method in \('variational', 'laplace'\), got 'exact'"):
         model.infer_latents(guide, holes, method="exact")
+    for method in ("laplace", "variational"):
+        with pytest.raises(ValueError, match="expected num_samples of 1 or more"):
+            model.infer_latents(guide, holes, method=method, num_samples=0)
     heavy = dist.StudentT(4.0, torch.zeros(Q), 1.0).to_event(1)
     with pytest.raises(ValueError, match="expected a Gaussian over vectors or a mixture of them"):
         model.infer_latents(guide, holes, method="laplace", prior=heavy)

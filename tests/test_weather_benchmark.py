@@ -16,7 +16,6 @@ pytest.importorskip("gpytorch")
 from benchmarks import weather
 from benchmarks.peers.gpytorch_processes import GroupedProcess
 from benchmarks.weather_data import TRENTINO, load
-from pyro_lvgp.datasets import _ghcn
 from pyro_lvgp.models import MixturePrediction
 
 TRAIN_YEAR, UNSEEN_YEAR = TRENTINO.train_year, TRENTINO.unseen_year
@@ -111,13 +110,9 @@ TENTHS = {"PRCP", "TMAX", "TMIN", "TAVG"}  # the unit of these in the files
 @pytest.fixture
 def japan(tmp_path, monkeypatch):
     """Two years at four stations in the published format, on a server: a wave over the year, and the station's number."""
-    monkeypatch.delenv("PYRO_LVGP_DATA", raising=False)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(_ghcn, "_cache_folder", lambda: tmp_path)
     days = np.arange("1980-01-01", "1982-01-01", dtype="datetime64[D]")
     wave = 10.0 - 10.0 * np.cos(2.0 * np.pi * np.arange(len(days)) / 365.25)
-    with upstream_files.Upstream() as upstream:
-        monkeypatch.setattr(_ghcn, "_HOST", upstream.url)
+    with upstream_files.ghcn(monkeypatch, tmp_path) as upstream:
         stations = [f"{name}  {35 + k}.0000  {136 + k}.0000  {100.0 * k:5.1f}    STATION" for k, name in enumerate(JAPANESE)]
         upstream.files["/ghcnd-stations.txt"] = "\n".join(stations).encode()
         for k, name in enumerate(JAPANESE):

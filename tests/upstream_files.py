@@ -7,6 +7,7 @@ import csv
 import gzip
 import io
 import threading
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -15,6 +16,7 @@ import scipy.io
 from PIL import Image
 from upstream_archives import count_newsgroups, newsgroups, newsgroups_archive, tar_gz
 
+from pyro_lvgp.datasets import _ghcn
 from pyro_lvgp.datasets._registry import REGISTRY
 
 
@@ -55,6 +57,17 @@ class Upstream:
             folder = file.path.endswith("/")
             path = f"tar.gz/{file.commit}" if folder else f"{file.commit}/{file.path}"
             self.files[f"/{file.repository}/{path}"] = content
+
+
+@contextmanager
+def ghcn(monkeypatch, cache):
+    """A server in the place of GHCN-Daily's, and no data but what it serves and the folder keeps."""
+    monkeypatch.delenv("PYRO_LVGP_DATA", raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(_ghcn, "_cache_folder", lambda: cache)
+    with Upstream() as upstream:
+        monkeypatch.setattr(_ghcn, "_HOST", upstream.url)
+        yield upstream
 
 
 def small(name):

@@ -20,7 +20,7 @@ from pyro_lvgp.distributions import NoisyFunction
 from pyro_lvgp.integration import IntegrateGaussians
 from pyro_lvgp.laplace import Entries, gaussian_components, laplace
 from pyro_lvgp.seeding import seeded
-from pyro_lvgp.validation import check_data, check_index, check_not_empty, check_values
+from pyro_lvgp.validation import check_data, check_index, check_not_empty, check_sizes, check_values
 
 Guide = Callable[..., Any]
 Latents = Float[Tensor, "B Q"] | TorchDistributionMixin
@@ -165,8 +165,8 @@ class LatentVariableModel(PyroModule):
         :param seed: seed of the noise; the global random state is left alone.
         :returns: ``Normal(loc, scale).to_event(1)`` of batch shape [B], or ``MultivariateNormal`` by ``"laplace"``; or a
             ``MixtureSameFamily`` of them.
-        :raises ValueError: for another method, if there are fewer candidates than starts, or by ``"laplace"`` for a prior
-            that is no Gaussian and no mixture of Gaussians.
+        :raises ValueError: for another method, without starts or draws, if there are fewer candidates than starts, or by
+            ``"laplace"`` for a prior that is no Gaussian and no mixture of Gaussians.
         """
         if method not in get_args(Method):
             raise ValueError(f"expected method in {get_args(Method)}, got {method!r}")
@@ -175,6 +175,7 @@ class LatentVariableModel(PyroModule):
         prior = dist.Normal(torch.zeros_like(self.latent_candidates()[0]), 1.0).to_event(1) if prior is None else prior
         steps, samples = (30, 1) if method == "laplace" else (300, 8)
         num_steps, num_samples = steps if num_steps is None else num_steps, samples if num_samples is None else num_samples
+        check_sizes(num_starts=num_starts, num_samples=num_samples)
         with seeded(seed):
             if method == "laplace":
                 return self._laplace_latents(guide, Y, prior, num_starts, num_steps, num_samples)
