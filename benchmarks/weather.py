@@ -26,7 +26,7 @@ from pyro_lvgp.networks import MLP, FactorNet, NeighbourNet, OffsetNet
 from pyro_lvgp.training import fit
 
 NUM_THREADS = 1
-LEARNING_RATE, NUM_SAMPLES = 0.02, 400
+LEARNING_RATE, NUM_SAMPLES = 0.02, 100
 # Variance, and lengthscales [100 km east, 100 km north, km of elevation, days], of weather that stations share and of what a
 # station has of its own, for each variable, to start from.  In Japan means start as maxima, and snow as rain.
 REGION: dict[str, Start] = {
@@ -52,7 +52,7 @@ Fit = tuple[dict[int, MixturePrediction], float]  # what it says of each year, a
 class Decoder(nn.Module):
     """To mean and variance of each output: a linear map, at first of each latent to its output, a noise, and a small network.
 
-    What the network adds to both starts small and, counted a twentieth, changes slowly.
+    What the network adds to both starts small and, counted a fifth, changes slowly.
 
     :param data_dim: number of outputs, and of latents.
     :param skip: number of latents before them, not to look at.
@@ -60,14 +60,14 @@ class Decoder(nn.Module):
 
     def __init__(self, data_dim: int, *, skip: int = 0):
         super().__init__()
-        self.linear, self.net = identity(data_dim), MLP(data_dim, 2 * data_dim, (50,))
+        self.linear, self.net = identity(data_dim), MLP(data_dim, 2 * data_dim, (20,))
         self.raw_noise, self.skip = nn.Parameter(torch.full((data_dim,), -2.0)), skip
         with torch.no_grad():
             self.net[-1].get_parameter("weight").mul_(0.1)
 
     def forward(self, latents: Tensor) -> tuple[Tensor, Tensor]:
         latents = latents[..., self.skip :]
-        mean, raw = (0.05 * self.net(latents)).chunk(2, -1)
+        mean, raw = (0.2 * self.net(latents)).chunk(2, -1)
         return self.linear(latents) + mean, nn.functional.softplus(self.raw_noise + raw) + 1e-4
 
 
@@ -163,7 +163,7 @@ multi-output processes, kernels of either smoothness and decoders with less of a
 while that was done; no setting was taken from these scores.
 
 NLL is the mean negative log density per hidden entry of a Gaussian with the predictive moments, "mixture NLL" that of the
-mixture over 400 draws; both in nats per °C.  Rows of one seed have no spread."""
+mixture over 100 draws; both in nats per °C.  Rows of one seed have no spread."""
 
 
 def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:
