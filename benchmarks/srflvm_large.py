@@ -42,8 +42,8 @@ NOTES = """\
 60 000 digits of 28 x 28 pixels, and 50 000 grey pictures of 32 x 32, centred and divided by one number.  Accuracy of one
 nearest neighbour in the latents, the mean over five folds, `KFold(5, shuffle=True, random_state=seed)`, all rows.  Ours has
 an encoder: a linear map that starts at PCA, and a network beside it.  Kernels start at
-a lengthscale of Q, several times that of other sets: of those tried in a few hundred steps its bounds were best at Q = 10 (seed
-0).  "fit" is from data to latents."""
+a lengthscale of Q: at Q = 10 their bounds were better after a few hundred steps than those that start at √Q, the default (seed
+0, by hand).  "fit" is from data to latents."""
 
 
 class Encoder(nn.Module):
