@@ -74,7 +74,7 @@ def latents(Y: Float[np.ndarray, "N D"], latent_dim: int, *, seed: int, num_step
     data = torch.as_tensor(Y)
     N, D = data.shape
     sizes: dict[str, Any] = {"num_frequencies": NUM_FREQUENCIES, "num_components": NUM_COMPONENTS}
-    model = RandomFeatureLVM(N, D, latent_dim, **sizes, lengthscale=latent_dim, seed=seed).initialize(data, seed=seed)
+    model = RandomFeatureLVM(N, D, latent_dim, **sizes, lengthscale=float(latent_dim), seed=seed).initialize(data, seed=seed)
     encoder = Encoder(Y, latent_dim, seed=seed)
     guide = RandomFeatureGuide(model, weights="shared", encoder=encoder, seed=seed)
     blocks = guide.blocks(learning_rate=LEARNING_RATE, damping=lambda sweep: (sweep + 10.0) ** -0.6)
