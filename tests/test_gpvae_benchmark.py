@@ -66,6 +66,7 @@ def test_peers_fill_what_is_hidden_alone(task, peer):
 METHODS = (
     gpvae.METHODS
     | gpvae.OVER_PLACES  # which has all candidates
+    | {f"{name}, composite": method for name, method in gpvae.COMPOSITE.items()}
     | {f"{name}, narrow": method for name, method in gpvae.NARROW.items()}
     | {f"{name}, stopped early": method for name, method in gpvae.STOPPED.items()}
 )
