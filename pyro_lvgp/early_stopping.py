@@ -21,7 +21,7 @@ class EarlyStopping:
 
     :param score: what to keep low, such as the negative log density of entries that the fit is not shown.  Its draws are the
         same at every call, and leave those of the fit alone.
-    :param every: steps between two calls.
+    :param every: steps between two calls; the state after the last step is scored too.
     :param patience: calls without a new lowest score, after which to stop; None to go through all steps.
     :raises ValueError: if ``every`` or ``patience`` is below 1.
 
@@ -65,13 +65,14 @@ class Watch:
     scores: list[tuple[int, float]] = field(default_factory=list)
     _best: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
-    def says_stop(self, num_steps: int) -> bool:
+    def says_stop(self, num_steps: int, *, is_last: bool = False) -> bool:
         """Score the present state if it is time to, and keep a copy of it if no other was better.
 
         :param num_steps: number of steps taken.
+        :param is_last: whether no other is to come.
         :raises ValueError: if the score is NaN.
         """
-        if self.rule is None or num_steps % self.rule.every:
+        if self.rule is None or (num_steps % self.rule.every and not is_last):
             return False
         with seeded(0):
             score = float(self.rule.score())

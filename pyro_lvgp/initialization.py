@@ -1,6 +1,6 @@
 """What is fitted in closed form or by turns: where latents and inducing points start, and where latents lie in the end."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import pyro.distributions as dist
@@ -27,11 +27,14 @@ def linear_latents(
     :param method: ``"pca"``, or ``"factor-analysis"``, which allows each output its own noise.
     :param num_iterations: turns of filling; none are needed when nothing is missing.
     :param seed: seed of scikit-learn's solvers and of the extra columns.
+    :raises ValueError: for another method.
 
     >>> X, filled = linear_latents(torch.randn(20, 5), 2)
     >>> X.shape, filled.shape
     (torch.Size([20, 2]), torch.Size([20, 5]))
     """
+    if method not in get_args(InitialLatents):
+        raise ValueError(f"expected method in {get_args(InitialLatents)}, got {method!r}")
     values = Y.detach().cpu().double().numpy()
     missing = np.isnan(values)
     filled = np.where(missing, np.nanmean(values, axis=0), values)

@@ -3,6 +3,7 @@
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float, Int
+from pyro.distributions.util import eye_like
 from torch import Tensor
 
 from pyro_lvgp import sparse_sites
@@ -19,7 +20,7 @@ class SparseProcess:
         v \sim N(0, I_M), \qquad f_n \mid v \sim N\big(A_n^T v,\; k(x_n, x_n) - A_n^T A_n\big), \qquad
         A = L^{-1} k(Z, X), \quad L L^T = k(Z, Z) + \epsilon I
 
-    Different f_n are never taken together, so that time is O(N M² + M³) and memory O(N M).
+    Different f_n are taken together by :meth:`trajectories` only; else time is O(N M² + M³) and memory O(N M).
 
     :param kernel: a batch of Q kernels.
     :param Z: inducing points ``[M, P]``, or ``[*batch, 1, Q, M, P]`` if each process has its own.
@@ -118,6 +119,17 @@ class SparseProcess:
         wide = None if scale_tril is None else scale_tril.unsqueeze(-4)
         mean, variance = sparse_sites.marginals(self.A, self.Kff, v.unsqueeze(-3), wide)
         return mean.squeeze(-3), variance.squeeze(-3)
+
+    def trajectories(self, v: Float[Tensor, "*batch Q M"]) -> Float[Tensor, "*out Q N"]:
+        """Draws of f at all inputs jointly, given v, in O(N³): f is smooth between and beyond inducing points too.
+
+        :param v: whitened inducing values.
+        """
+        jitter = self.jitter * self.Kff.mean(-1)[..., None, None] * eye_like(self.A, self.A.shape[-1])
+        covariance = self.kernel.covariance(self.X, self.X, self.theta) - self.A.mT @ self.A + jitter
+        scale_tril = safe_cholesky(covariance, name="Kff given u", describe=self.kernel._parameters_text)
+        mean = (v.unsqueeze(-3).unsqueeze(-2) @ self.A).squeeze(-2)
+        return (mean + (scale_tril @ torch.randn_like(mean)[..., None]).squeeze(-1)).squeeze(-3)
 
 
 class InducingValues(dist.Normal):

@@ -1,5 +1,6 @@
 """The loop around SVI: progress, mini-batches, seeds, and nothing lost on Ctrl-C."""
 
+import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from pyro_lvgp.early_stopping import EarlyStopping, Watch
 from pyro_lvgp.infer import Block, BlockCoordinateVI, CompiledELBO, JointOptim
 from pyro_lvgp.param_store import shared_parameters, warn_if_shared
 from pyro_lvgp.seeding import seeded
-from pyro_lvgp.validation import position_of_data
+from pyro_lvgp.validation import check_tensors, position_of_data
 
 Schedule = Literal["constant", "cosine"] | Callable[[int], float]
 
@@ -70,8 +71,10 @@ def fit(
     """Climb a bound by stochastic gradients, or block by block.
 
     Runs ``SVI.step(*args)``, or that of :class:`~pyro_lvgp.infer.BlockCoordinateVI`; with mini-batches, random and without
-    replacement, ``step(*(arg[idx] for arg in args), idx)``.
+    replacement, ``step(*(arg[idx] for arg in args), idx)``, or with what ``model.mini_batch(idx, *args)`` returns.
     On Ctrl-C the fit stops, and what was learned stays in model and guide; under ``early_stopping``, the best of it.
+    If Pyro's validation is on, it sees the first step, and with mini-batches all steps until each row has been seen or left
+    over once; the others need not pay for it again.
 
     :param model: a Pyro model.
     :param guide: a Pyro guide.
@@ -94,6 +97,7 @@ def fit(
     :param callback: called with the step and its loss.
     :param early_stopping: a score to watch; the fit ends in the state that had the lowest.
     :returns: the history.
+    :raises TypeError: if the data are no tensors, or more or fewer than the model takes.
     :raises ValueError: if the data are unfit for the model, ``batch_size`` is out of range, both ``optim`` and ``blocks`` are
         given, the bound or the score becomes NaN, or what is to be compiled depends on the values of tensors.
 
@@ -105,6 +109,9 @@ def fit(
     >>> len(history.losses)
     5
     """
+    if num_steps < 0:
+        raise ValueError(f"expected num_steps of 0 or more, got {num_steps}")
+    check_tensors(args)
     args = tuple(arg.to(device=device, dtype=dtype if arg.is_floating_point() else None) for arg in args)
     for module in (model, guide):
         if isinstance(module, nn.Module) and (device is not None or dtype is not None):
@@ -112,13 +119,16 @@ def fit(
     if isinstance(model, PyroModule):
         warn_if_shared(type(model).__name__, shared_parameters(model))
     if callable(check := getattr(model, "check", None)):
+        _check_number(check, args)
         check(*args)
-    if batch_size is not None and not (args and 1 <= batch_size <= len(args[0])):
-        raise ValueError(
-            f"expected batch_size from 1 to {len(args[0]) if args else 0}, the rows of the data, got {batch_size}"
-        )
+    num_rows = len(args[position_of_data(args)]) if args else 0
+    if batch_size is not None and not 1 <= batch_size <= num_rows:
+        raise ValueError(f"expected batch_size from 1 to {num_rows}, the rows of the data, got {batch_size}")
     if optim is not None and blocks is not None:
         raise ValueError("expected an optimiser or blocks, got both; give each block an optimiser of its own")
+    if loss is not None and not isinstance(loss, ELBO):
+        raise TypeError(f"expected loss to be a bound, got {loss!r}; make one of the class, such as Trace_ELBO()")
+    factor = _factor(schedule, num_steps)
     svi: SVI | BlockCoordinateVI
     if blocks is not None:
         svi = BlockCoordinateVI(model, guide, blocks, loss=loss)
@@ -127,17 +137,18 @@ def fit(
     else:
         bound = loss or Trace_ELBO()
         if optim is None:
-            optim = JointOptim(torch.optim.Adam, {"lr": learning_rate, "fused": True}, schedule=_factor(schedule, num_steps))
+            optim = JointOptim(torch.optim.Adam, {"lr": learning_rate, "fused": True}, schedule=factor)
         svi = SVI(model, guide, optim, CompiledELBO(bound) if compile else bound)
     watch = Watch(early_stopping, (model, guide))
     result = FitResult(scores=watch.scores, num_entries=int((~torch.isnan(args[position_of_data(args)])).sum()) if args else 1)
+    batches = _batches(getattr(model, "mini_batch", _rows), args, num_rows, batch_size)
+    last_checked = 0 if batch_size is None or compile else num_rows // batch_size - 1
     with seeded(seed), ExitStack() as unchecked, tqdm(total=num_steps, disable=not progress, unit="step") as bar:
         start, smoothed = time.perf_counter(), math.nan
         try:
-            for step, batch in zip(range(num_steps), _batches(args, batch_size), strict=False):
+            for step, batch in zip(range(num_steps), batches, strict=False):
                 value = float(svi.step(*batch))
-                if step == 0:
-                    # The first step met Pyro's validation, if that is on; the others need not pay for it again.
+                if step == last_checked:
                     unchecked.enter_context(pyro.validation_enabled(False))
                 if math.isnan(value):
                     raise ValueError(
@@ -152,13 +163,25 @@ def fit(
                 note = " (compiling)" if compile and step == 0 else ""
                 bar.set_postfix_str(f"bound/entry {-smoothed / result.num_entries:.4f}{note}", refresh=bool(note))
                 bar.update()
-                if watch.says_stop(step + 1):
+                if watch.says_stop(step + 1, is_last=step + 1 == num_steps):
                     break
         except KeyboardInterrupt:
             result.interrupted = True
             bar.write(f"interrupted after {len(result.losses)} steps; what was learned is kept")
-    watch.restore()
+        finally:
+            watch.restore()
     return result
+
+
+def _check_number(check: Callable[..., Any], args: tuple[Tensor, ...]) -> None:
+    """Raise unless there are as many tensors as the model has data."""
+    try:
+        inspect.signature(check).bind(*args)
+    except TypeError:
+        expected = ", ".join(inspect.signature(check).parameters)
+        raise TypeError(
+            f"expected all data ({expected}), got {len(args)} tensor(s); mini-batches and their indices come by batch_size"
+        ) from None
 
 
 def _factor(schedule: Schedule, num_steps: int) -> Callable[[int], float] | None:
@@ -171,11 +194,18 @@ def _factor(schedule: Schedule, num_steps: int) -> Callable[[int], float] | None
     raise ValueError(f'expected schedule "constant", "cosine" or a function of the step, got {schedule!r}')
 
 
-def _batches(args: tuple[Tensor, ...], batch_size: int | None) -> Iterator[tuple[Tensor, ...]]:
+def _rows(idx: Tensor, *args: Tensor) -> tuple[Tensor, ...]:
+    """Some rows of all tensors, and which."""
+    return (*(arg[idx] for arg in args), idx)
+
+
+def _batches(
+    take: Callable[..., tuple[Tensor, ...]], args: tuple[Tensor, ...], num_rows: int, batch_size: int | None
+) -> Iterator[tuple[Tensor, ...]]:
     """All rows for ever, or shuffled mini-batches; a last short batch of an epoch is dropped to keep B fixed."""
     while batch_size is None:
         yield args
     while True:
-        for idx in torch.randperm(len(args[0]), device=args[0].device).split(batch_size):
+        for idx in torch.randperm(num_rows, device=args[0].device).split(batch_size):
             if len(idx) == batch_size:
-                yield (*(arg[idx] for arg in args), idx)
+                yield take(idx, *args)

@@ -1,6 +1,7 @@
 """Checks of data at the door: what was expected, what came, and how to mend it."""
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -30,9 +31,18 @@ def check_data(Y: Tensor, data_dim: int, *, like: Tensor, name: str = "y") -> No
         )
 
 
+def check_tensors(args: Sequence[Any]) -> None:
+    """Raise unless all arguments are tensors."""
+    for arg in args:
+        if not torch.is_tensor(arg):
+            raise TypeError(f"expected data to be tensors, got {type(arg).__name__}; use torch.as_tensor(...)")
+
+
 def check_sizes(**sizes: int) -> None:
-    """Raise unless every size is positive; they go by the names of arguments."""
+    """Raise unless every size is a positive integer; they go by the names of arguments."""
     for name, size in sizes.items():
+        if not isinstance(size, Integral):
+            raise TypeError(f"expected {name} to be an integer, got {size!r}; use int(...)")
         if size < 1:
             raise ValueError(f"expected {name} of 1 or more, got {size}")
 
@@ -70,10 +80,10 @@ def check_index(idx: Tensor | None, num_rows: int, num_data: int) -> None:
                 "(y, idx)"
             )
         return
-    if idx.dtype != torch.long or idx.shape != (num_rows,):
+    if not torch.is_tensor(idx) or idx.dtype != torch.long or idx.shape != (num_rows,):
         raise ValueError(
-            f"expected idx to be a torch.long tensor with one index for each of {num_rows} rows, got {idx.dtype} of shape "
-            f"{list(idx.shape)}"
+            f"expected idx to be a torch.long tensor with one index for each of {num_rows} rows, got "
+            f"{f'{idx.dtype} of shape {list(idx.shape)}' if torch.is_tensor(idx) else type(idx).__name__}"
         )
     if idx.numel() and not (int(idx.min()) >= 0 and int(idx.max()) < num_data):
         raise IndexError(
@@ -94,6 +104,7 @@ def position_of_data(args: Sequence[Any]) -> int:
 
 def check_series(x: Tensor, y: Tensor) -> None:
     """Raise unless x [..., N, P] are inputs for the data y [..., N, D] of one series or of several."""
+    check_tensors((x, y))
     fits = y.dim() in (2, 3) and x.dim() in (2, y.dim()) and x.shape[-2] == y.shape[-2] and x.shape[:-2] in ((), y.shape[:-2])
     if not fits:
         raise ValueError(

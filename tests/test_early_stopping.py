@@ -51,6 +51,23 @@ def test_patience_ends_the_fit(patience, last):
     assert pyro.param("p").item() == -4.0
 
 
+def test_the_last_state_is_scored():
+    history = descend(num_steps=7, early_stopping=EarlyStopping(distance_to(-7.0), every=4))
+    assert history.scores == [(4, 3.0), (7, 0.0)]
+    assert pyro.param("p").item() == -7.0
+
+
+@pytest.mark.filterwarnings("ignore:Encountered NaN")
+def test_a_bound_that_fails_leaves_the_best_state():
+    def fail(step, loss):
+        if step == 7:
+            pyro.param("p").data.fill_(torch.nan)
+
+    with pytest.raises(ValueError, match="NaN"):
+        descend(num_steps=20, early_stopping=EarlyStopping(distance_to(-3.0), every=1), callback=fail)
+    assert pyro.param("p").item() == -3.0
+
+
 def test_ctrl_c_keeps_the_best_state():
     def interrupt(step, loss):
         if step == 7:
@@ -61,8 +78,13 @@ def test_ctrl_c_keeps_the_best_state():
     assert pyro.param("p").item() == -3.0
 
 
-def test_without_a_score_in_time_the_last_state_stays():
-    assert descend(num_steps=3, early_stopping=EarlyStopping(distance_to(0.0), every=5)).scores == []
+def test_ctrl_c_before_the_first_score_keeps_the_present_state():
+    def interrupt(step, loss):
+        if step == 2:
+            raise KeyboardInterrupt
+
+    rule = EarlyStopping(distance_to(0.0), every=5)
+    assert descend(num_steps=20, early_stopping=rule, callback=interrupt).scores == []
     assert pyro.param("p").item() == -3.0
 
 

@@ -1,5 +1,7 @@
 """The model against slow twins, closed forms and quadrature."""
 
+from functools import partial
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -214,6 +216,25 @@ def test_infer_latents_leaves_model_guide_and_random_state_alone(Y):
     for name, value in [*model.state_dict().items(), *guide.state_dict().items()]:
         assert torch.equal(value, before[name])
     assert all(p.grad is None for p in [*model.parameters(), *guide.parameters()])
+
+
+def test_predictions_want_draws_and_latents_that_fit(Y, unchecked):
+    model = BayesianGPLVM(len(Y), D, 2, num_inducing=5).initialize(Y)
+    guide = MeanFieldGuide(model)
+    guide(Y)
+    for predict in (partial(model.predict, guide, torch.randn(3, 2)), partial(model.reconstruct, guide, Y)):
+        with pytest.raises(ValueError, match="expected num_samples of 1 or more, got 0"):
+            predict(num_samples=0)
+    with pytest.raises(ValueError, match=r"expected X of shape \[rows, 2\], got \[3, 5\]"):
+        model.predict(guide, torch.randn(3, 5))
+    for latents in (torch.randn(1, 2), dist.Normal(torch.zeros(1, 2), 1.0).to_event(1)):
+        with pytest.raises(ValueError, match=r"expected latents \[3, 2\], one for each row, got \[1, 2\]"):
+            model.impute(guide, Y[:3], latents=latents)
+    for prior in (dist.Normal(torch.zeros(2), 1.0), dist.Normal(torch.zeros(3), 1.0).to_event(1)):
+        with pytest.raises(ValueError, match=r"expected a prior of one row's 2 latents"):
+            model.infer_latents(guide, Y[:3], prior=prior)
+    with pytest.raises(ValueError, match="expected num_steps of 0 or more, got -3"):
+        model.infer_latents(guide, Y[:3], num_steps=-3)
 
 
 def test_impute_keeps_what_is_observed(Y):

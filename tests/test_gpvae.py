@@ -549,6 +549,13 @@ def test_mixtures_far_from_the_data_do_not_underflow():
     torch.testing.assert_close(mixture.log_prob(torch.tensor([[3.0]])).squeeze(), expected)
 
 
+def test_several_quantiles_come_from_the_same_draws():
+    mixture = MixturePrediction((dist.Normal(torch.zeros(50, 3, 2), 1.0),))
+    low, high = mixture.quantile([0.5, 0.52])
+    assert low.shape == (3, 2)
+    assert (low < high).all()
+
+
 def test_quantiles_of_mixtures():
     """Half the draws are far below and half far above: a quarter is the lower half's median."""
     means = torch.tensor([-10.0, 10.0]).repeat(5000).reshape(-1, 1, 1)
@@ -690,6 +697,38 @@ def test_data_that_fit():
     model.check(torch.rand(B, N, 1), y)
     model.check(torch.rand(N, 1), y)
     model.check(torch.rand(N, 1), y[1])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_fit_takes_mini_batches_of_series_and_leaves_shared_inputs_whole(shared):
+    model, x, y = make_linear(1, B, num_data=B)
+    x = x[0] if shared else x
+    calls = []
+    guide = StructuredGPGuide(model, FactorNet(D, 1))
+    fit(model, lambda *args: calls.append(args) or guide(*args), x, y, num_steps=B, batch_size=1, progress=False)
+    for inputs, batch, idx in calls[-B:]:
+        assert torch.equal(inputs, x if shared else x[idx])
+        torch.testing.assert_close(batch, y[idx], equal_nan=True)
+
+
+def test_mini_batches_of_another_number_of_series_are_refused():
+    model, x, y = make_linear(1, B, num_data=B + 1)
+    guide = StructuredGPGuide(model, FactorNet(D, 1))
+    with pytest.raises(ValueError, match=f"expected num_data={B}, the number of series to take mini-batches of, got {B + 1}"):
+        fit(model, guide, x, y, num_steps=1, batch_size=1, progress=False)
+
+
+def test_data_with_other_outputs_than_the_decoder_s():
+    model, x, y = make_linear(1)
+    with pytest.raises(ValueError, match=f"expected data of {D} outputs, as many as the decoder has, got {D - 1}"):
+        model(x, y[:, 1:])
+
+
+@pytest.mark.parametrize("num_steps", [0, -1])
+def test_forecasts_look_ahead(num_steps):
+    model, guide, _, y = make_exact(1)
+    with pytest.raises(ValueError, match=f"expected num_steps of 1 or more, got {num_steps}"):
+        model.forecast(guide, torch.arange(float(N))[:, None], y, num_steps)
 
 
 def test_a_negative_number_of_latents():

@@ -443,6 +443,9 @@ def test_pickle(guide_id, model_id):
     for name, value in guide.state_dict().items():
         torch.testing.assert_close(state[name], value, rtol=0.0, atol=0.0, equal_nan=True)
     assert_draws(guide, problem.args, expected)
+    if not isinstance(guide, MeanFieldGuide):
+        with pytest.raises(RuntimeError, match=f"a guide with its model, got a copied or unpickled {type(guide).__name__}"):
+            pickle.loads(pickle.dumps(guide))(*problem.args)
 
 
 @pairs_where(lambda entry, model: entry.mini_batches and model not in WITHOUT_MINI_BATCHES)

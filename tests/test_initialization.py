@@ -39,6 +39,11 @@ def test_equals_scikit_learn_up_to_sign(dtype, method, peer):
     assert torch.equal(filled, Y)
 
 
+def test_unknown_methods_are_refused(unchecked):
+    with pytest.raises(ValueError, match=r"expected method in \('pca', 'factor-analysis'\), got 'PCA'"):
+        linear_latents(torch.randn(5, 3), 2, method="PCA")
+
+
 @pytest.mark.parametrize("method", ["pca", "factor-analysis"])
 def test_centred_with_unit_variance_and_of_the_dtype_of_the_data(dtype, method):
     Y, _ = _with_holes(10 + 5 * torch.randn(40, 5, dtype=dtype))

@@ -126,6 +126,19 @@ def test_logistic_bound_lies_between_polya_gamma_and_the_evidence(name):
     assert evidence - lower < 2.0
 
 
+def test_touching_points_start_where_the_data_are():
+    """Counts without overdispersion have a large r, and a small mean far out on the logit scale."""
+    counts = torch.poisson(torch.full((40, 5), 3.0))
+    model = RandomFeatureLVM(40, 5, 2, num_frequencies=8, likelihood=NegativeBinomial()).initialize(counts)
+    guide = RandomFeatureGuide(model)
+    guide(counts)
+    assert model.likelihood.dispersion > 1000.0
+    torch.testing.assert_close(guide.a.c.detach(), (model.likelihood.function(counts).square() + 1.0).sqrt().detach())
+    BlockCoordinateVI(model, guide, guide.blocks()).step(counts)
+    mean = model.reconstruct(guide, counts, num_samples=4).mean
+    assert (mean.mean() - counts.mean()).abs() < 0.5
+
+
 def test_touching_points_settle_where_the_bound_is_flat():
     Y = Bernoulli()(torch.randn(N, D)).sample()
     model, guide = _pair(Y, Bernoulli(), frequencies="gaussian")
@@ -381,6 +394,11 @@ def test_predict_equals_exact_regression(Y, weights):
 def test_learned_kernel_is_the_mean_of_its_draws(Y, frequencies):
     model, guide = _pair(Y, frequencies=frequencies)
     X, X2 = torch.randn(4, Q), torch.randn(3, Q)
+    if frequencies == "gaussian":
+        mean_field = MeanFieldGuide(model)
+        mean_field(Y)
+        mean_field.locs.omega, mean_field.scales.omega = guide.omega.loc.detach(), guide.omega.scale.detach()
+        torch.testing.assert_close(model.kernel(mean_field, X, X2), model.kernel(guide, X, X2))
     draws = torch.stack([model.features(torch.cat([X, X2]), guide._points().sample()).detach() for _ in range(500)])
     products = draws[:, :4] @ draws[:, 4:].mT
     error = products.std(0) / 500**0.5
@@ -527,8 +545,12 @@ def test_an_encoder_is_free_latents_that_it_computes(Y, weights):
     for guide in (free, amortised):
         torch.manual_seed(1)
         updates = [block.update(Y) for block in guide.blocks() if block.update]
-        values.append((loss.loss(model, guide, Y), loss.loss(model, guide, Y[idx], idx), updates))
+        mean = model.predict(guide, torch.zeros(2, Q), num_samples=3).mean
+        values.append((loss.loss(model, guide, Y), loss.loss(model, guide, Y[idx], idx), updates, mean))
     torch.testing.assert_close(*values)
+    loc, scale = encoder(Y[:4])
+    encoded = model.infer_latents(amortised, Y[:4], num_steps=0)
+    torch.testing.assert_close((encoded.mean, encoded.stddev), (loc, scale))
     torch.testing.assert_close(amortised.median(Y[idx], idx)["X"], free.X.loc[idx].detach())
 
 

@@ -495,6 +495,30 @@ def test_predictions_have_the_moments_of_a_linear_model(form, series, joint, ind
 
 
 @one_and_several
+@pytest.mark.parametrize("inputs", ["data", "new", "shared"])
+def test_joint_draws_have_the_covariance_of_the_process_between_points(series, inputs):
+    """The dense process's given the same sites on the inducing values, where these say little and where they say all."""
+    model = SparseGPVAE(kernel(), nn.Linear(Q, D), torch.linspace(0.0, 0.5, M)[:, None])
+    guide = SparseStructuredGPGuide(model, encoder("projected"))
+    x, y = data(*series)
+    x_new = {"data": None, "new": 2.0 * torch.rand(*series, 4, 1), "shared": torch.linspace(0.1, 2.0, 4)[:, None]}[inputs]
+    at = x if x_new is None else x_new
+    u = poutine.trace(guide).get_trace(x, y).nodes["u"]["fn"]
+    draws = 20_000
+    found = model.predict(guide, x, y, x_new, num_samples=draws, joint=True).parts[0].mean
+    found = (found - model.decoder.bias).detach() @ torch.linalg.pinv(model.decoder.weight.detach().mT)
+    A = model.process(at).A
+    A = A.squeeze(-4) if A.dim() > 3 else A
+    covariance = model.kernel(at.unsqueeze(-3)) + A.mT @ (u.covariance_matrix - torch.eye(M)) @ A
+    mean = (u.mean.unsqueeze(-2) @ A).squeeze(-2)
+    centred = found.mT - mean
+    sampled = torch.einsum("s...i,s...j->...ij", centred, centred) / draws
+    variance = covariance.diagonal(dim1=-2, dim2=-1)
+    error = ((variance[..., None] * variance[..., None, :] + covariance.square()) / draws).sqrt()
+    assert ((sampled - covariance).abs() < 4.5 * error + 1e-4).all()
+
+
+@one_and_several
 def test_impute_and_forecast(series):
     model, guide = make()
     x, y = data(*series)
@@ -586,6 +610,57 @@ def test_memory_is_saved_and_carried_on():
     assert not torch.equal(function(guide, x, nothing)[0], expected[0])
 
 
+def test_memory_is_part_of_the_guide_s_state():
+    model, guide = make()
+    x, y = data()
+    nothing = torch.full_like(y, torch.nan)
+    guide(x, y)
+    guide.condition(x, y, inducing_points=torch.rand(7, 1))
+    expected = function(guide, x, nothing)
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "guide": guide.state_dict()}, file)
+    pyro.clear_param_store()
+    model, guide = make()
+    guide(x, y)
+    state = torch.load(io.BytesIO(file.getvalue()))
+    guide.load_state_dict(state["guide"])  # moves the model's inducing points
+    model.load_state_dict(state["model"])
+    assert_close(function(guide, x, nothing), expected)
+
+
+@pytest.mark.parametrize(
+    ("inducing_points", "message"),
+    [
+        (torch.linspace(0.0, 1.0, 4), r"laid out as the model's \[5, 1\], got \[4\]; a single column"),
+        (torch.full((4, 1), torch.nan), "finite inducing points"),
+        (torch.rand(4, 2), r"\[5, 1\], got \[4, 2\]"),
+    ],
+)
+def test_what_does_not_fit_leaves_the_guide_as_it_was(inducing_points, message, unchecked):
+    _, guide = make()
+    x, y = data()
+    guide(x, y)
+    guide.condition(x, y)
+    expected = function(guide, x, y)
+    with pytest.raises(ValueError, match=message):
+        guide.condition(x, y, inducing_points=inducing_points.double())
+    with pytest.raises(ValueError, match=r"expected finite entries.*got inf at y\[3, 1\]"):
+        guide.condition(x, y.index_put((torch.tensor(3), torch.tensor(1)), torch.tensor(torch.inf)))
+    with pytest.raises(ValueError, match=message):
+        guide.restore(guide.memory._replace(inducing_points=inducing_points.double()))
+    assert_close(function(guide, x, y), expected)
+
+
+def test_remembered_series_come_all_together():
+    _, guide = make(num_data=B)
+    x, y = data(B)
+    guide(x, y)
+    guide.condition(x, y)
+    idx = torch.tensor([0, 2])
+    with pytest.raises(ValueError, match=r"expected the 3 series that the guide remembers, got \[2\]"):
+        guide(x[idx], y[idx], idx)
+
+
 def test_memory_joins_new_data():
     _, guide = make()
     x, y = data()
@@ -641,6 +716,33 @@ def test_a_model_of_ones_own(form):
     assert guide.median(t, counts)["gain"].shape == (D,)
     assert guide.condition(t, counts, inducing_points=torch.rand(3, 1)).precision.shape == (1, 3, 3)
     assert guide(t, counts)["v"].shape == (1, 3)
+
+
+class Two(PyroModule):
+    """Two sites of inducing values, whose points have names of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernel, self.places = RBF(1, lengthscale=0.2, batch_shape=(1,)), torch.linspace(0.0, 1.0, M)[:, None]
+
+    def forward(self, t, y):
+        process = SparseProcess(self.kernel, self.places, t[None])
+        for name in ("a", "b"):
+            with pyro.plate(f"{name}s", 1, dim=-1):
+                v = pyro.sample(name, process.prior().to_event(1))
+        mean, variance = process.marginals(v)
+        with pyro.plate("points", len(t), dim=-1):
+            f = pyro.sample("f", dist.Normal(mean.mT, variance.mT.sqrt()).to_event(1))
+            pyro.sample("y", dist.Normal(f, 1.0).to_event(1), obs=y)
+
+
+@pytest.mark.parametrize("sites", [["a"], ["a", "b"]])
+def test_only_models_of_one_process_with_its_points_can_be_conditioned(sites):
+    guide = SparseStructuredGPGuide(Two(), sites={name: IndexNet(1, 1) for name in sites}, given=["f"])
+    t = torch.linspace(0.0, 1.0, N)[:, None]
+    guide(t, t)
+    with pytest.raises(ValueError, match=r"expected a model with one site of inducing values.*got \['a'.* in Two"):
+        guide.condition(t, t)
 
 
 # ---- cost

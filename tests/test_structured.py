@@ -176,6 +176,13 @@ def test_rescaling_divides_the_likelihood_by_the_observed_fraction(estimator, fi
     assert rescaled.loss(model, guide, x, y) == plain.loss(model, guide, x, y) != bound.item()
 
 
+def test_rescaling_of_a_batch_with_nothing_observed_is_finite():
+    model, guide, x, y = make(B)
+    nothing = torch.full_like(y, torch.nan)
+    losses = [StructuredELBO(rescale=rescale).loss_and_grads(model, guide, x, nothing) for rescale in (False, True)]
+    assert losses[0] == losses[1] == pytest.approx(0.0, abs=1e-10)
+
+
 @every_estimator
 def test_particles_are_averaged(estimator, fixed_noise):
     """Along whatever dimension they are drawn, each is the same here."""
@@ -426,6 +433,23 @@ def test_mini_batches_of_points_scale_every_term(estimator, fixed_noise):
         pyro.set_rng_seed(1)  # for w
         found.append(loss_and_slopes(StructuredELBO(**estimator), model, guide, *args))
     torch.testing.assert_close(found[1], N / 2 * found[0])
+
+
+@pytest.mark.parametrize("site", ["f", "w"])
+def test_free_sites_belong_to_points_and_want_all_of_them(site):
+    model = make_model(num_data=N, independent_dim=1)
+    x, y = make_data()
+    idx = torch.tensor([3, 0])
+
+    def make_guide():
+        return StructuredGPGuide(model, sites={"f": FactorNet(D, Q, [2]), "w": FactorNet(D, 1, [2])} | {site: None})
+
+    with pytest.raises(ValueError, match=f"expected an encoder for site '{site}', or all points at every step"):
+        make_guide()(x[idx], y[idx], idx)
+    guide = make_guide()
+    guide(x, y)
+    with pytest.raises(ValueError, match=r"all points that the free sites of 'f' belong to|invalid shape of .*locs.w"):
+        guide(x[idx], y[idx], idx)
 
 
 @pytest.mark.parametrize(("series", "idx"), [((), [3, 0]), ((B,), [3, 0])], ids=["points", "series"])

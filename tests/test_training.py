@@ -50,6 +50,19 @@ def _regression(y, idx=None):
         pyro.sample("y", dist.Normal(loc, 1.0), obs=y)
 
 
+class _Sharing:
+    """A model whose inputs serve all rows of the data."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __call__(self, *args):
+        self.model(*args)
+
+    def mini_batch(self, idx, x, y):
+        return x, y[idx], idx
+
+
 class _Climb:
     """Log density -p: constant gradient; records how it was called and whether Pyro validates."""
 
@@ -116,6 +129,15 @@ class TestFit:
             orders.append(torch.cat([idx for *_, idx in rows]).tolist())
             assert len(set(orders[-1])) == per_epoch * batch_size
         assert orders[0] != orders[1] != orders[2]
+
+    def test_mini_batches_as_the_model_takes_them(self):
+        x, y, spy = torch.randn(3, 1), torch.randn(N, 3, 2), _Climb()
+        spy.model = _Sharing(spy.model)
+        spy.fit(x, y, batch_size=5)
+        for inputs, batch, idx in spy.batches:
+            assert inputs is x
+            assert torch.equal(batch, y[idx])
+        assert torch.cat([idx for *_, idx in spy.batches]).sort().values.tolist() == list(range(N))
 
     def test_all_rows_and_no_index_without_batch_size(self):
         y, spy = torch.randn(N, 2), _Climb()
@@ -223,6 +245,19 @@ class TestFit:
         with pytest.raises(ValueError, match=r"\"constant\", \"cosine\" or a function.*'linear'"):
             _Climb().fit(schedule="linear")
 
+    @pytest.mark.usefixtures("unchecked")
+    def test_arguments_of_another_kind(self, Y):
+        model, guide = _pair(Y)
+        with pytest.raises(TypeError, match=r"expected data to be tensors, got ndarray; use torch.as_tensor"):
+            fit(model, guide, Y.numpy(), progress=False)
+        for args in ((), (Y, torch.arange(N))):
+            with pytest.raises(TypeError, match=rf"expected all data \(Y\), got {len(args)} tensor\(s\)"):
+                fit(model, guide, *args, progress=False)
+        with pytest.raises(TypeError, match=r"expected loss to be a bound, got <class .*Trace_ELBO'>; make one"):
+            fit(model, guide, Y, loss=Trace_ELBO, progress=False)
+        with pytest.raises(ValueError, match="expected num_steps of 0 or more, got -1"):
+            fit(model, guide, Y, num_steps=-1, progress=False)
+
     def test_data_unfit_for_the_model(self, Y):
         model, guide = _pair(Y)
         with pytest.raises(ValueError, match="row 3"):
@@ -238,11 +273,14 @@ class TestFit:
 
     @pytest.mark.filterwarnings("ignore:Encountered NaN")
     @pytest.mark.parametrize("setting", [True, False])
-    def test_validation_at_the_first_step_only_and_restored(self, setting):
+    def test_validation_until_all_rows_were_seen_and_restored(self, setting):
         with pyro.validation_enabled(setting):
             spy = _Climb()
             spy.fit()
             assert spy.validated == [setting, False, False, False]
+            on_batches = _Climb()
+            on_batches.fit(torch.randn(N, 2), batch_size=N // 2)
+            assert on_batches.validated == [setting, setting, False, False]
             assert is_validation_enabled() == dist.is_validation_enabled() == setting
             with pytest.raises(ValueError, match="NaN"):
                 _Climb(nan_at=1).fit()

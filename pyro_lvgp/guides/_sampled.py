@@ -6,14 +6,14 @@ import pyro
 import torch
 from pyro import poutine
 from pyro.distributions.transforms import biject_to
-from pyro.infer.autoguide import AutoGuide
 from pyro.poutine import Trace
 from torch import Tensor
 
+from pyro_lvgp.guides._model_guide import ModelGuide
 from pyro_lvgp.seeding import seeded
 
 
-class SampledGuide(AutoGuide):
+class SampledGuide(ModelGuide):
     """Base of guides without closed-form marginals.
 
     You implement ``forward``.  You get ``sample_posterior``, ``median`` and ``quantiles``.

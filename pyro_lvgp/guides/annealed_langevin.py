@@ -296,7 +296,7 @@ class AutoAnnealedLangevin(SampledGuide):
         return score, step
 
     def __getstate__(self):
-        return PyroModule.__getstate__(self) | {"_model": None, "master": None, "_surrogate": (None,), "_compiled": None}
+        return super().__getstate__() | {"_surrogate": (None,), "_compiled": None}
 
 
 def _outside_inference_mode(value: Any) -> Any:

@@ -106,11 +106,13 @@ class RandomFeatureGuide(SampledGuide):
         if not init_scale > 0.0:
             raise ValueError(f"expected a positive init_scale, got {init_scale}")
         super().__init__(model)
-        self.encoder = None if encoder is None else as_pyro_module(encoder)
+        self.encoders = PyroModule()
+        if encoder is not None:
+            self.encoders.X = as_pyro_module(encoder)
         self.frequencies, self.weights, self._init_scale, self._seed = frequencies, weights, init_scale, seed
 
-    def _setup_prototype(self, *args, **kwargs):
-        super()._setup_prototype(*args, **kwargs)
+    def _setup_prototype(self, y: Tensor | None = None, idx: Tensor | None = None):
+        super()._setup_prototype(y, idx)
         known = {"alpha", "v", "omega", "X", "a"}
         if others := {name for name, _ in self.prototype_trace.iter_stochastic_nodes()} - known:
             raise ValueError(f"expected the sites {sorted(known)} only, got {sorted(others)} too; learn these as parameters")
@@ -127,19 +129,20 @@ class RandomFeatureGuide(SampledGuide):
                 loc = model.component_locs[which] + model.component_scales[which] * noise[:, : model.latent_dim]
                 scale = 0.5 * model.component_scales[which]
             self.omega.loc, self.omega.scale = _real(loc), _positive(scale)
-        if self.encoder is None:
+        if not hasattr(self.encoders, "X"):
             X = model.initial_values.get("X")
             X = like.new_zeros(model.num_data, model.latent_dim) if X is None else X.to(like, copy=True)
             self.X.loc, self.X.scale = _real(X), _positive(torch.full_like(X, self._init_scale))
         if self.weights in _KEPT:
-            linear, precision = self._first_weights(*args, **kwargs)
+            linear, precision = self._first_weights(y, idx)
             self.a.linear, self.a.precision = _real(linear), PyroParam(precision, constraints.positive_definite)
         else:
             self.register_buffer("data", like.new_full((model.num_data, model.data_dim), torch.nan))
             if self.weights == "filled":
                 self.a.gaps = _real(model.mean.repeat(model.num_data, 1))
             elif not isinstance(model.likelihood, Gaussian):
-                self.a.c = _positive(like.new_ones(model.num_data, model.data_dim))
+                f = self._suggested(y if idx is None else None)
+                self.a.c = _positive(touching_point(f, torch.ones_like(f)).expand(model.num_data, -1).contiguous())
         a, b = conjugate.stick_breaking(like.new_full((F, C), 1.0 / C), model.concentration[0] / model.concentration[1])
         self.v.a, self.v.b = _positive(a), _positive(b)
 
@@ -162,7 +165,7 @@ class RandomFeatureGuide(SampledGuide):
             loc = self._kept_weights().mean
             posterior = dist.MultivariateNormal(loc, precision_matrix=self.a.precision, validate_args=False)
         else:
-            posterior = self._collapsed_weights(values["omega"], self._all_latents(values["X"], idx))
+            posterior = self._collapsed_weights(values["omega"], self._all_latents(values["X"], y, idx))
         with pyro.plate("outputs", self.model.data_dim, dim=-1):
             values["a"] = pyro.sample("a", posterior)
         return values
@@ -175,14 +178,14 @@ class RandomFeatureGuide(SampledGuide):
 
     def _q_latents(self, y: Tensor | None, idx: Tensor | None) -> dist.Normal:
         """Q of all rows or of some, entry by entry."""
-        if self.encoder is not None:
+        if hasattr(self.encoders, "X"):
             if y is None:
                 raise ValueError("expected data for the encoder, got none; call the guide with them")
-            return dist.Normal(*self.encoder(y))
+            return dist.Normal(*self.encoders.X(y))
         loc, scale = self.X.loc, self.X.scale
         return dist.Normal(loc, scale) if idx is None else dist.Normal(loc[idx], scale[idx])
 
-    def _all_latents(self, X: Tensor, idx: Tensor | None) -> Tensor:
+    def _all_latents(self, X: Tensor, y: Tensor | None, idx: Tensor | None) -> Tensor:
         """Latents of all rows: those drawn already, and new draws of the others."""
         if idx is None:
             return X
@@ -190,6 +193,8 @@ class RandomFeatureGuide(SampledGuide):
             raise ValueError('expected a first call with all data, got a mini-batch; call guide(Y), or use weights="explicit"')
         q = self._q_latents(self.data, None)
         everyone = q.expand((*X.shape[:-2], *q.batch_shape)).rsample()
+        if y is not None:  # an encoder that is shown nothing of a row does not know which it is
+            X = torch.where(torch.isnan(y).all(-1, keepdim=True), everyone[..., idx, :], X)
         return everyone.index_copy(-2, idx, X)
 
     def _collapsed_weights(self, omega: Tensor, X: Tensor) -> PrecisionNormal:
@@ -232,7 +237,7 @@ class RandomFeatureGuide(SampledGuide):
         :param damping: ρ of the last block.  On mini-batches, a function of the sweep t that falls like
             (t + delay)^−κ, κ in (½, 1]; a delay of 10 or more keeps the first batches from deciding all.
         """
-        latents = "guide.X.*" if self.encoder is None else "guide.encoder.*"
+        latents = "guide.encoders.*" if hasattr(self.encoders, "X") else "guide.X.*"
         moved, adam = ["model.*", "guide.omega.*", latents], partial(torch.optim.Adam, lr=learning_rate)
         blocks = [
             Block("gradient", params=moved, optim=adam, num_steps=num_steps),
@@ -277,8 +282,14 @@ class RandomFeatureGuide(SampledGuide):
         """Natural parameters where each f is what its y suggests, from which natural gradients do not overshoot."""
         missing = self.model.mean.new_full((1, self.model.data_dim), torch.nan)
         y, idx = (missing, torch.zeros_like(missing[0, :1]).long()) if y is None else (y, idx)
-        f = torch.where(torch.isnan(y), self.model.mean, self.model.likelihood.function(y))
+        f = self._suggested(y)
         return self._natural_weights(y, self._draw_features(y, idx), f, torch.zeros_like(f))
+
+    def _suggested(self, y: Tensor | None) -> Float[Tensor, "#B D"]:
+        """Each f as its y suggests; where there is none, the mean."""
+        if y is None:
+            return self.model.mean[None]
+        return torch.where(torch.isnan(y), self.model.mean, self.model.likelihood.function(y))
 
     def _natural_weights(self, y: Tensor, features: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """Prior and sites of the rows at moments of f, as if of all rows: P m and P.
@@ -314,7 +325,7 @@ class RandomFeatureGuide(SampledGuide):
 
     def __getstate__(self):
         # The prototype holds priors, and they parameters, of the model.
-        return PyroModule.__getstate__(self) | {"_model": None, "master": None, "prototype_trace": None}
+        return super().__getstate__() | {"prototype_trace": None}
 
 
 def _real(value: Tensor) -> PyroParam:

@@ -19,7 +19,7 @@ from pyro_lvgp.integration import is_integrating
 from pyro_lvgp.networks import NeighbourNet, OffsetNet
 from pyro_lvgp.sparse_process import InducingValues, SparseProcess
 from pyro_lvgp.sparse_sites import Sites
-from pyro_lvgp.validation import position_of_data
+from pyro_lvgp.validation import check_values, position_of_data
 
 
 class Memory(NamedTuple):
@@ -131,6 +131,11 @@ class SparseStructuredGPGuide(StructuredGPGuide):
             return super()._posterior(name, prior, args)
         sites = self._sites_of_data(name, process, args)
         if self.memory is not None:
+            if self.memory.information.shape[:-2] not in ((), sites.information.shape[:-2]):
+                raise ValueError(
+                    f"expected the {len(self.memory.information)} series that the guide remembers, got "
+                    f"{list(sites.information.shape[:-2])}; give it all of them, with rows of NaN where nothing is new"
+                )
             sites = _product(sites, Sites(self.memory.precision, self.memory.information))
         loc, scale_tril = sparse_sites.posterior(sites)
         return dist.MultivariateNormal(loc, scale_tril=scale_tril).expand(prior.batch_shape)
@@ -153,13 +158,21 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         :param inducing_points: where the model's inducing points are to be from now on: the old ones and more, fewer, or
             others.
         :returns: what is remembered, also in ``guide.memory``; save it, and :meth:`restore` it.
-        :raises ValueError: if q(u) is free, or the guide was never called.
+        :raises ValueError: if q(u) is free, the guide was never called, the model has several processes or keeps its inducing
+            points elsewhere than in ``inducing_points``, or data or inducing points do not fit; nothing is changed then.
         """
+        y = args[position_of_data(args)]
+        check_values(y.reshape(-1, y.shape[-1]), rows=False, columns=False)
         name, process = self._process(args)
         sites = None if self.memory is None else Sites(self.memory.precision, self.memory.information)
         if inducing_points is not None:
-            self.model.inducing_points = PyroParam(inducing_points.clone(), constraints.real)
-            old, (_, process) = process, self._process(args)
+            old, before = process, self.model.inducing_points.detach()
+            self._move(inducing_points)
+            try:
+                _, process = self._process(args)
+            except Exception:
+                self._move(before)
+                raise
             if sites is not None:
                 wide = Sites(sites.precision.unsqueeze(-4), sites.information.unsqueeze(-3))
                 sites = _by_series(sparse_sites.carry(wide, process.whitened_covariance(old)))
@@ -172,9 +185,28 @@ class SparseStructuredGPGuide(StructuredGPGuide):
 
         :param memory: what was remembered under the same kernel, or None.
         """
-        self.memory = memory
         if memory is not None:
-            self.model.inducing_points = PyroParam(memory.inducing_points.clone(), constraints.real)
+            self._move(memory.inducing_points)
+        self.memory = memory
+
+    def get_extra_state(self) -> dict[str, Tensor]:
+        """What ``state_dict()`` holds besides parameters: the memory."""
+        return {} if self.memory is None else self.memory._asdict()
+
+    def set_extra_state(self, state: dict[str, Tensor]) -> None:
+        """Restore the memory, and with it the model's inducing points."""
+        self.restore(Memory(**state) if state else None)
+
+    def _move(self, inducing_points: Tensor) -> None:
+        old = self.model.inducing_points
+        if inducing_points.dim() != old.dim() or inducing_points.shape[-1] != old.shape[-1]:
+            raise ValueError(
+                f"expected inducing points laid out as the model's {list(old.shape)}, got {list(inducing_points.shape)}; a "
+                "single column needs [:, None]"
+            )
+        if not torch.isfinite(inducing_points).all():
+            raise ValueError("expected finite inducing points, got NaN or infinity")
+        self.model.inducing_points = PyroParam(inducing_points.detach().to(old, copy=True), constraints.real)
 
     def _process(self, args: tuple) -> tuple[str, SparseProcess]:
         """The site of inducing values that has an encoder, and its process where mean-field sites are at their medians."""
@@ -192,6 +224,11 @@ class SparseStructuredGPGuide(StructuredGPGuide):
             self.model(*args)
         if not found:
             raise ValueError("expected an encoder for the inducing values, got a free q(u), which knows no new data; give one")
+        if len(found) > 1 or not hasattr(self.model, "inducing_points"):
+            raise ValueError(
+                "expected a model with one site of inducing values, whose inducing points are its parameter inducing_points, "
+                f"got {sorted(found)} in {type(self.model).__name__}; stack the processes in one site"
+            )
         return next(iter(found.items()))
 
     def _keeps_spread(self, prior: Any) -> bool:

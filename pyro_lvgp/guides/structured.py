@@ -9,7 +9,6 @@ import pyro.distributions as dist
 import torch
 from pyro import poutine
 from pyro.distributions import constraints
-from pyro.infer.autoguide import AutoGuide
 from pyro.infer.autoguide.utils import deep_setattr
 from pyro.nn import PyroModule, PyroParam
 from pyro.poutine import Trace
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
 from pyro_lvgp.gaussian_process import GaussianProcess, StructuredPosterior
+from pyro_lvgp.guides._model_guide import ModelGuide
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
 from pyro_lvgp.integration import gaussian_moments
 from pyro_lvgp.networks import as_pyro_module
@@ -28,7 +28,7 @@ from pyro_lvgp.validation import position_of_data
 Method = Literal["auto", "dense", "state-space"]
 
 
-class StructuredGPGuide(AutoGuide):
+class StructuredGPGuide(ModelGuide):
     r"""Guide that keeps the prior of a Gaussian-process site and adds what an encoder says about it.
 
     .. math::
@@ -121,6 +121,14 @@ class StructuredGPGuide(AutoGuide):
         for name in self._encoded:
             if name not in latents:
                 raise ValueError(f"expected the name of a latent site, one of {sorted(latents)}, got {name!r}")
+        of_some = getattr(self.model, "shows_some_points", None)
+        if of_some is not None and of_some(*args, **kwargs):
+            for name, site in latents.items():
+                if not self._encoded.get(name) and site["scale"] != 1.0:
+                    raise ValueError(
+                        f"expected an encoder for site {name!r}, or all points at every step, got a mini-batch of points of "
+                        "one series: free sites belong to points; pass sites={" + repr(name) + ": <encoder>}"
+                    )
         self.mean_field._setup_prototype(*args, **kwargs)
         self.locs, self.scales = PyroModule(), PyroModule()
         self._with_latents: dict[str, bool] = {}  # or one number for each point
@@ -182,13 +190,19 @@ class StructuredGPGuide(AutoGuide):
 
         told = (~torch.isnan(y)).any(-1, keepdim=True)
         if not self._encoded[name]:
-            return attrgetter(name)(self.locs), attrgetter(name)(self.scales), align(told)
+            loc, scale = attrgetter(name)(self.locs), attrgetter(name)(self.scales)
+            if loc.shape != shape[-loc.dim() :]:
+                raise ValueError(
+                    f"expected all points that the free sites of {name!r} belong to, {list(loc.shape)}, got {list(shape)}; "
+                    "give the site an encoder for other data and for mini-batches of points"
+                )
+            return loc, scale, align(told)
         loc, scale = attrgetter(name)(self.encoders)(y)
         return align(loc), align(scale), align(told)
 
     def __getstate__(self):
         # The prototype holds priors, and they parameters, of the model.
-        return PyroModule.__getstate__(self) | {"_model": None, "master": None, "prototype_trace": None}
+        return super().__getstate__() | {"prototype_trace": None}
 
     @torch.no_grad()
     def median(self, *args, **kwargs) -> dict[str, Tensor]:

@@ -102,7 +102,7 @@ class StructuredELBO(DifferentiableELBO):
         """Minus an estimate of what is climbed, to differentiate."""
         data = position_of_data(args)
         observed = ~torch.isnan(args[data])
-        weight = observed.numel() / observed.sum() if self.rescale else 1.0
+        weight = observed.numel() / observed.sum().clamp_min(1) if self.rescale else 1.0
         if self.masking is not None:
             encoded = self.masking(args[data])
 

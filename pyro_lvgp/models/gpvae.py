@@ -1,6 +1,5 @@
 """Gaussian-process variational autoencoders: series and fields seen through a decoder."""
 
-from contextlib import nullcontext
 from typing import Any
 
 import pyro
@@ -84,7 +83,8 @@ class GPVAE(LatentProcessModel):
         """
         # What has a prior by PyroSample is read outside all plates: kernel, likelihood and decoder serve all series.
         prior, theta = self.prior(x), self.likelihood.theta()
-        scale, series = self._mini_batch_of_points(x, y, idx), self.series_plate(x, y, idx)
+        weight = self._total(idx) / len(idx) if idx is not None and self.shows_some_points(x, y, idx) else 1.0
+        scale, series = poutine.scale(scale=weight), self.series_plate(x, y, idx)
         with scale, series:
             f = pyro.sample("f", prior)
         return self._observe(self._by_point(f), theta, y, [scale, series, pyro.plate("points", x.shape[-2], dim=-1)])
@@ -93,9 +93,9 @@ class GPVAE(LatentProcessModel):
         """The processes at inputs."""
         return GaussianProcess(self.kernel, as_inputs(x), self.kernel.theta()).to_event(1)
 
-    def _mini_batch_of_points(self, x: Tensor, y: Tensor | None, idx: Tensor | None) -> Any:
-        one_series = x.dim() == 2 and (y is None or y.dim() == 2)
-        return poutine.scale(scale=self._total(idx) / len(idx)) if one_series and idx is not None else nullcontext()
+    def shows_some_points(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> bool:
+        """Whether these arguments are a mini-batch of the points of one series, of which no plate tells."""
+        return idx is not None and x.dim() == 2 and (y is None or y.dim() == 2)
 
     def _by_point(self, f: Tensor) -> Tensor:
         return (f.squeeze(-3) if f.dim() > 2 else f).mT

@@ -78,6 +78,11 @@ class LatentProcessModel(PyroModule):
         function = self.decoder(latents)
         if isinstance(function, tuple):
             function, theta = function
+        if y is not None and function.shape[-1] != y.shape[-1]:
+            raise ValueError(
+                f"expected data of {function.shape[-1]} outputs, as many as the decoder has, got {y.shape[-1]}; mend the "
+                "decoder"
+            )
         entries = self.likelihood.distribution(function, theta)
         with _all(contexts):
             if y is None:
@@ -98,6 +103,21 @@ class LatentProcessModel(PyroModule):
         """The plates that guides open as well."""
         series = self.series_plate(x, y, idx)
         return [series] if isinstance(series, pyro.plate) else []
+
+    def mini_batch(self, idx: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Some series, or some points of the one series, as :func:`~pyro_lvgp.training.fit` passes them on.
+
+        :param idx: which of them.
+        :param x: inputs of all; one set of them for all series stays whole.
+        :param y: data of all.
+        :raises ValueError: if ``num_data`` is another number than theirs.
+        """
+        if self.num_data not in (None, len(y)):
+            raise ValueError(
+                f"expected num_data={len(y)}, the number of {'points' if y.dim() == 2 else 'series'} to take mini-batches of, "
+                f"got {self.num_data}; pass num_data={len(y)} to {type(self).__name__}"
+            )
+        return x if x.dim() < y.dim() else x[idx], y[idx], idx
 
     def _total(self, idx: Tensor) -> int:
         if self.num_data is None:
@@ -128,7 +148,8 @@ class LatentProcessModel(PyroModule):
         :param y: data to condition on, NaN where missing.
         :param x_new: where to predict; at ``x`` if omitted.
         :param num_samples: draws of the latents.
-        :param joint: draw latents jointly, as for trajectories; otherwise each point from its marginal, which is faster.
+        :param joint: draw latents jointly, as for trajectories, by a factorisation of their covariance at all inputs;
+            otherwise each point from its marginal, which is faster.
         :raises ValueError: if ``num_samples`` is not positive.
         """
         check_sizes(num_samples=num_samples)
@@ -181,6 +202,7 @@ class LatentProcessModel(PyroModule):
         :param joint: as in :meth:`predict`.
         :raises ValueError: if there is one time only or more than one input column, or the steps are not equal and positive.
         """
+        check_sizes(num_steps=num_steps)
         step = x.diff(dim=-2)
         even = step.numel() and (step > 0.0).all() and torch.allclose(step, step[..., :1, :], rtol=1e-3)
         if x.shape[-1] != 1 or not even:

@@ -84,7 +84,10 @@ class LatentVariableModel(PyroModule):
         :param guide: a fitted guide.
         :param X: latent positions [B, Q], or a distribution over them, such as :meth:`infer_latents` returns.
         :param num_samples: posterior draws to average over.
+        :raises ValueError: if ``num_samples`` is not positive, or latents have another number of dimensions.
         """
+        check_sizes(num_samples=num_samples)
+        self._check_latents(X)
         draw = X.sample if isinstance(X, torch.distributions.Distribution) else lambda: X
         return _average(self._rows_given(globals_, draw()) for globals_ in self._global_draws(guide, num_samples))
 
@@ -102,7 +105,9 @@ class LatentVariableModel(PyroModule):
         :param Y: training rows.
         :param idx: their indices; None for all rows.
         :param num_samples: posterior draws to average over.
+        :raises ValueError: if ``num_samples`` is not positive, or the rows do not fit.
         """
+        check_sizes(num_samples=num_samples)
         check_data(Y, self.data_dim, like=self.latent_candidates(), name="Y")
         check_index(idx, len(Y), self.num_data)
         idx = torch.arange(len(Y), device=Y.device) if idx is None else idx
@@ -176,6 +181,13 @@ class LatentVariableModel(PyroModule):
         steps, samples = (30, 1) if method == "laplace" else (300, 8)
         num_steps, num_samples = steps if num_steps is None else num_steps, samples if num_samples is None else num_samples
         check_sizes(num_starts=num_starts, num_samples=num_samples)
+        if num_steps < 0:
+            raise ValueError(f"expected num_steps of 0 or more, got {num_steps}")
+        if prior.batch_shape + prior.event_shape != (self.latent_dim,) or not prior.event_shape:
+            raise ValueError(
+                f"expected a prior of one row's {self.latent_dim} latents, got batch shape {list(prior.batch_shape)} and "
+                f"event shape {list(prior.event_shape)}; a Normal needs .to_event(1)"
+            )
         with seeded(seed):
             if method == "laplace":
                 return self._laplace_latents(guide, Y, prior, num_starts, num_steps, num_samples)
@@ -249,11 +261,13 @@ class LatentVariableModel(PyroModule):
         :param idx: their indices among the training rows; None for all of those.
         :param latents: for new rows, their latents (:meth:`infer_latents`); ``idx`` is then not used.
         :param num_samples: posterior draws to average over.
+        :raises ValueError: if ``num_samples`` is not positive, or rows and latents do not fit.
         """
         if latents is None:
             filled = self.reconstruct(guide, Y, idx, num_samples=num_samples)
         else:
             check_data(Y, self.data_dim, like=self.latent_candidates(), name="Y")
+            self._check_latents(latents, num_rows=len(Y))
             filled = self.predict(guide, latents, num_samples=num_samples)
         missing = torch.isnan(Y)
         return Prediction(
@@ -262,6 +276,17 @@ class LatentVariableModel(PyroModule):
             filled.f_mean,
             filled.f_variance,
         )
+
+    def _check_latents(self, X: Latents, num_rows: int | None = None) -> None:
+        """Raise unless X are latents of rows, or a distribution over them; of as many rows as are given."""
+        if isinstance(X, torch.distributions.Distribution):
+            shape = [*X.batch_shape, *X.event_shape]
+        else:
+            check_data(cast(Tensor, X), self.latent_dim, like=self.latent_candidates(), name="X")
+            shape = [*cast(Tensor, X).shape]
+        if shape[-1:] != [self.latent_dim] or num_rows not in (None, shape[0]):
+            rows = "rows" if num_rows is None else num_rows
+            raise ValueError(f"expected latents [{rows}, {self.latent_dim}], one for each row, got {shape}")
 
     def _global_draws(self, guide: Guide, num_samples: int) -> Iterator[dict[str, Tensor]]:
         """Draws of what rows share."""

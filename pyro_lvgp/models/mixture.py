@@ -96,12 +96,13 @@ class MixturePrediction:
             return draws
         return draws[torch.multinomial(self.weights, len(draws), replacement=True).to(draws.device)]
 
-    def quantile(self, q: float) -> Float[Tensor, "*series N D"]:
-        """Quantile of y, from its draws.
+    def quantile(self, q: float | Sequence[float] | Tensor) -> Float[Tensor, "*quantiles_and_series N D"]:
+        """Quantile of y, from its draws; several along a new first dimension, from the same ones.
 
-        :param q: probability between 0 and 1.
+        :param q: probability between 0 and 1, or several.
         """
-        return self.sample().quantile(q, 0)
+        draws = self.sample()
+        return draws.quantile(torch.as_tensor(q).to(draws), 0)
 
     def _average(self, values: Float[Tensor, "draws *series N D"]) -> Float[Tensor, "*series N D"]:
         return values.mean(0) if self.weights is None else torch.tensordot(self.weights.to(values), values, 1)

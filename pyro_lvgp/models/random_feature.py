@@ -257,10 +257,12 @@ class RandomFeatureLVM(RowModel):
         """Weights, means and scales of the guide's distributions of all frequencies taken together."""
         row, idx = self.mean.new_full((1, self.data_dim), torch.nan), torch.zeros(1, dtype=torch.long, device=self.mean.device)
         site: Any = poutine.trace(guide).get_trace(row, idx).nodes["omega"]
-        points = site["fn"].base_dist
+        points = site["fn"]
+        while isinstance(points, torch.distributions.Independent):
+            points = points.base_dist
         if isinstance(points, DiagonalMixture):
             return points.weights.mean(0), points.locs, points.scales
-        loc, scale = points.base_dist.loc, points.base_dist.scale
+        loc, scale = points.loc, points.scale
         return loc.new_full((len(loc),), 1.0 / len(loc)), loc, scale
 
 

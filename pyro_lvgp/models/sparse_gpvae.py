@@ -145,7 +145,7 @@ class SparseGPVAE(LatentProcessModel):
         return f
 
     def _draw(self, posterior: Trace, x: Tensor, x_new: Tensor | None, num_samples: int, joint: bool) -> Tensor:
-        """Draws of f [draws, *series, N, Q]; joint ones share u."""
+        """Draws of f [draws, *series, N, Q]."""
         drawn: dict[str, Any] = {name: site["value"] for name, site in posterior.iter_stochastic_nodes()}
         shared: Any = {name: value for name, value in drawn.items() if name not in ("f", "w")}
         u: Any = posterior.nodes["u"]["fn"]
@@ -153,8 +153,9 @@ class SparseGPVAE(LatentProcessModel):
             shared["u"] = u.sample((num_samples,))
         with nullcontext() if joint else IntegrateGaussians(posterior):
             trace = poutine.trace(poutine.condition(self, shared)).get_trace(x if x_new is None else x_new)
+        prior: Any = trace.nodes["u"]["fn"]
         f: Any = trace.nodes["f"]["fn"]
-        return f.sample() if joint else even_draws(num_samples, f)
+        return prior.base_dist.process.trajectories(shared["u"]).mT if joint else even_draws(num_samples, f)
 
 
 def _is_one_series(x: Tensor, y: Tensor | None) -> bool:

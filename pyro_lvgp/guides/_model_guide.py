@@ -1,0 +1,27 @@
+"""What guides do that run their model at every call."""
+
+from typing import Any
+
+from pyro.infer.autoguide import AutoGuide
+from pyro.nn import PyroModule
+
+
+class ModelGuide(AutoGuide):
+    """Base of guides that need their model, which copies and pickles come without, as those of Pyro's guides do."""
+
+    @property
+    def model(self) -> Any:
+        """The model.
+
+        :raises RuntimeError: if the guide is a copy.
+        """
+        if self._model is None:
+            raise RuntimeError(
+                f"expected a guide with its model, got a copied or unpickled {type(self).__name__}, which has none; make the "
+                "guide of the model anew, call it once and load_state_dict(...) into it"
+            )
+        return self._model[0]
+
+    def __getstate__(self):
+        # Pyro's own takes the model from the guide itself, not only from its copy.
+        return PyroModule.__getstate__(self) | {"_model": None, "master": None}
