@@ -97,6 +97,18 @@ class Likelihood(PyroModule):
         return gauss_hermite(lambda f: of(self.distribution(f, theta)), mean, variance, num_points=self.num_points, log=log)
 
 
+def as_likelihood(likelihood: Likelihood | None) -> Likelihood:
+    """The likelihood, ``Gaussian()`` if None.
+
+    :raises TypeError: for anything else, such as a name or a class.
+    """
+    if likelihood is None:
+        return Gaussian()
+    if not isinstance(likelihood, Likelihood):
+        raise TypeError(f"expected a likelihood, got {likelihood!r}; make one, such as Gaussian()")
+    return likelihood
+
+
 class _WithParameter(Likelihood):
     """A likelihood with one positive parameter, shared by all outputs or one for each."""
 
@@ -106,6 +118,8 @@ class _WithParameter(Likelihood):
         if not (value > 0).all():
             raise ValueError(f"expected a positive {name}, got {value.min().item():g}")
         shape = () if data_dim is None else (data_dim,)
+        if value.dim() and value.shape != shape:
+            raise ValueError(f"expected one {name}, or data_dim of them, got {list(value.shape)}; pass data_dim={len(value)}")
         self._theta, self._per_output = name, data_dim is not None
         setattr(self, name, PyroParam(value.expand(shape).clone(), constraints.softplus_positive))
 

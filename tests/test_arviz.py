@@ -426,6 +426,8 @@ def test_errors_say_what_to_mend():
         to_arviz(model, AutoNormal(model), y, num_samples=2, dims={"z": ["data"]})
     with pytest.raises(ValueError, match="dimension 'k': expected one size"):
         to_arviz(conjugate_vector, AutoNormal(conjugate_vector), num_samples=2, dims={"a": ["k"], "b": ["k"]})
+    with pytest.raises(ValueError, match=r"coords: expected dimensions among .*'data'.*, got \['rows'\]"):
+        to_arviz(model, AutoNormal(model), y, num_samples=2, coords={"rows": range(5)})
     with pytest.raises(ValueError, match="coords of 'data': expected 5 values, got 2"):
         to_arviz(model, AutoNormal(model), y, num_samples=2, coords={"data": [0, 1]})
     with pytest.raises(ValueError, match="num_samples ≥ 1"):

@@ -509,6 +509,8 @@ def test_values_may_be_the_parameters_themselves():
         ({"guide.precision": torch.ones(1)}, r"'guide.precision' of shape \[3\], got \[1\]"),
         ({"guide.precision": torch.tensor([1.0, -1.0, 1.0])}, "'guide.precision' in GreaterThan"),
         ({"guide.precision": torch.tensor([1.0, torch.nan, 1.0])}, "'guide.precision' in GreaterThan"),
+        ({"guide.precision": torch.tensor([1.0, 0.0, 1.0])}, "'guide.precision' in GreaterThan"),
+        ({"guide.precision": torch.tensor([1.0, torch.inf, 1.0])}, "'guide.precision' in GreaterThan"),
     ],
 )
 def test_unfit_values_are_refused(values, message):

@@ -310,6 +310,23 @@ def test_generate():
 
 @pytest.mark.usefixtures("unchecked")
 class TestBadInput:
+    @pytest.mark.parametrize(
+        ("options", "error", "match"),
+        [
+            ({"likelihood": "gaussian"}, TypeError, r"expected a likelihood, got 'gaussian'; make one, such as Gaussian\(\)"),
+            ({"likelihood": Gaussian}, TypeError, "expected a likelihood, got <class"),
+            ({"likelihood": Gaussian(0.1, data_dim=D + 1)}, ValueError, f"of {D} outputs, got one with {D + 1} parameters"),
+            ({"kernel": RBF(Q, batch_shape=(4,))}, ValueError, r"one kernel for all outputs, got a batch of shape \[4\]"),
+        ],
+    )
+    def test_parts_that_do_not_fit(self, options, error, match):
+        with pytest.raises(error, match=match):
+            BayesianGPLVM(N, D, Q, num_inducing=M, **options)
+
+    def test_latents_of_another_kind(self, Y):
+        with pytest.raises(TypeError, match=r"expected data to be tensors, got list; use torch.as_tensor"):
+            _model().initialize(Y, latents=[[0.0] * Q] * N)
+
     def test_no_latents_to_predict_at(self, Y):
         model = _model()
         guide = MeanFieldGuide(model)

@@ -8,11 +8,12 @@ from pyro import poutine
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
 from pyro.infer.autoguide.initialization import init_to_value
 from pyro.optim import Adam
+from torch import nn
 from torch.distributions import kl_divergence
 
 from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.models import BayesianGPLVM
-from pyro_lvgp.networks import ZeroImputation
+from pyro_lvgp.networks import IndexNet, ZeroImputation
 
 
 def hierarchical(y, idx=None):
@@ -103,6 +104,18 @@ def test_recovers_a_correlated_gaussian_posterior():
         torch.testing.assert_close(fitted.variance, covariance.diagonal(), rtol=0.15, atol=0.0)
         if kind == "full":
             torch.testing.assert_close(fitted.covariance_matrix, covariance, rtol=0.0, atol=0.03)
+
+
+def test_encoders_return_pairs_and_need_data(unchecked):
+    model = BayesianGPLVM(6, 3, 2, num_inducing=4)
+    Y = torch.randn(6, 3)
+    with pytest.raises(TypeError, match="expected loc and scale from the encoder of 'X', got Tensor"):
+        MeanFieldGuide(model, encoders={"X": nn.Linear(3, 2)})(Y)
+    pyro.clear_param_store()
+    guide = MeanFieldGuide(model, encoders={"X": IndexNet(3, 2)})
+    guide(Y)
+    with pytest.raises(ValueError, match="expected the arguments of the model for the encoder of 'X', got none"):
+        guide.median()
 
 
 @pytest.mark.parametrize("covariance", ["diagonal", "full"])

@@ -201,6 +201,8 @@ def _coords(
                     f"dimension '{dim}': expected one size, got {sizes[dim]} and, at site '{name}', {size}; use two "
                     "names in dims."
                 )
+    if unknown := set(given) - set(sizes):
+        raise ValueError(f"coords: expected dimensions among {sorted(sizes)}, got {sorted(unknown)}; mend coords or dims.")
     labels = {}
     for dim, size in sizes.items():
         rows = plates[dim].numpy() if dim in plates else np.arange(size)

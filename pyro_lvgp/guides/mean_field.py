@@ -11,7 +11,6 @@ import torch
 from pyro.distributions import constraints
 from pyro.distributions.transforms import biject_to
 from pyro.distributions.util import eye_like
-from pyro.infer.autoguide import AutoGuide
 from pyro.infer.autoguide.initialization import InitMessenger, init_to_median
 from pyro.infer.autoguide.utils import deep_setattr, helpful_support_errors
 from pyro.nn import PyroModule, PyroParam
@@ -21,11 +20,12 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 
 from pyro_lvgp.guides._coordinates import Covariance, SiteCoordinates
+from pyro_lvgp.guides._model_guide import ModelGuide
 from pyro_lvgp.networks import as_pyro_module
 from pyro_lvgp.param_store import warn_if_shared
 
 
-class MeanFieldGuide(AutoGuide):
+class MeanFieldGuide(ModelGuide):
     r"""Mean-field Gaussian guide that emits plain distributions.
 
     .. math::
@@ -146,18 +146,24 @@ class MeanFieldGuide(AutoGuide):
             parameter = PyroParam(torch.full_like(loc, self._init_scale), constraints.positive, event_dim)
         deep_setattr(self.scales, name, parameter)
 
-    def __getstate__(self):
-        # Pyro's own takes the model from the guide itself, not only from its copy.
-        return PyroModule.__getstate__(self) | {"_model": None, "master": None}
-
     def loc_and_scale(self, name: str, args: tuple) -> tuple[Tensor, Tensor]:
         """Parameters of a site in unconstrained space: of the whole plate, or in a plate's context of the rows in it.
 
         :param name: a latent site.
         :param args: arguments of the model, for encoders.
+        :raises ValueError: for an encoded site without data.
+        :raises TypeError: if its encoder does not return a pair.
         """
         if name in self._encoded:
-            return getattr(self.encoders, name)(args[0])
+            if not args:
+                raise ValueError(f"expected the arguments of the model for the encoder of {name!r}, got none; pass the data")
+            encoding = getattr(self.encoders, name)(args[0])
+            if not isinstance(encoding, tuple) or len(encoding) != 2:
+                raise TypeError(
+                    f"expected loc and scale from the encoder of {name!r}, got {type(encoding).__name__}; an "
+                    "IndexNet returns both"
+                )
+            return encoding
         return attrgetter(name)(self.locs), attrgetter(name)(self.scales)
 
     def forward(self, *args, **kwargs) -> dict[str, Tensor]:

@@ -228,9 +228,10 @@ class RandomFeatureGuide(SampledGuide):
         """Blocks for a :class:`~pyro_lvgp.infer.BlockCoordinateVI`, in the order of a sweep.
 
         ``"gradient"``: latents, frequencies with their components or assignments, and parameters of kernel and likelihood, by
-        Adam; ``"sticks"`` and ``"concentration"``, closed forms; ``"touching-points"``, a fixed point, of collapsed weights
-        of a logistic likelihood, ``"gaps"``, means, of filled ones, or ``"weights"``, natural gradients, of explicit or
-        shared ones.
+        Adam; ``"sticks"`` and ``"concentration"``, closed forms, with Gaussian frequencies those of the bound in which their
+        components are assigned once and for all, which lies below the one that is climbed; ``"touching-points"``, a fixed
+        point, of collapsed weights of a logistic likelihood, ``"gaps"``, means, of filled ones, or
+        ``"weights"``, natural gradients, of explicit or shared ones.
 
         :param learning_rate: of Adam.
         :param num_steps: gradient steps in a sweep.

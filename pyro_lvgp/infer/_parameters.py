@@ -36,6 +36,9 @@ class Parameter:
     def _admits(self, value: Tensor) -> bool:
         """Whether a value survives the way to unconstrained space and back; torch's own checks leave no room for rounding."""
         transform = transform_to(self.constraint)
+        # 0 and infinity survive as infinite logarithms.
+        if isinstance(self.constraint, constraints.greater_than):
+            return bool((self.constraint.check(value) & value.isfinite()).all())
         try:
             back = transform(transform.inv(value))
         except torch.linalg.LinAlgError:  # it is not positive definite

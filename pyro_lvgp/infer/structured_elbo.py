@@ -88,6 +88,8 @@ class StructuredELBO(DifferentiableELBO):
             raise ValueError(
                 f"expected value in {get_args(Value)} and gradient in {get_args(Gradient)}, got {value!r} and {gradient!r}"
             )
+        if not (masking is None or callable(masking)):
+            raise TypeError(f"expected masking to be a function of the data, got {masking!r}; see pyro_lvgp.masking")
         super().__init__(
             num_particles=num_particles, vectorize_particles=vectorize_particles, max_plate_nesting=max_plate_nesting
         )

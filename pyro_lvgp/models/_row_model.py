@@ -6,10 +6,10 @@ from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
 from pyro_lvgp.initialization import InitialLatents, linear_latents
-from pyro_lvgp.likelihoods import Gaussian, Likelihood
+from pyro_lvgp.likelihoods import Likelihood, as_likelihood
 from pyro_lvgp.models.latent_variable_model import LatentVariableModel
 from pyro_lvgp.param_store import shared_parameters, warn_if_shared
-from pyro_lvgp.validation import check_data, check_index, check_sizes, check_values
+from pyro_lvgp.validation import check_data, check_index, check_sizes, check_tensors, check_values
 
 
 class RowModel(LatentVariableModel):
@@ -19,13 +19,19 @@ class RowModel(LatentVariableModel):
 
     :param likelihood: p(y | f); ``Gaussian()`` if None.
     :param sizes: further sizes to check.
-    :raises ValueError: if a size is not positive.
+    :raises ValueError: if a size is not positive, or the likelihood has parameters of another number of outputs.
     """
 
     def __init__(self, num_data: int, data_dim: int, latent_dim: int, likelihood: Likelihood | None, **sizes: int):
         check_sizes(num_data=num_data, data_dim=data_dim, latent_dim=latent_dim, **sizes)
         super().__init__(num_data, data_dim, latent_dim)
-        self.likelihood = Gaussian() if likelihood is None else likelihood
+        self.likelihood = as_likelihood(likelihood)
+        theta = self.likelihood.theta()
+        if theta is not None and theta.shape[-1] not in (1, data_dim):
+            raise ValueError(
+                f"expected a likelihood of {data_dim} outputs, got one with {theta.shape[-1]} parameters; pass "
+                f"data_dim={data_dim} to it"
+            )
         self.register_buffer("mean", torch.zeros(data_dim))
 
     def check(self, Y: Float[Tensor, "N D"]) -> None:
@@ -64,6 +70,7 @@ class RowModel(LatentVariableModel):
 
     def _standardised(self, latents: Tensor) -> Tensor:
         """Latents found elsewhere, with the mean and variance of their prior."""
+        check_tensors([latents])
         X = latents.to(self.mean)
         if X.shape != (self.num_data, self.latent_dim):
             raise ValueError(

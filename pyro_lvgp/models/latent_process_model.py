@@ -16,7 +16,7 @@ from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 
 from pyro_lvgp.kernels import Kernel, as_kernel
-from pyro_lvgp.likelihoods import Gaussian, Likelihood
+from pyro_lvgp.likelihoods import Likelihood, as_likelihood
 from pyro_lvgp.models.latent_variable_model import Guide
 from pyro_lvgp.models.mixture import Imputation, MixturePrediction
 from pyro_lvgp.networks import as_pyro_module
@@ -50,7 +50,7 @@ class LatentProcessModel(PyroModule):
             raise ValueError(f"expected independent_dim of 0 or more, got {independent_dim}")
         self.kernel = as_kernel(kernel)
         self.decoder = as_pyro_module(decoder)
-        self.likelihood = Gaussian() if likelihood is None else likelihood
+        self.likelihood = as_likelihood(likelihood)
         self.independent_dim, self.num_data = independent_dim, num_data
 
     @abstractmethod
