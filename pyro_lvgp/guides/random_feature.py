@@ -193,7 +193,7 @@ class RandomFeatureGuide(SampledGuide):
             raise ValueError('expected a first call with all data, got a mini-batch; call guide(Y), or use weights="explicit"')
         q = self._q_latents(self.data, None)
         everyone = q.expand((*X.shape[:-2], *q.batch_shape)).rsample()
-        if y is not None and hasattr(self.encoders, "X"):  # which, shown nothing of a row, does not know which it is
+        if y is not None:  # an encoder that is shown nothing of a row does not know which it is
             X = torch.where(torch.isnan(y).all(-1, keepdim=True), everyone[..., idx, :], X)
         return everyone.index_copy(-2, idx, X)
 
