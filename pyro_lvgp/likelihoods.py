@@ -232,8 +232,8 @@ class Binomial(Likelihood):
     def __init__(self, total_count: int | Tensor, *, num_points: int = 20):
         super().__init__(num_points=num_points)
         count = torch.as_tensor(total_count, dtype=torch.get_default_dtype())
-        if not (count >= 1).all():
-            raise ValueError(f"expected total_count of 1 or more, got {count.min().item():g}")
+        if not ((count >= 1) & (count == count.round())).all():
+            raise ValueError(f"expected whole numbers of 1 or more as total_count, got {count.tolist()}")
         self.register_buffer("total_count", count)
 
     def support_text(self):

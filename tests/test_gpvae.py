@@ -724,6 +724,13 @@ def test_data_with_other_outputs_than_the_decoder_s():
         model(x, y[:, 1:])
 
 
+def test_data_of_another_dtype():
+    model, guide, x, y = make_exact(1)
+    for use in (lambda: fit(model, guide, x.float(), y.float()), lambda: model.predict(guide, x.float(), y.float())):
+        with pytest.raises(TypeError, match=r"expected data of the model's dtype torch.float64, got torch.float32; use .to"):
+            use()
+
+
 @pytest.mark.parametrize("num_steps", [0, -1])
 def test_forecasts_look_ahead(num_steps):
     model, guide, _, y = make_exact(1)

@@ -113,9 +113,10 @@ def test_student_t_needs_a_variance(df):
         StudentT(df=df)
 
 
-def test_binomial_count_must_be_positive():
-    with pytest.raises(ValueError, match="total_count"):
-        Binomial(0)
+@pytest.mark.parametrize("count", [0, 2.5])
+def test_binomial_count_must_be_whole_and_positive(count, unchecked):
+    with pytest.raises(ValueError, match=f"whole numbers of 1 or more as total_count, got {float(count)}"):
+        Binomial(count)
 
 
 def test_prior_on_a_shared_variance_lines_up_with_particles():

@@ -395,6 +395,14 @@ def test_predict_equals_exact_regression(Y, weights):
     torch.testing.assert_close(prediction.variance, variance, rtol=0.2, atol=0.0)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # scikit-learn's, of a variance of one row
+def test_one_row_of_one_column():
+    y = torch.ones(1, 1)
+    model = RandomFeatureLVM(1, 1, 1, num_frequencies=4).initialize(y)
+    guide = RandomFeatureGuide(model)
+    assert all(math.isfinite(loss) for loss in fit(model, guide, y, blocks=guide.blocks(), num_steps=3, progress=False).losses)
+
+
 @pytest.mark.parametrize("frequencies", ["mixture", "gaussian"])
 def test_learned_kernel_is_the_mean_of_its_draws(Y, frequencies):
     model, guide = _pair(Y, frequencies=frequencies)

@@ -129,7 +129,16 @@ class LatentProcessModel(PyroModule):
     def check(self, x: Float[Tensor, "*#series N P"], y: Float[Tensor, "*#series N D"]) -> None:
         """Raise if the data cannot be used: shapes, dtype, missing or infinite inputs, outputs never observed."""
         check_series(x, y)
+        self._check_dtype(y)
         self.likelihood.check(y)
+
+    def _check_dtype(self, y: Tensor) -> None:
+        like = next(self.parameters(), y)
+        if y.dtype != like.dtype:
+            raise TypeError(
+                f"expected data of the model's dtype {like.dtype}, got {y.dtype}; use .to({like.dtype}) on inputs and data, "
+                f"or .to({y.dtype}) on model and guide"
+            )
 
     def predict(
         self,
@@ -151,8 +160,10 @@ class LatentProcessModel(PyroModule):
         :param joint: draw latents jointly, as for trajectories, by a factorisation of their covariance at all inputs;
             otherwise each point from its marginal, which is faster.
         :raises ValueError: if ``num_samples`` is not positive.
+        :raises TypeError: if the data have another dtype than the model.
         """
         check_sizes(num_samples=num_samples)
+        self._check_dtype(y)
         at = x if x_new is None else x_new
         mixture = []
         with torch.no_grad():

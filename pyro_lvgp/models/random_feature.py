@@ -225,7 +225,8 @@ class RandomFeatureLVM(RowModel):
         """
         with torch.no_grad():
             X, function = self._start(Y, method, latents, seed)
-            self.kernel_variance = function.square().mean()
+            variance = function.square().mean()
+            self.kernel_variance = variance if variance > 0.0 else torch.ones_like(variance)  # of one row, say
         some = torch.randperm(len(X), generator=torch.Generator().manual_seed(seed))[: len(self.candidates)]
         self.candidates = X[some.to(X.device)]
         self.initial_values = {"X": X}
