@@ -118,8 +118,11 @@ class _WithParameter(Likelihood):
         if not (value > 0).all():
             raise ValueError(f"expected a positive {name}, got {value.min().item():g}")
         shape = () if data_dim is None else (data_dim,)
-        if value.dim() and value.shape != shape:
-            raise ValueError(f"expected one {name}, or data_dim of them, got {list(value.shape)}; pass data_dim={len(value)}")
+        if (value.dim() and value.shape not in ((1,), shape)) or value.dim() > len(shape):
+            raise ValueError(
+                f"expected one {name}, or data_dim of them, got {list(value.shape)} and data_dim={data_dim}; pass the number "
+                "of outputs as data_dim"
+            )
         self._theta, self._per_output = name, data_dim is not None
         setattr(self, name, PyroParam(value.expand(shape).clone(), constraints.softplus_positive))
 

@@ -78,6 +78,7 @@ def held_out_nll(
     :param progress: show a progress bar.
     :returns: nats per entry by name.
     :raises ValueError: as :func:`held_out_log_prob`.
+    :raises TypeError: as :func:`held_out_log_prob`.
 
     >>> from torch.distributions import Normal
     >>> y = torch.tensor([[0.0, 1.0], [0.1, 1.1], [0.2, torch.nan]])
@@ -114,6 +115,7 @@ def held_out_log_prob(
     :returns: nats of each hidden entry by name, fold after fold.
     :raises ValueError: if the folds are not of the shape of the data or hide nothing that was observed, or a candidate
         predicts NaN or for other shapes.
+    :raises TypeError: if a candidate's prediction has no ``log_prob``.
 
     >>> from torch.distributions import Normal
     >>> y = torch.tensor([[0.0, 1.0], [0.1, 1.1], [0.2, torch.nan]])
@@ -134,7 +136,13 @@ def held_out_log_prob(
             parts = []
             for fold in held:
                 with pyro.get_param_store().scope():  # no fit starts where another ended
-                    log_prob = predict(y.masked_fill(fold, torch.nan)).log_prob(torch.nan_to_num(y))
+                    prediction = predict(y.masked_fill(fold, torch.nan))
+                    if not hasattr(prediction, "log_prob"):
+                        raise TypeError(
+                            f"expected a prediction with log_prob from candidate {name!r}, such as a MixturePrediction or a "
+                            f"Normal, got {type(prediction).__name__}; of moments make Normal(mean, stddev)"
+                        )
+                    log_prob = prediction.log_prob(torch.nan_to_num(y))
                 if log_prob.shape != y.shape:
                     raise ValueError(
                         f"expected log densities of shape {list(y.shape)} from candidate {name!r}, one for each entry, got "

@@ -427,6 +427,7 @@ def test_as_kernel_takes_kernels_only():
         (lambda: RBF(1, active_dims=[-1]), "none negative"),
         (lambda: RBF(1, active_dims=[3])(torch.ones(2, 2)), "at least 4 columns, got 2"),
         (lambda: RBF(3)(torch.ones(5, 2)), r"expected X with 3 columns, got 2; .* RBF\(2\)"),
+        (lambda: RBF(1)(torch.ones(1, 5)), r"expected X with 1 columns, got 5; give a single column as X\[:, None\], make"),
         (lambda: RBF(3)(torch.ones(5, 3), torch.ones(5, 2)), "expected Z with 3 columns, got 2"),
         (lambda: RBF(3).diag(torch.ones(5, 2)), "expected X with 3 columns, got 2"),
         (lambda: RBF(3)._select(torch.ones(5), "X"), r"shape \[\*batch, N, Q\], got \[5\]"),
@@ -435,6 +436,15 @@ def test_as_kernel_takes_kernels_only():
 def test_value_errors(bad, message):
     with pytest.raises(ValueError, match=message):
         bad()
+
+
+def test_arrays_are_refused(unchecked):
+    X = torch.ones(3, 1)
+    for call in (RBF(1), RBF(1).diag, RBF(1) + Linear(1)):
+        with pytest.raises(TypeError, match=r"expected X to be a torch.Tensor, got ndarray; use torch.as_tensor"):
+            call(X.numpy())
+    with pytest.raises(TypeError, match=r"expected Z to be a torch.Tensor, got ndarray"):
+        RBF(1)(X, X.numpy())
 
 
 def test_integers_are_refused():

@@ -113,6 +113,13 @@ def test_student_t_needs_a_variance(df):
         StudentT(df=df)
 
 
+def test_as_many_parameters_as_outputs():
+    assert Gaussian(torch.tensor([0.1]), data_dim=3).variance.shape == (3,)
+    for value, data_dim in ((torch.tensor([0.1, 0.2]), None), (torch.tensor([0.1, 0.2]), 3), (torch.ones(1, 3), 3)):
+        with pytest.raises(ValueError, match=rf"expected one variance, or data_dim of them, got .* and data_dim={data_dim}"):
+            Gaussian(value, data_dim=data_dim)
+
+
 @pytest.mark.parametrize("count", [0, 2.5])
 def test_binomial_count_must_be_whole_and_positive(count, unchecked):
     with pytest.raises(ValueError, match=f"whole numbers of 1 or more as total_count, got {float(count)}"):

@@ -118,6 +118,21 @@ def test_encoders_return_pairs_and_need_data(unchecked):
         guide.median()
 
 
+@pytest.mark.parametrize(
+    ("encoder", "covariance", "match"),
+    [
+        ({"latent_dim": 3}, "diagonal", r"loc \[2\] and scale \[2\] for each row .* got \[6, 3\] and \[6, 3\]; give it"),
+        ({"latent_dim": 2}, "full", r"scale \[2, 2\] for each row from .* of 'X', got \[6, 2\] and \[6, 2\]; give it"),
+        ({"latent_dim": 2, "covariance": "full"}, "diagonal", r"got \[6, 2\] and \[6, 2, 2\]; give it"),
+    ],
+)
+def test_encoders_fit_their_sites(encoder, covariance, match):
+    model = BayesianGPLVM(6, 3, 2, num_inducing=4)
+    guide = MeanFieldGuide(model, covariance={"X": covariance}, encoders={"X": ZeroImputation(3, **encoder)})
+    with pytest.raises(ValueError, match=match):
+        guide(torch.randn(6, 3))
+
+
 @pytest.mark.parametrize("covariance", ["diagonal", "full"])
 def test_amortised_by_an_encoder(covariance):
     Y = torch.randn(10, 3)

@@ -151,6 +151,11 @@ def test_nothing_hidden_and_nan_are_refused(y):
         held_out_nll({"copy": lambda shown: Normal(shown, 1.0, validate_args=False)}, y, gap_folds(y), progress=False)
 
 
+def test_predictions_without_densities_are_refused(y):
+    with pytest.raises(TypeError, match=r"a prediction with log_prob from candidate 'mean', .* got Tensor; of moments"):
+        held_out_nll({"mean": lambda shown: shown.nanmean(0)}, y, gap_folds(y), progress=False)
+
+
 def test_other_shapes_are_refused(y):
     with pytest.raises(ValueError, match=r"expected data \[rows, columns\], got \[2, \d+, \d+\]"):
         gap_folds(torch.stack([y, y]))

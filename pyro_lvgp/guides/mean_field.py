@@ -101,6 +101,7 @@ class MeanFieldGuide(ModelGuide):
         warn_if_shared(type(self).__name__, stored)
         self.locs, self.scales = PyroModule(), PyroModule()
         self.coordinates: dict[str, SiteCoordinates] = {}
+        self._event_shapes: dict[str, torch.Size] = {}
         for name, site in sites.items():
             with helpful_support_errors(site):
                 transform = biject_to(site["fn"].support)
@@ -109,6 +110,7 @@ class MeanFieldGuide(ModelGuide):
             event_dim = site["fn"].event_dim + loc.dim() - value.dim()
             transform = None if _is_real(site["fn"].support) else transform
             self.coordinates[name] = SiteCoordinates(transform, event_dim, self._covariance_of(name, site, event_dim))
+            self._event_shapes[name] = loc.shape[loc.dim() - event_dim :]
             if name not in self._encoded:
                 self._add_parameters(name, loc, event_dim)
 
@@ -151,7 +153,7 @@ class MeanFieldGuide(ModelGuide):
 
         :param name: a latent site.
         :param args: arguments of the model, for encoders.
-        :raises ValueError: for an encoded site without data.
+        :raises ValueError: for an encoded site without data, or if its encoder is for one of another shape.
         :raises TypeError: if its encoder does not return a pair.
         """
         if name in self._encoded:
@@ -162,6 +164,16 @@ class MeanFieldGuide(ModelGuide):
                 raise TypeError(
                     f"expected loc and scale from the encoder of {name!r}, got {type(encoding).__name__}; an "
                     "IndexNet returns both"
+                )
+            loc, scale = encoding
+            of_loc = self._event_shapes[name]
+            of_scale = of_loc * 2 if self.coordinates[name].covariance == "full" else of_loc
+            batch_dim, scale_batch_dim = loc.dim() - len(of_loc), scale.dim() - len(of_scale)
+            fits = loc.shape[batch_dim:] == of_loc and scale.shape[scale_batch_dim:] == of_scale
+            if not fits or scale_batch_dim > batch_dim:
+                raise ValueError(
+                    f"expected loc {list(of_loc)} and scale {list(of_scale)} for each row from the encoder of {name!r}, got "
+                    f"{list(loc.shape)} and {list(scale.shape)}; give it the latent_dim and the covariance of the site"
                 )
             return encoding
         return attrgetter(name)(self.locs), attrgetter(name)(self.scales)

@@ -154,6 +154,8 @@ class Kernel(PyroModule):
 
     def _select(self, X: Tensor, name: str) -> Tensor:
         """Check the points ``X`` and pick the active columns."""
+        if not torch.is_tensor(X):
+            raise TypeError(f"expected {name} to be a torch.Tensor, got {type(X).__name__}; use torch.as_tensor(...).")
         if not X.is_floating_point():
             raise TypeError(f"expected {name} of floating point, got {X.dtype}; convert it with {name}.double().")
         if X.dim() < 2:
@@ -161,19 +163,27 @@ class Kernel(PyroModule):
                 f"expected {name} of shape [*batch, N, Q], got {list(X.shape)}; "
                 f"points with one column need {name}.unsqueeze(-1)."
             )
+        self.check_columns(X.shape[-1], name)
+        return X if self.active_dims is None else X.index_select(-1, self._columns)
+
+    def check_columns(self, num_columns: int, name: str = "X") -> None:
+        """Raise a ``ValueError`` if the kernel is known not to act on points with so many columns.
+
+        :param num_columns: number of columns of the points.
+        :param name: what the error calls the points.
+        """
         if self.active_dims is not None:
-            if X.shape[-1] <= max(self.active_dims):
+            if num_columns <= max(self.active_dims):
                 raise ValueError(
-                    f"expected {name} with at least {max(self.active_dims) + 1} columns, got {X.shape[-1]}; "
+                    f"expected {name} with at least {max(self.active_dims) + 1} columns, got {num_columns}; "
                     f"change active_dims={list(self.active_dims)} of {type(self).__name__}."
                 )
-            return X.index_select(-1, self._columns)
-        if self.input_dim is not None and X.shape[-1] != self.input_dim:
+        elif self.input_dim not in (None, num_columns):
+            single = f"give a single column as {name}[:, None], " if self.input_dim == 1 else ""
             raise ValueError(
-                f"expected {name} with {self.input_dim} columns, got {X.shape[-1]}; make the kernel by "
-                f"{type(self).__name__}({X.shape[-1]}), or pick columns with active_dims."
+                f"expected {name} with {self.input_dim} columns, got {num_columns}; {single}make the kernel by "
+                f"{type(self).__name__}({num_columns}), or pick columns with active_dims."
             )
-        return X
 
     def _parameters_text(self) -> str:
         """Current values of the parameters, for error messages; sends no Pyro message."""
@@ -223,6 +233,10 @@ class _Combination(Kernel):
 
     def _joint_batch_shape(self, shapes: list[torch.Size]) -> Sequence[int]:
         return torch.broadcast_shapes(*shapes)
+
+    def check_columns(self, num_columns: int, name: str = "X") -> None:
+        for k in self.kernels:
+            k.check_columns(num_columns, name)
 
     # The parts are read without entering Pyro's context, which this kernel has entered if it is to be entered.
     def theta(self) -> Theta:

@@ -74,8 +74,8 @@ class BayesianGPLVM(RowModel):
     :param num_inducing: number of inducing points M.
     :param likelihood: p(y | f); ``Gaussian()`` by default.
     :param likelihood_term: ``"svgp"``, ``"fitc"`` or ``"sampled"``, see :class:`~pyro_lvgp.distributions.NoisyFunction`.
-    :raises ValueError: if there are fewer data than inducing points, a size is not positive, the kernel is a batch, or the
-        likelihood has parameters of another number of outputs.
+    :raises ValueError: if there are fewer data than inducing points, a size is not positive, the kernel is a batch or acts on
+        other columns than the latents have, or the likelihood has parameters of another number of outputs.
 
     >>> from pyro.infer import SVI, TraceMeanField_ELBO
     >>> from pyro.optim import Adam
@@ -119,6 +119,7 @@ class BayesianGPLVM(RowModel):
                 f"expected one kernel for all outputs, got a batch of shape {list(self.kernel.batch_shape)}; leave "
                 "out batch_shape"
             )
+        self.kernel.check_columns(latent_dim)
         self.likelihood_term = likelihood_term
         self.inducing_points: Any = PyroParam(torch.randn(num_inducing, latent_dim), constraints.real)
         self.event_dims = {"X": ("latent",), "u": ("inducing",), "y": ("output",), "kernel.lengthscale": ("latent",)}
