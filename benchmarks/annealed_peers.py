@@ -23,7 +23,8 @@ NOTES = """\
 One model, one start, one Adam rate; K transitions for all.  AutoSemiDAIS anneals the latents of the rows in a mini-batch, as
 ours does; AutoDAIS anneals latents and inducing outputs together, on all rows at every step.  Bounds are each library's own:
 both bound the same evidence; NumPyro draws u, ours integrates it out.  Our chains are underdamped.  Both compile a whole step,
-ours by `CompiledELBO`; "compile" is what the slowest step takes over the median, and torch finds earlier compilations on the
+ours by `CompiledELBO`; "compile" is what our slowest step takes over the median, a part of "fit", and for NumPyro the time of
+`lower().compile()`, which "fit" leaves out; torch finds earlier compilations on the
 disk.  Blocks of steps alternate between the methods, and each has one core at most.  NumPyro's guides are mended in two
 places, see `benchmarks/peers/numpyro_dais.py`; with what they come with, AutoDAIS does not follow the hyperparameters."""
 

@@ -356,6 +356,7 @@ def test_sandwich_holds_the_evidence_and_closes_with_longer_chains():
 
 def test_sandwich_holds_globals_at_their_true_values():
     model, _ = small()
+    model.likelihood_term = "fitc"
     truth = poutine.trace(model).get_trace()
     y, u, X = (truth.nodes[name]["value"] for name in ("y", "u", "X"))
     guide = AutoAnnealedLangevin(model, num_steps=20, base_guide=MeanFieldGuide(model, init_scale=1.0), step_size=0.02)
@@ -364,6 +365,9 @@ def test_sandwich_holds_globals_at_their_true_values():
     assert sandwich.lower.mean() < sandwich.upper.mean()
     with pytest.raises(ValueError, match="got none for \\['u'\\]"):
         bound_sandwich(model, guide, y, latents={"X": X})
+    model.likelihood_term = "svgp"
+    with pytest.raises(ValueError, match='whose density is that of its draws, got likelihood_term="svgp"'):
+        bound_sandwich(model, guide, y, latents={"u": u, "X": X})
 
 
 def regression(y, idx=None):
@@ -533,6 +537,23 @@ def test_effective_sample_size_of_known_weights():
     assert torch.allclose(
         effective_sample_size(torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, -torch.inf]])), torch.tensor([3.0, 2.0])
     )
+
+
+def test_pareto_k_without_a_tail():
+    log_weights = torch.randn(200, 6)
+    expected = pareto_k(log_weights)[0]
+    log_weights[:, 1] = 2.0  # all equal
+    log_weights[:, 2] *= 1000.0  # one weight beside which all others vanish
+    log_weights[5, 3] = torch.nan
+    log_weights[:, 4] = (torch.arange(200) >= 180).float()  # two values, the larger one within the tail
+    log_weights[:30, 5] = -torch.inf
+    found = pareto_k(log_weights)
+    torch.testing.assert_close(found[0], expected)
+    assert found[1] == -torch.inf
+    assert found[2] == torch.inf
+    assert torch.isnan(found[3])
+    assert found[4] < 0.7
+    assert torch.isfinite(found[5])
 
 
 def test_pareto_k_finds_the_shape_of_the_tail():

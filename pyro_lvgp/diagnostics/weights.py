@@ -70,6 +70,8 @@ def effective_sample_size(log_weights: Float[Tensor, "S *batch"]) -> Float[Tenso
 def pareto_k(log_weights: Float[Tensor, "S *batch"]) -> Float[Tensor, "*batch"]:
     """Shape k̂ of a Pareto tail fitted to the largest weights; above 0.7 the guide misses too much to be corrected by them.
 
+    Equal weights have no tail, −∞; where all but a few vanish beside the largest it is ∞, and NaN where a weight is.
+
     :param log_weights: log weights, draws first; some hundred draws for a reliable answer.
     :raises ValueError: with fewer than 25 draws.
 
@@ -83,8 +85,21 @@ def pareto_k(log_weights: Float[Tensor, "S *batch"]) -> Float[Tensor, "*batch"]:
         raise ValueError(f"expected 25 draws or more to fit a tail, got {S}; some hundred are better")
     tail = math.ceil(min(0.2 * S, 3.0 * math.sqrt(S)))
     columns = (log_weights - log_weights.amax(0)).double().reshape(S, -1).sort(0).values[-tail - 1 :].exp().T
-    shapes = [fit_generalized_pareto(column[1:] - column[0])[0] for column in columns]
+    shapes = [_tail_shape(column[1:] - column[0]) for column in columns]
     return torch.as_tensor(shapes, dtype=log_weights.dtype, device=log_weights.device).reshape(log_weights.shape[1:])
+
+
+def _tail_shape(excess: Float[Tensor, " tail"]) -> float:
+    """K̂ of sorted excesses over a threshold, of which those that tie with it tell nothing."""
+    told = excess[excess > 0.0]
+    if torch.isnan(excess).any():
+        return math.nan
+    if not len(told):
+        return -math.inf
+    return fit_generalized_pareto(told)[0] if len(told) >= _FEWEST else math.inf
+
+
+_FEWEST = 5  # excesses to fit a tail to
 
 
 @dataclass(frozen=True)
@@ -130,7 +145,8 @@ def bound_sandwich(
     :param latents: the latents behind them, for every latent site: ``poutine.trace(model).get_trace()`` has both.
     :param num_samples: S.
     :param seed: of the draws; None draws from the global state.
-    :raises ValueError: if the value of a latent site is missing.
+    :raises ValueError: if the value of a latent site is missing, or the model's density is not that of its draws, as that of a
+        ``BayesianGPLVM`` is only with ``likelihood_term="fitc"``.
 
     Source: Grosse, Ghahramani and Adams (2015), "Sandwiching the marginal likelihood using bidirectional Monte Carlo".
 
@@ -146,6 +162,11 @@ def bound_sandwich(
     >>> sandwich.lower.shape
     torch.Size([3])
     """
+    if (term := getattr(model, "likelihood_term", "fitc")) != "fitc":
+        raise ValueError(
+            f'expected a model whose density is that of its draws, got likelihood_term="{term}", whose density is a bound; make '
+            'it with likelihood_term="fitc"'
+        )
     with torch.no_grad(), poutine.block():
         guide(*args, **kwargs)  # its sites are known after the first call
     missing = [name for name, _ in guide.prototype_trace.iter_stochastic_nodes() if name not in latents]
