@@ -164,8 +164,8 @@ def bound_sandwich(
     """
     if (term := getattr(model, "likelihood_term", "fitc")) != "fitc":
         raise ValueError(
-            f'expected a model whose density is that of its draws, got likelihood_term="{term}", whose density is a bound; make '
-            'it with likelihood_term="fitc"'
+            f'expected a model whose density is that of its draws, got likelihood_term="{term}", whose density is a bound; '
+            'make it with likelihood_term="fitc"'
         )
     with torch.no_grad(), poutine.block():
         guide(*args, **kwargs)  # its sites are known after the first call
