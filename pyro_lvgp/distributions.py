@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Literal
+from typing import Any, Literal
 
 import pyro.distributions as dist
 import torch
@@ -200,3 +200,10 @@ class PrecisionNormal(dist.TorchDistribution):
         if self.precision_tril.dim() > 2 and self.precision_tril.shape[-3] == 1:
             return function(self.precision_tril.squeeze(-3), x)
         return function(self.precision_tril, x.unsqueeze(-2)).squeeze(-2)
+
+
+def without_independent(fn: Any) -> Any:
+    """The distribution inside ``to_event``, however often it was called."""
+    while isinstance(fn, Independent):
+        fn = fn.base_dist
+    return fn

@@ -121,7 +121,8 @@ def fit(
     if callable(check := getattr(model, "check", None)):
         _check_number(check, args)
         check(*args)
-    num_rows = len(args[position_of_data(args)]) if args else 0
+    data = args[position_of_data(args)] if args else torch.empty(0)
+    num_rows = len(data)
     if batch_size is not None and not 1 <= batch_size <= num_rows:
         raise ValueError(f"expected batch_size from 1 to {num_rows}, the rows of the data, got {batch_size}")
     if optim is not None and blocks is not None:
@@ -140,7 +141,7 @@ def fit(
             optim = JointOptim(torch.optim.Adam, {"lr": learning_rate, "fused": True}, schedule=factor)
         svi = SVI(model, guide, optim, CompiledELBO(bound) if compile else bound)
     watch = Watch(early_stopping, (model, guide))
-    result = FitResult(scores=watch.scores, num_entries=int((~torch.isnan(args[position_of_data(args)])).sum()) if args else 1)
+    result = FitResult(scores=watch.scores, num_entries=int((~torch.isnan(data)).sum()) if args else 1)
     batches = _batches(getattr(model, "mini_batch", _rows), args, num_rows, batch_size)
     last_checked = 0 if batch_size is None or compile else num_rows // batch_size - 1
     with seeded(seed), ExitStack() as unchecked, tqdm(total=num_steps, disable=not progress, unit="step") as bar:

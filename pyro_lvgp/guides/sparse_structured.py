@@ -14,6 +14,7 @@ from pyro.nn import PyroParam
 from torch import Tensor, nn
 
 from pyro_lvgp import sparse_sites
+from pyro_lvgp.distributions import without_independent
 from pyro_lvgp.guides.structured import StructuredGPGuide, _Integrate, _Replace
 from pyro_lvgp.integration import is_integrating
 from pyro_lvgp.networks import NeighbourNet, OffsetNet
@@ -237,8 +238,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
 
 def _process_of(prior: Any) -> SparseProcess | None:
     """The process of which a prior is the inducing values, if it is."""
-    while isinstance(prior, torch.distributions.Independent):
-        prior = prior.base_dist
+    prior = without_independent(prior)
     return prior.process if isinstance(prior, InducingValues) else None
 
 

@@ -17,6 +17,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
+from pyro_lvgp.distributions import without_independent
 from pyro_lvgp.gaussian_process import GaussianProcess, StructuredPosterior
 from pyro_lvgp.guides._model_guide import ModelGuide
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
@@ -133,7 +134,7 @@ class StructuredGPGuide(ModelGuide):
         self.locs, self.scales = PyroModule(), PyroModule()
         self._with_latents: dict[str, bool] = {}  # or one number for each point
         for name, encoded in self._encoded.items():
-            prior, y = _without_independent(name, latents[name]["fn"]), args[position_of_data(args)]
+            prior, y = _gaussian_prior(name, latents[name]["fn"]), args[position_of_data(args)]
             if y.dim() < 2:
                 raise ValueError(f"expected data [..., points, outputs], got {list(y.shape)}; a single output needs [:, None]")
             self._with_latents[name] = len(prior.batch_shape + prior.event_shape) >= y.dim()
@@ -165,7 +166,7 @@ class StructuredGPGuide(ModelGuide):
         if name not in self._encoded:
             posterior, transform = self.mean_field._posterior(name, args), self.mean_field.coordinates[name].transform
             return posterior if transform is None else dist.TransformedDistribution(posterior, transform)
-        base = _without_independent(name, prior)
+        base = _gaussian_prior(name, prior)
         loc, scale, told = self._sites(name, base, args)
         precision = torch.where(told, scale.square().reciprocal(), 0.0)
         if isinstance(base, torch.distributions.Normal):
@@ -290,10 +291,9 @@ class _StopAfter(Messenger):
             raise _AllDrawn
 
 
-def _without_independent(name: str, prior: Any) -> Any:
+def _gaussian_prior(name: str, prior: Any) -> Any:
     """The prior over one latent dimension."""
-    while isinstance(prior, torch.distributions.Independent):
-        prior = prior.base_dist
+    prior = without_independent(prior)
     if not isinstance(prior, GaussianProcess | MultivariateNormal | torch.distributions.Normal):
         raise ValueError(
             f"expected a GaussianProcess, MultivariateNormal or Normal prior at site {name!r}, got {type(prior).__name__}; "

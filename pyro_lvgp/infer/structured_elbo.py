@@ -16,6 +16,7 @@ from pyro.util import check_model_guide_match, check_site_shape
 from torch import Tensor
 
 from pyro_lvgp import gaussian_sites
+from pyro_lvgp.distributions import without_independent
 from pyro_lvgp.gaussian_process import StructuredPosterior
 from pyro_lvgp.infer._terms import Sites, check_reparameterised, log_ratio
 from pyro_lvgp.infer.differentiable import DifferentiableELBO
@@ -213,6 +214,5 @@ def _by_point(likelihood: Mapping[str, Any], log_prob: Tensor, process: Mapping[
 
 def structured(fn: Any) -> StructuredPosterior | None:
     """The posterior inside ``to_event``, if it is one."""
-    while isinstance(fn, torch.distributions.Independent):
-        fn = fn.base_dist
+    fn = without_independent(fn)
     return fn if isinstance(fn, StructuredPosterior) else None

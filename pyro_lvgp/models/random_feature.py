@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from pyro_lvgp import polyagamma
 from pyro_lvgp.collapsed import function_variance, gaussian_sites
 from pyro_lvgp.diagonal_mixture import DiagonalMixture
-from pyro_lvgp.distributions import NoisyFunction
+from pyro_lvgp.distributions import NoisyFunction, without_independent
 from pyro_lvgp.features import mixture_kernel, random_features, spectral_density
 from pyro_lvgp.initialization import InitialLatents
 from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, Likelihood, NegativeBinomial
@@ -258,9 +258,7 @@ class RandomFeatureLVM(RowModel):
         """Weights, means and scales of the guide's distributions of all frequencies taken together."""
         row, idx = self.mean.new_full((1, self.data_dim), torch.nan), torch.zeros(1, dtype=torch.long, device=self.mean.device)
         site: Any = poutine.trace(guide).get_trace(row, idx).nodes["omega"]
-        points = site["fn"]
-        while isinstance(points, torch.distributions.Independent):
-            points = points.base_dist
+        points = without_independent(site["fn"])
         if isinstance(points, DiagonalMixture):
             return points.weights.mean(0), points.locs, points.scales
         loc, scale = points.loc, points.scale
