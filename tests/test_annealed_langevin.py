@@ -88,7 +88,9 @@ def test_bound_of_a_gplvm_rises_with_the_number_of_steps(dynamics):
     assert all(longer > shorter for shorter, longer in pairwise(bounds))
 
 
-def test_weights_with_a_linear_kernel_are_unbiased_for_factor_analysis():
+@pytest.mark.parametrize("dynamics", list(STEPS))
+@pytest.mark.parametrize("num_steps", [1, 4, 16, 64])
+def test_weights_with_a_linear_kernel_are_unbiased_for_factor_analysis(num_steps, dynamics):
     """With M ≥ Q nothing is lost to inducing points: y_n | u ~ N(0, W Wᵀ + σ² I)."""
     model, u, Y = gplvm(2, kernel=Linear(2))
     Y = torch.nan_to_num(Y)
@@ -97,7 +99,8 @@ def test_weights_with_a_linear_kernel_are_unbiased_for_factor_analysis():
         L = torch.linalg.cholesky(Z @ Z.mT + 1e-8 * (Z @ Z.mT).diagonal().mean() * torch.eye(4))
         W = u @ torch.linalg.solve(L, Z)
         evidence = dist.MultivariateNormal(torch.zeros(3), W @ W.mT + model.likelihood.variance * torch.eye(3)).log_prob(Y)
-    guide = AutoAnnealedLangevin(model, num_steps=8, base_guide=MeanFieldGuide(model, init_scale=1.0), step_size=0.05)
+    base = MeanFieldGuide(model, init_scale=1.0)
+    guide = AutoAnnealedLangevin(model, num_steps=num_steps, dynamics=dynamics, base_guide=base, step_size=0.05)
     w = (weights_given(model, guide, u, Y, 20_000) - evidence).exp()
     assert (standard_error(w) < 0.05).all()
     assert ((w.mean(0) - 1.0).abs() < 3.0 * standard_error(w)).all()
@@ -354,6 +357,34 @@ def test_sandwich_holds_the_evidence_and_closes_with_longer_chains():
     assert gaps[0] > 1.5 * gaps[1] > 1.5**2 * gaps[2]
 
 
+def test_sandwich_of_a_mini_batch():
+    def model(y, idx=None):
+        with pyro.plate("data", 400, subsample=idx):
+            x = pyro.sample("x", dist.Normal(0.0, 1.0))
+            return pyro.sample("y", dist.Normal(2.0 * x, 2.0), obs=y)
+
+    truth = poutine.trace(model).get_trace(None)
+    y, x = (truth.nodes[name]["value"] for name in ("y", "x"))
+    base = MeanFieldGuide(model, init_scale=1.0, create_plates=lambda y, idx=None: pyro.plate("data", 400, subsample=idx))
+    guide = AutoAnnealedLangevin(model, local_plate="data", base_guide=base, step_size=0.05)
+    guide(y)
+    with torch.no_grad():
+        base.locs.x.copy_(torch.linspace(-1.0, 1.0, 400))
+    # Rows, and a base that is not the same for all: weights of a mini-batch are those of its rows among all.
+    idx = torch.arange(0, 400, 2)
+    every, some = (
+        bound_sandwich(model, guide, y[rows], rows, latents={"x": x[rows]}, num_samples=2000)
+        for rows in (torch.arange(400), idx)
+    )
+    assert some.lower.shape == (200,)
+    for one, other in ((some.lower, every.lower), (some.upper, every.upper)):
+        assert (one - other[idx]).abs().mean() < 0.05 < (one - other[idx - 10]).abs().mean()
+    with pytest.raises(ValueError, match=r"value of site 'x' of shape \[200\] .*got \[400\]; with a mini-batch"):
+        bound_sandwich(model, guide, y[idx], idx, latents={"x": x})
+    with pytest.raises(TypeError, match=r"expected an AutoAnnealedLangevin.*got MeanFieldGuide"):
+        bound_sandwich(model, base, y, latents={"x": x})
+
+
 def test_sandwich_holds_globals_at_their_true_values():
     model, _ = small()
     model.likelihood_term = "fitc"
@@ -383,6 +414,18 @@ def test_globals_are_not_annealed_under_subsampling():
     assert guide(y)["slope"].shape == ()
     with pytest.raises(ValueError, match=r"plate 'data', which (.|\n)*is subsampled(.|\n)*local_plate=(.|\n)*surrogate_model"):
         guide(y[idx], idx)
+
+
+def test_globals_are_not_annealed_while_a_sequential_plate_is_subsampled():
+    def model(y, idx=None):
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        for i in pyro.plate("data", 5, subsample=idx):
+            pyro.sample(f"y_{i}", dist.Normal(slope, 1.0), obs=y[i])
+
+    y, guide = torch.randn(5), AutoAnnealedLangevin(model, num_steps=2)
+    assert guide(y)["slope"].shape == ()
+    with pytest.raises(ValueError, match=r"plate 'data', which (.|\n)*is subsampled"):
+        guide(y, torch.tensor([1, 2]))
 
 
 def test_locals_are_not_annealed_while_a_plate_in_their_score_is_subsampled():

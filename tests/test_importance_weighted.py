@@ -11,7 +11,7 @@ from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoNormal
 from pyro.optim import Adam
 
-from pyro_lvgp.guides import MeanFieldGuide
+from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
 from pyro_lvgp.infer import ImportanceWeightedELBO
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import BayesianGPLVM
@@ -185,6 +185,9 @@ def test_dreg_serves_autonormal_and_refuses_dependent_draws():
     assert elbo.loss_and_grads(model, AutoNormal(model), y) > 0
     with pytest.raises(ValueError, match="'b' depends on 'a'"):
         elbo.loss_and_grads(model, dependent, y)
+    annealed = AutoAnnealedLangevin(model, local_plate="data", num_steps=2)
+    with pytest.raises(ValueError, match=r"not defined for the chains of \['a', 'b'\]"):
+        elbo.loss_and_grads(model, annealed, y)
 
 
 def test_trains_through_svi_and_as_a_module(fixed_u):

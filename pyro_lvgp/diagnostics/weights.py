@@ -142,11 +142,13 @@ def bound_sandwich(
     :param model: the model, at the parameters under which it generated the data.
     :param guide: annealed guide, fitted to the simulated data.
     :param args: arguments of both, with the simulated data.
-    :param latents: the latents behind them, for every latent site: ``poutine.trace(model).get_trace()`` has both.
+    :param latents: the latents behind them, for every latent site: ``poutine.trace(model).get_trace()`` has both.  With a
+        mini-batch, those of its rows.
     :param num_samples: S.
     :param seed: of the draws; None draws from the global state.
-    :raises ValueError: if the value of a latent site is missing, or the model's density is not that of its draws, as that of a
-        ``BayesianGPLVM`` is only with ``likelihood_term="fitc"``.
+    :raises TypeError: for a guide that anneals nothing.
+    :raises ValueError: if the value of a latent site is missing or of another shape, or the model's density is not that of its
+        draws, as that of a ``BayesianGPLVM`` is only with ``likelihood_term="fitc"``.
 
     Source: Grosse, Ghahramani and Adams (2015), "Sandwiching the marginal likelihood using bidirectional Monte Carlo".
 
@@ -162,6 +164,8 @@ def bound_sandwich(
     >>> sandwich.lower.shape
     torch.Size([3])
     """
+    if not isinstance(guide, AutoAnnealedLangevin):
+        raise TypeError(f"expected an AutoAnnealedLangevin, whose chain can be run backwards, got {type(guide).__name__}")
     if (term := getattr(model, "likelihood_term", "fitc")) != "fitc":
         raise ValueError(
             f'expected a model whose density is that of its draws, got likelihood_term="{term}", whose density is a bound; '

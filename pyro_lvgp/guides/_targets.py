@@ -151,7 +151,7 @@ class TracedScore:
                 f"expected every latent site to be in the guide, got {name!r}, which is neither annealed nor drawn by the "
                 "global guide; discrete sites must be enumerated or summed out in the model"
             )
-        frames = {frame.name: frame for frame in site["cond_indep_stack"] if frame.vectorized}
+        frames = {frame.name: frame for frame in site["cond_indep_stack"]}
         scale = site["scale"]
         if self.local_plate in frames:
             frame = frames[self.local_plate]

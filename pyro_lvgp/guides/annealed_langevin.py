@@ -211,9 +211,15 @@ class AutoAnnealedLangevin(SampledGuide):
         If they are exact posterior draws, the weights of the result have ``E[1 / w] = 1 / p(y)``
         (see :func:`~pyro_lvgp.diagnostics.bound_sandwich`).
 
-        :param latents: values of the annealed sites.
+        :param latents: values of the annealed sites; with a mini-batch, those of its rows.
+        :raises ValueError: when called, if a value is not of the shape of its site.
         """
-        return lambda *args, **kwargs: self._sample_path(latents, args, kwargs)
+
+        def guide(*args, **kwargs) -> dict[str, Tensor]:
+            with self._pyro_context:
+                return self._sample_path(latents, args, kwargs)
+
+        return guide
 
     def _sample_path(self, end: Mapping[str, Tensor] | None, args: tuple, kwargs: dict) -> dict[str, Tensor]:
         """Emit all sites; the chain ends at ``end`` and is drawn backwards, or, with None, starts at the base."""
@@ -233,7 +239,7 @@ class AutoAnnealedLangevin(SampledGuide):
                 start = noise
             else:
                 start = tuple(
-                    site.to_white(site.unconstrain(end[name]), *base).expand_as(z)
+                    site.to_white(_checked(name, site.unconstrain(end[name]), base[0]), *base).expand_as(z)
                     for (name, site), base, z in zip(whitened, bases, noise, strict=True)
                 )
             state = self._run(start, bases, replayable(drawn.trace), end is not None, args, kwargs)
@@ -302,6 +308,16 @@ class AutoAnnealedLangevin(SampledGuide):
 def _outside_inference_mode(value: Any) -> Any:
     """Autograd does not take tensors made in inference mode, only their clones."""
     return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
+
+
+def _checked(name: str, value: Tensor, loc: Tensor) -> Tensor:
+    """The unconstrained value of a site, if it has a row for each of the base."""
+    if value.shape[-loc.dim() :] != loc.shape:
+        raise ValueError(
+            f"expected a value of site {name!r} of shape {list(loc.shape)} in unconstrained space, got {list(value.shape)}; "
+            "with a mini-batch, give the values of its rows"
+        )
+    return value
 
 
 _LOG_2PI = math.log(2.0 * math.pi)

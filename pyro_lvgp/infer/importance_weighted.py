@@ -9,6 +9,7 @@ from pyro.distributions import Delta, Independent, MaskedDistribution, Unit
 from pyro.distributions.util import detach, scale_and_mask
 from torch import Tensor
 
+from pyro_lvgp.distributions import PathDelta
 from pyro_lvgp.infer._terms import Sites, log_ratio
 from pyro_lvgp.infer.local_elbo import SAMPLES, LocalELBO
 
@@ -28,14 +29,14 @@ class ImportanceWeightedELBO(LocalELBO):
     :param local_plate: name of the plate over data.
     :param num_samples: S; 1 is the ordinary bound.
     :param gradient: ``"standard"``, or ``"dreg"`` for the doubly reparameterised gradient of the local guide's parameters,
-        whose signal does not vanish as S grows.
+        whose signal does not vanish as S grows; not for annealed sites, whose density has no parameters apart from its draws.
     :param integrate: take the expectation over Gaussian globals in closed form where the model can (see
         :class:`~pyro_lvgp.infer.IntegrateGaussians`), inside the logarithm.  That bound is a little looser, and its gradient
         has less noise; False draws the globals, as in the formula.
     :param num_particles: draws of the globals to average over.
     :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
     :raises ValueError: if the plate is missing, a plate inside it is subsampled, a guide site cannot be reparameterised,
-        or ``gradient="dreg"`` meets local guide sites that depend on each other.
+        or ``gradient="dreg"`` meets local guide sites that are annealed or depend on each other.
 
     >>> import pyro, pyro.distributions as dist
     >>> from pyro.infer.autoguide import AutoNormal
@@ -134,7 +135,9 @@ def _base(fn: Any) -> Any:
 
 
 def _independent_draws(sites: Sites) -> list[Tensor]:
-    """The random draws among guide sites, which must not depend on each other."""
+    """The random draws among guide sites, which must not be annealed or depend on each other."""
+    if annealed := [name for name, site in sites.items() if isinstance(_base(site["fn"]), PathDelta)]:
+        raise ValueError(f'gradient="dreg" is not defined for the chains of {annealed}; use gradient="standard"')
     draws = {
         name: site["value"]
         for name, site in sites.items()
