@@ -147,3 +147,7 @@ class InducingValues(dist.Normal):
         new = self._get_checked_instance(InducingValues, _instance)
         new.process = self.process
         return super().expand(batch_shape, new)
+
+    def __getstate__(self):
+        # The process holds parameters of the model, which is not for a guide that remembers this prior to copy.
+        return self.__dict__ | {"process": None}

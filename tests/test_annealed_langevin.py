@@ -381,8 +381,12 @@ def test_sandwich_of_a_mini_batch():
         assert (one - other[idx]).abs().mean() < 0.05 < (one - other[idx - 10]).abs().mean()
     with pytest.raises(ValueError, match=r"value of site 'x' of shape \[200\] .*got \[400\]; with a mini-batch"):
         bound_sandwich(model, guide, y[idx], idx, latents={"x": x})
+
+
+def test_sandwich_of_another_guide_is_refused(unchecked):
+    model, Y = small()
     with pytest.raises(TypeError, match=r"expected an AutoAnnealedLangevin.*got MeanFieldGuide"):
-        bound_sandwich(model, base, y, latents={"x": x})
+        bound_sandwich(model, MeanFieldGuide(model), Y, latents={})
 
 
 def test_sandwich_holds_globals_at_their_true_values():

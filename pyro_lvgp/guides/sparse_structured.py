@@ -18,6 +18,7 @@ from pyro_lvgp.distributions import without_independent
 from pyro_lvgp.guides.structured import StructuredGPGuide, _Integrate, _Replace
 from pyro_lvgp.integration import is_integrating
 from pyro_lvgp.networks import NeighbourNet, OffsetNet
+from pyro_lvgp.seeding import seeded
 from pyro_lvgp.sparse_process import InducingValues, SparseProcess
 from pyro_lvgp.sparse_sites import Sites
 from pyro_lvgp.validation import check_values, position_of_data
@@ -221,7 +222,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
                 found[name] = process
             return prior
 
-        with poutine.block(), _Replace(at_median):
+        with seeded(0), poutine.block(), _Replace(at_median):
             self.model(*args)
         if not found:
             raise ValueError("expected an encoder for the inducing values, got a free q(u), which knows no new data; give one")

@@ -23,6 +23,7 @@ from pyro_lvgp.guides._model_guide import ModelGuide
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
 from pyro_lvgp.integration import gaussian_moments
 from pyro_lvgp.networks import as_pyro_module
+from pyro_lvgp.seeding import seeded
 from pyro_lvgp.state_space_posterior import StateSpacePosterior
 from pyro_lvgp.validation import position_of_data
 
@@ -235,7 +236,8 @@ class StructuredGPGuide(ModelGuide):
             result[name] = normal.icdf(q.reshape(-1, *(1,) * normal.mean.dim()))
             return posterior if keep else dist.Delta(posterior.mean, event_dim=prior.event_dim)
 
-        with poutine.block(), _Integrate(), _Replace(at_median):
+        # Draws of sites that keep their spread, which the model integrates over, count for nothing.
+        with seeded(0), poutine.block(), _Integrate(), _Replace(at_median):
             self.model(*args, **kwargs)
         return result
 
