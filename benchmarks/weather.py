@@ -1,4 +1,4 @@
-"""GP-VAE, dense and sparse, on hidden temperatures of a seen and an unseen year in Trentino, or in Japan."""
+"""GP-VAE, dense and sparse, on hidden temperatures of seen and unseen years in Trentino, or in Japan."""
 
 import math
 import time
@@ -26,7 +26,7 @@ from pyro_lvgp.networks import MLP, FactorNet, NeighbourNet, OffsetNet
 from pyro_lvgp.training import fit
 
 NUM_THREADS = 1
-LEARNING_RATE, NUM_SAMPLES = 0.02, 100
+LEARNING_RATE, NUM_SAMPLES = 0.02, 200
 # Variance, and lengthscales [100 km east, 100 km north, km of elevation, days], of weather that stations share and of what a
 # station has of its own, for each variable, to start from.  In Japan means start as maxima, and snow as rain.
 REGION: dict[str, Start] = {
@@ -46,7 +46,7 @@ INDUCING_SCALE = (0.3, 0.3, 0.4, 2.0)  # in which k-means measures distances, be
 
 
 Posterior = Literal["dense", "projected", "nearest", "neighbours", "independent"]
-Fit = tuple[dict[int, MixturePrediction], float]  # what it says of each year, and seconds
+Fit = tuple[dict[str, MixturePrediction], float]  # what it says of each part, and seconds
 
 
 class Decoder(nn.Module):
@@ -163,7 +163,7 @@ multi-output processes, kernels of either smoothness and decoders with less of a
 while that was done; no setting was taken from these scores.
 
 NLL is the mean negative log density per hidden entry of a Gaussian with the predictive moments, "mixture NLL" that of the
-mixture over 100 draws; both in nats per °C.  Rows of one seed have no spread."""
+mixture over 200 draws; both in nats per °C.  Rows of one seed have no spread."""
 
 
 def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:
@@ -175,8 +175,8 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
             for name, predict in PEERS.items():
                 start = time.perf_counter()
                 moments = predict(weather, 1 if quick else 10)
-                for year, (mean, stddev) in moments.items():
-                    for metric, value in scores(weather, year, mean, stddev).items():
+                for part, (mean, stddev) in moments.items():
+                    for metric, value in scores(weather, part, mean, stddev).items():
                         yield Measurement(task, name, metric, value, time.perf_counter() - start, {})
         epochs = 1 if quick else EPOCHS
         settings: Settings = {"epochs": epochs, "groups in a batch": BATCH_SIZES[weather.days_per_group]}
@@ -191,7 +191,7 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
         for name, members in POOLED.items():
             if seeds > 1 and kept.keys() >= set(members):
                 fits = [fit for member in members for fit in kept[member]]
-                together = {year: MixturePrediction.pool(predicted[year] for predicted, _ in fits) for year in weather.years}
+                together = {part: MixturePrediction.pool(predicted[part] for predicted, _ in fits) for part in weather.parts}
                 for metric, value in scores_of_mixtures(weather, together).items():
                     total = sum(seconds for _, seconds in fits)
                     yield Measurement(task, f"{name}, {len(fits)} fits together", metric, value, total, settings)
@@ -199,7 +199,7 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
 
 def predictions(weather: Weather, method: Method, *, seed: int, epochs: int) -> Fit:
     """Fit once; standardised."""
-    y, x = weather.data(weather.source.train_year), weather.x
+    y, x = weather.train, weather.x
     batch_size = min(BATCH_SIZES[weather.days_per_group], len(y))
     with pyro.get_param_store().scope(), torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -216,18 +216,18 @@ def predictions(weather: Weather, method: Method, *, seed: int, epochs: int) -> 
             seed=seed,
             progress=False,
         )
-        predicted = {year: model.predict(guide, x, weather.data(year), num_samples=NUM_SAMPLES) for year in weather.years}
+        predicted = {part: model.predict(guide, x, weather.data(part), num_samples=NUM_SAMPLES) for part in weather.parts}
     return predicted, history.seconds[-1]
 
 
-def scores_of_mixtures(weather: Weather, predicted: dict[int, MixturePrediction]) -> dict[str, float]:
+def scores_of_mixtures(weather: Weather, predicted: dict[str, MixturePrediction]) -> dict[str, float]:
     """Scores of the predictive moments, and the mixtures' own negative log density."""
     values: dict[str, float] = {}
-    for year, part in weather.years.items():
-        mean, stddev = part.centre + weather.scale * predicted[year].mean, weather.scale * predicted[year].stddev
-        values |= scores(weather, year, mean, stddev)
-        log_prob = predicted[year].log_prob((part.truth - part.centre) / weather.scale) - weather.scale.log()
-        values[f"mixture NLL {year}"] = -log_prob[part.hidden].nanmean().item()
+    for name, part in weather.parts.items():
+        mean, stddev = part.centre + weather.scale * predicted[name].mean, weather.scale * predicted[name].stddev
+        values |= scores(weather, name, mean, stddev)
+        log_prob = predicted[name].log_prob((part.truth - part.centre) / weather.scale) - weather.scale.log()
+        values[f"mixture NLL {name}"] = -log_prob[part.hidden].nanmean().item()
     return values
 
 
@@ -235,8 +235,7 @@ def build(method: Method, weather: Weather, seed: int) -> tuple[GPVAE | SparseGP
     """A model and its guide, with a latent for each variable."""
     x, variables = weather.x, weather.source.variables
     D, P = len(variables), x.shape[-1]
-    num_groups = len(weather.years[weather.source.train_year].truth)
-    likelihood, options = Gaussian(0.1, data_dim=D), {"num_data": num_groups}
+    likelihood, options = Gaussian(0.1, data_dim=D), {"num_data": len(weather.train)}
     encoder: nn.Module = FactorNet(D, D, (20,), init_scale=0.3, loadings=torch.eye(D))
     if method.posterior == "independent":  # a process that the decoder does not look at
         unused = RBF(P, batch_shape=(1,))
@@ -263,55 +262,55 @@ def build(method: Method, weather: Weather, seed: int) -> tuple[GPVAE | SparseGP
     return sparse, SparseStructuredGPGuide(sparse, encoder.double())
 
 
-def scores(weather: Weather, year: int, mean: Tensor, stddev: Tensor) -> dict[str, float]:
+def scores(weather: Weather, name: str, mean: Tensor, stddev: Tensor) -> dict[str, float]:
     """Error and negative log density of Gaussian predictions of what is hidden, in °C and nats."""
-    part = weather.years[year]
+    part = weather.parts[name]
     wanted = part.hidden & ~torch.isnan(part.truth)
     error = ((part.truth - mean) / stddev)[wanted]
     rmse = (part.truth - mean)[wanted].square().mean().sqrt().item()
     nll = (0.5 * error.square() + stddev.expand_as(mean)[wanted].log()).mean().item() + 0.5 * math.log(2.0 * math.pi)
-    return {f"RMSE {year} [°C]": rmse, f"NLL {year}": nll}
+    return {f"RMSE {name} [°C]": rmse, f"NLL {name}": nll}
 
 
-Moments = dict[int, tuple[Tensor, Tensor]]
+Moments = dict[str, tuple[Tensor, Tensor]]
 
 
-def mean_of_the_year(weather: Weather, epochs: int) -> Moments:
-    """What was seen of each variable in the training year."""
-    train = weather.years[weather.source.train_year]
+def mean_of_the_years(weather: Weather, epochs: int) -> Moments:
+    """What was seen of each variable in the training years."""
+    train = weather.parts[weather.source.seen]
     seen = train.truth.masked_fill(train.hidden, torch.nan).flatten(0, 1)
     mean = seen.nanmean(0)
     stddev = (seen - mean).square().nanmean(0).sqrt()
-    return {name: (mean.expand_as(year.truth), stddev) for name, year in weather.years.items()}
+    return {name: (mean.expand_as(part.truth), stddev) for name, part in weather.parts.items()}
 
 
 def season_and_elevation(weather: Weather, epochs: int) -> Moments:
     """The regression that all methods start from."""
-    return {name: (year.centre, weather.scale) for name, year in weather.years.items()}
+    return {name: (part.centre, weather.scale) for name, part in weather.parts.items()}
 
 
 def independent_processes(
     weather: Weather, epochs: int, make_kernel: KernelMaker, kernels: Sequence[Mapping[str, Start]]
 ) -> Moments:
     """A Gaussian process for each variable over place and day, in GPyTorch; with a sum of kernels, each by variables."""
-    moments: dict[int, tuple[list[Tensor], list[Tensor]]] = {name: ([], []) for name in weather.years}
+    moments: dict[str, tuple[list[Tensor], list[Tensor]]] = {name: ([], []) for name in weather.parts}
     for d, variable in enumerate(weather.source.variables):
-        train = weather.data(weather.source.train_year)[..., d]
+        train = weather.train[..., d]
         starts = [kernel[variable] for kernel in kernels]
         process = GroupedProcess(weather.x, train, make_kernel=make_kernel, kernels=starts)
         process.fit(train, epochs, seed=0)
-        for name in weather.years:
+        for name in weather.parts:
             for part, moment in zip(moments[name], process.predict(weather.data(name)[..., d]), strict=True):
                 part.append(moment)
     result = {}
     for name, (means, stddevs) in moments.items():
-        centre = weather.years[name].centre
+        centre = weather.parts[name].centre
         result[name] = (centre + weather.scale * torch.stack(means, -1), weather.scale * torch.stack(stddevs, -1))
     return result
 
 
 PEERS: dict[str, Callable[[Weather, int], Moments]] = {
-    "mean of the training year": mean_of_the_year,
+    "mean of the training years": mean_of_the_years,
     "season and elevation": season_and_elevation,
     "independent GPs, RBF kernel (GPyTorch)": partial(
         independent_processes, make_kernel=RBFKernel, kernels=(dict.fromkeys(REGION, (1.0, 1.0)),)

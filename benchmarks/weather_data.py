@@ -22,16 +22,26 @@ class Source:
 
     :param read: loads the record.
     :param variables: its columns, by their names in GHCN-Daily.
-    :param train_year: to train on.
-    :param unseen_year: to predict only.
+    :param train_years: to train on.
+    :param unseen_years: to predict only.
     :param target: hidden on the middle one of three days.
     """
 
     read: Callable[[], Dataset]
     variables: tuple[str, ...]
-    train_year: int
-    unseen_year: int
+    train_years: tuple[int, ...]
+    unseen_years: tuple[int, ...]
     target: str
+
+    @property
+    def seen(self) -> str:
+        """Name of the years to train on."""
+        return _period(self.train_years)
+
+    @property
+    def unseen(self) -> str:
+        """Name of the years to predict only."""
+        return _period(self.unseen_years)
 
     def column(self, variable: str) -> int:
         """Which column a variable is."""
@@ -43,14 +53,17 @@ class Source:
         return [column for column, name in enumerate(self.variables) if name.startswith("T")]
 
 
-# The scores of 1997 were looked at while the benchmark was written.
-TRENTINO = Source(lambda: load_dataset("weather_trentino"), ("PRCP", "TMAX", "TMIN"), 1996, 1998, "TMAX")
+def _period(years: tuple[int, ...]) -> str:
+    return " and ".join(map(str, years))
+
+
+TRENTINO = Source(lambda: load_dataset("weather_trentino"), ("PRCP", "TMAX", "TMIN"), (1996, 1997), (1998,), "TMAX")
 _JAPANESE = ("PRCP", "TMAX", "TMIN", "TAVG", "SNWD")
-JAPAN = Source(lambda: ghcn_daily("JA", [1980, 1981], _JAPANESE), _JAPANESE, 1980, 1981, "TAVG")
+JAPAN = Source(lambda: ghcn_daily("JA", [1980, 1981], _JAPANESE), _JAPANESE, (1980,), (1981,), "TAVG")
 
 
-class Year(NamedTuple):
-    """Groups of consecutive days of a year; a row of a group is a station on a day.
+class Part(NamedTuple):
+    """Groups of consecutive days of one or more years; a row of a group is a station on a day.
 
     :param truth: all that was measured, precipitation and depth of snow as log(1 + mm).
     :param hidden: what is to be predicted.
@@ -66,68 +79,74 @@ class Year(NamedTuple):
 
 @dataclass(frozen=True)
 class Weather:
-    """A year to train on and one never seen, in groups.
+    """Years to train on and years never seen, in groups.
 
     :param x: place [100 km east, 100 km north, km of elevation] and day of each row of every group.
-    :param years: by name of the year.
+    :param parts: by names of the years.
     :param scale: standard deviations of what the regression leaves, in the units of ``truth``.
     :param days_per_group: days in a group.
     :param source: where they come from.
     """
 
     x: Float[Tensor, "N 4"]
-    years: dict[int, Year]
+    parts: dict[str, Part]
     scale: Float[Tensor, " D"]
     days_per_group: int
     source: Source
 
-    def data(self, year: int) -> Float[Tensor, "B N D"]:
-        """What methods may see of a year, standardised."""
-        part = self.years[year]
+    @property
+    def train(self) -> Float[Tensor, "B N D"]:
+        """What methods may see of the years to train on, standardised."""
+        return self.data(self.source.seen)
+
+    def data(self, name: str) -> Float[Tensor, "B N D"]:
+        """What methods may see of a part, standardised."""
+        part = self.parts[name]
         return ((part.truth - part.centre) / self.scale).masked_fill(part.hidden, torch.nan)
 
 
 def load(days_per_group: int, *, seed: int = 0, validation: Validation | None = None, source: Source = TRENTINO) -> Weather:
     """Groups of three days, a temperature of the middle one hidden; or longer ones, all those of a tenth of all rows hidden.
 
-    Stations are those with a temperature on half of the days of the training year or more.  What season and elevation
-    explain is found by least squares from what is left of the training year, and removed for all methods alike.
+    Stations are those with a temperature on half of the days of the training years or more.  What season and elevation
+    explain is found by least squares from what is left of the training years, and removed for all methods alike.
 
     :param seed: of what is hidden.
     :param source: stations and years.
-    :param validation: the training year alone, and other entries to predict instead, of what is left of it: the minima of the
-        middle day of three; the maxima of the first or of the last, in half of the groups; or another tenth of the pairs.
+    :param validation: the training years alone, and other entries to predict instead, of what is left of them: the minima of
+        the middle day of three; the maxima of the first or of the last, in half of the groups; or another tenth of the pairs.
     """
     data = source.read()
     dates, Y = data["dates"], data["Y"].astype(float).copy()
     amounts = [column for column in range(Y.shape[-1]) if column not in source.temperatures]
     Y[..., amounts] = np.log1p(Y[..., amounts])
     year_of = dates.astype("datetime64[Y]").astype(int) + 1970
-    kept = np.isfinite(Y[year_of == source.train_year][..., source.column("TMAX")]).mean(0) >= 0.5
+    kept = np.isfinite(Y[np.isin(year_of, source.train_years)][..., source.column("TMAX")]).mean(0) >= 0.5
     kept &= np.isfinite(data["elev"])
     shrink = np.cos(np.deg2rad(data["lat"].mean().round()))
     place = np.stack([data["lon"] * shrink, data["lat"]], -1)[kept] * KM_PER_DEGREE / 100.0
     place = np.concatenate([place - place.mean(0), data["elev"][kept, None] / 1000.0], -1)
     generator = np.random.default_rng(seed)
-    S, years, elevation = int(kept.sum()), {}, torch.as_tensor(place[:, 2])
-    for year in (source.train_year,) if validation else (source.train_year, source.unseen_year):
-        groups = 365 // days_per_group
-        truth = Y[year_of == year][: groups * days_per_group, kept].reshape(groups, days_per_group, S, -1)
+    S, parts, elevation = int(kept.sum()), {}, torch.as_tensor(place[:, 2])
+    groups = 365 // days_per_group
+    for years in (source.train_years,) if validation else (source.train_years, source.unseen_years):
+        days = np.concatenate([Y[year_of == year][: groups * days_per_group, kept] for year in years])
+        truth = days.reshape(-1, days_per_group, S, days.shape[-1])
         hidden = _hide(truth.shape, None, generator, source)
         if validation:
             truth[hidden] = np.nan
             hidden = _hide(truth.shape, validation, generator, source)
         day = torch.arange(groups * days_per_group).double().reshape(groups, -1).repeat_interleave(S, -1)
-        rows = [torch.as_tensor(part.reshape(groups, days_per_group * S, -1)) for part in (truth, hidden)]
-        years[year] = Year(rows[0], rows[1], torch.zeros_like(rows[0]), day)
+        rows = [torch.as_tensor(part.reshape(len(truth), days_per_group * S, -1)) for part in (truth, hidden)]
+        parts[_period(years)] = Part(rows[0], rows[1], torch.zeros_like(rows[0]), day.repeat(len(years), 1))
     elevation = elevation.repeat(days_per_group)
-    train = years[source.train_year]
+    train = parts[source.seen]
     coefficients = _regress(train, elevation)
-    years = {name: year._replace(centre=_season(year.days, elevation) @ coefficients) for name, year in years.items()}
-    left = (train.truth - years[source.train_year].centre).masked_fill(train.hidden, torch.nan).flatten(0, 1)
+    parts = {name: part._replace(centre=_season(part.days, elevation) @ coefficients) for name, part in parts.items()}
+    left = (train.truth - parts[source.seen].centre).masked_fill(train.hidden, torch.nan).flatten(0, 1)
     day = torch.arange(days_per_group).double().repeat_interleave(S)[:, None]
     x = torch.cat([torch.as_tensor(place).repeat(days_per_group, 1), day - day.mean()], -1)
-    return Weather(x, years, left.square().nanmean(0).sqrt(), days_per_group, source)
+    return Weather(x, parts, left.square().nanmean(0).sqrt(), days_per_group, source)
 
 
 def _hide(shape: tuple[int, ...], validation: Validation | None, generator: np.random.Generator, source: Source) -> np.ndarray:
@@ -150,9 +169,9 @@ def _season(days: Tensor, elevation: Tensor) -> Float[Tensor, "B N features"]:
     return torch.stack([*waves, *(wave * elevation for wave in waves)], -1)
 
 
-def _regress(year: Year, elevation: Tensor) -> Float[Tensor, "features 3"]:
-    features, columns = _season(year.days, elevation), []
-    for d in range(year.truth.shape[-1]):
-        seen = ~(year.hidden | torch.isnan(year.truth))[..., d]
-        columns.append(torch.linalg.lstsq(features[seen], year.truth[..., d][seen][:, None]).solution)
+def _regress(part: Part, elevation: Tensor) -> Float[Tensor, "features 3"]:
+    features, columns = _season(part.days, elevation), []
+    for d in range(part.truth.shape[-1]):
+        seen = ~(part.hidden | torch.isnan(part.truth))[..., d]
+        columns.append(torch.linalg.lstsq(features[seen], part.truth[..., d][seen][:, None]).solution)
     return torch.cat(columns, -1)

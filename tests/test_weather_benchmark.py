@@ -18,7 +18,7 @@ from benchmarks.peers.gpytorch_processes import GroupedProcess
 from benchmarks.weather_data import TRENTINO, load
 from pyro_lvgp.models import MixturePrediction
 
-TRAIN_YEAR, UNSEEN_YEAR = TRENTINO.train_year, TRENTINO.unseen_year
+SEEN, UNSEEN = TRENTINO.seen, TRENTINO.unseen
 MAXIMUM, MINIMUM = TRENTINO.column("TMAX"), TRENTINO.column("TMIN")
 needs_data = pytest.mark.skipif(not os.environ.get("PYRO_LVGP_DATA"), reason="PYRO_LVGP_DATA names no folder")
 
@@ -44,9 +44,9 @@ def test_peer_is_the_closed_form():
 @pytest.mark.parametrize("days", [3, 7])
 def test_groups_hide_what_is_to_be_predicted(days):
     data = load(days)
-    for year in (TRAIN_YEAR, UNSEEN_YEAR):
-        part, y = data.years[year], data.data(year)
-        assert y.shape == (365 // days, len(data.x), 3) == part.truth.shape
+    for name, num_years in ((SEEN, 2), (UNSEEN, 1)):
+        part, y = data.parts[name], data.data(name)
+        assert y.shape == (num_years * (365 // days), len(data.x), 3) == part.truth.shape
         assert torch.isnan(y[part.hidden]).all()
         torch.testing.assert_close(
             part.centre + data.scale * y, part.truth.masked_fill(part.hidden, torch.nan), equal_nan=True
@@ -58,7 +58,7 @@ def test_groups_hide_what_is_to_be_predicted(days):
         else:
             assert torch.equal(hidden[..., MAXIMUM], hidden[..., MINIMUM])
             assert hidden[..., MAXIMUM].double().mean() == pytest.approx(0.1, abs=0.01)
-    standardised = data.data(TRAIN_YEAR)
+    standardised = data.train
     torch.testing.assert_close(standardised.square().flatten(0, 1).nanmean(0), torch.ones(3, dtype=torch.float64))
     assert standardised.flatten(0, 1).nanmean(0).abs().max() < 1e-6
 
@@ -66,9 +66,9 @@ def test_groups_hide_what_is_to_be_predicted(days):
 @needs_data
 @pytest.mark.parametrize(("days", "validation", "variables"), [(3, "minima", [2]), (3, "maxima", [1]), (7, "pairs", [1, 2])])
 def test_validation_shows_nothing_of_what_is_tested(days, validation, variables):
-    tested, validated = (load(days, validation=kind).years for kind in (None, validation))
-    assert set(validated) == {TRAIN_YEAR}
-    test, part = tested[TRAIN_YEAR], validated[TRAIN_YEAR]
+    tested, validated = (load(days, validation=kind).parts for kind in (None, validation))
+    assert set(validated) == {SEEN}
+    test, part = tested[SEEN], validated[SEEN]
     assert torch.isnan(part.truth[test.hidden]).all()
     torch.testing.assert_close(part.truth, test.truth.masked_fill(test.hidden, torch.nan), equal_nan=True)
     wanted = (part.hidden & ~torch.isnan(part.truth)).flatten(0, 1).any(0)
@@ -78,17 +78,17 @@ def test_validation_shows_nothing_of_what_is_tested(days, validation, variables)
 @needs_data
 def test_scores_of_known_predictions():
     data = load(3)
-    part = data.years[UNSEEN_YEAR]
-    values = weather.scores(data, UNSEEN_YEAR, part.truth + 2.0, torch.tensor(4.0))
-    assert values[f"RMSE {UNSEEN_YEAR} [°C]"] == pytest.approx(2.0)
-    assert values[f"NLL {UNSEEN_YEAR}"] == pytest.approx(0.5 * math.log(2.0 * math.pi * 16.0) + 0.125)
+    part = data.parts[UNSEEN]
+    values = weather.scores(data, UNSEEN, part.truth + 2.0, torch.tensor(4.0))
+    assert values[f"RMSE {UNSEEN} [°C]"] == pytest.approx(2.0)
+    assert values[f"NLL {UNSEEN}"] == pytest.approx(0.5 * math.log(2.0 * math.pi * 16.0) + 0.125)
 
 
 def use_two_groups(monkeypatch, days, source=TRENTINO):
-    """Have the benchmark load the first two groups of each year alone."""
+    """Have the benchmark load the first two groups of each part alone."""
     data = load(days, source=source)
-    two = {name: type(part)(*(field[:2] for field in part)) for name, part in data.years.items()}
-    monkeypatch.setattr(weather, "load", lambda days, validation, source: replace(data, years=two))
+    two = {name: type(part)(*(field[:2] for field in part)) for name, part in data.parts.items()}
+    monkeypatch.setattr(weather, "load", lambda days, validation, source: replace(data, parts=two))
 
 
 @needs_data
@@ -99,8 +99,8 @@ def test_every_method_runs(task, monkeypatch):
     measured = list(weather.run(quick=True, seeds=1, only=task))
     assert {m.method for m in measured} == {*weather.PEERS, *weather.TASKS[task]}
     assert all(math.isfinite(m.value) for m in measured)
-    mean_rmse = {m.method: m.value for m in measured if m.metric == f"RMSE {TRAIN_YEAR} [°C]"}
-    assert mean_rmse["season and elevation"] < mean_rmse["mean of the training year"]
+    mean_rmse = {m.method: m.value for m in measured if m.metric == f"RMSE {SEEN} [°C]"}
+    assert mean_rmse["season and elevation"] < mean_rmse["mean of the training years"]
 
 
 JAPANESE = ("JA000047401", "JA000047662", "JA000047759", "JA000047807")
@@ -129,14 +129,14 @@ def japan(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("task", "days"), [("three days, Japan", 3), ("weeks, Japan", 7)])
 def test_the_thesis_s_own_stations_by_the_same_command(japan, task, days, monkeypatch):
     data = load(days, source=weather.SOURCES[task])
-    part = data.years[1981]
+    part = data.parts["1981"]
     assert part.truth.shape == (365 // days, days * len(JAPANESE), 5)
     first = torch.as_tensor([japan[366] + k for k in range(4)])  # the year before had a day more
     torch.testing.assert_close(part.truth[0, :4, 3], first, atol=0.06, rtol=0.0)
     torch.testing.assert_close(
         part.truth[0, :4, 0], (5.0 * torch.arange(4).double() + japan[366]).log1p(), atol=0.01, rtol=0.0
     )
-    shown = torch.isnan(data.data(1981)).unflatten(1, (days, -1))
+    shown = torch.isnan(data.data("1981")).unflatten(1, (days, -1))
     hidden = {column for column in range(5) if shown[..., column].any()}
     assert hidden == ({3} if days == 3 else {1, 2, 3})
     assert (days == 7) or shown[:, 1, :, 3].all()
@@ -157,7 +157,7 @@ def test_grid_runs_alone(monkeypatch):
     def predictions(weather, method, *, seed, epochs):
         asked.append(method)
         return {
-            year: MixturePrediction((dist.Normal(part.truth[None].nan_to_num(), 1.0),)) for year, part in weather.years.items()
+            year: MixturePrediction((dist.Normal(part.truth[None].nan_to_num(), 1.0),)) for year, part in weather.parts.items()
         }, 1.0
 
     monkeypatch.setattr(weather, "predictions", predictions)
@@ -177,13 +177,13 @@ def test_fits_together_are_scored_as_their_mixture(monkeypatch):
         off = 1.0 if seed else -1.0
         return {
             year: MixturePrediction((dist.Normal((part.truth - part.centre + off)[None].nan_to_num() / weather.scale, 1e-3),))
-            for year, part in weather.years.items()
+            for year, part in weather.parts.items()
         }, 2.0
 
     monkeypatch.setattr(weather, "predictions", predictions)
     measured = list(weather.run(quick=True, seeds=2, only="three days"))
     alone, together = (
-        [m for m in measured if m.method == name and m.metric == f"RMSE {UNSEEN_YEAR} [°C]"]
+        [m for m in measured if m.method == name and m.metric == f"RMSE {UNSEEN} [°C]"]
         for name in ("GP-VAE", "GP-VAE, 2 fits together")
     )
     assert [m.value for m in alone] == pytest.approx([1.0, 1.0])
