@@ -242,7 +242,8 @@ def build(method: Method, weather: Weather, seed: int) -> tuple[GPVAE | SparseGP
     if method.posterior == "independent":  # a process that the decoder does not look at
         unused = RBF(P, batch_shape=(1,))
         vae = SparseGPVAE(unused, Decoder(D, skip=1), x[:1], likelihood, independent_dim=D, **options).double()
-        return vae, SparseStructuredGPGuide(vae, sites={"w": encoder.double()})
+        ignored = FactorNet(D, 1, (20,)).double()
+        return vae, SparseStructuredGPGuide(vae, sites={"u": ignored, "w": encoder.double()})
     nu = DENSE_NU if method.posterior == "dense" else SPARSE_NU
     region, station = (
         Matern(P, nu, variance=torch.tensor(variances), lengthscale=torch.tensor(lengthscales), batch_shape=(D,))

@@ -84,17 +84,18 @@ def test_scores_of_known_predictions():
     assert values[f"NLL {UNSEEN}"] == pytest.approx(0.5 * math.log(2.0 * math.pi * 16.0) + 0.125)
 
 
-def use_two_groups(monkeypatch, days, source=TRENTINO):
-    """Have the benchmark load the first two groups of each part alone."""
+def use_few_groups(monkeypatch, days, source=TRENTINO):
+    """Have the benchmark load the first groups of each part alone: two seen, one unseen."""
     data = load(days, source=source)
-    two = {name: type(part)(*(field[:2] for field in part)) for name, part in data.parts.items()}
-    monkeypatch.setattr(weather, "load", lambda days, validation, source: replace(data, parts=two))
+    numbers = {source.seen: 2, source.unseen: 1}
+    few = {name: type(part)(*(field[: numbers[name]] for field in part)) for name, part in data.parts.items()}
+    monkeypatch.setattr(weather, "load", lambda days, validation, source: replace(data, parts=few))
 
 
 @needs_data
 @pytest.mark.parametrize("task", ["three days", "weeks"])
 def test_every_method_runs(task, monkeypatch):
-    use_two_groups(monkeypatch, {"three days": 3, "weeks": 7}[task])
+    use_few_groups(monkeypatch, {"three days": 3, "weeks": 7}[task])
     monkeypatch.setattr(weather, "NUM_SAMPLES", 2)
     measured = list(weather.run(quick=True, seeds=1, only=task))
     assert {m.method for m in measured} == {*weather.PEERS, *weather.TASKS[task]}
@@ -140,7 +141,7 @@ def test_the_thesis_s_own_stations_by_the_same_command(japan, task, days, monkey
     hidden = {column for column in range(5) if shown[..., column].any()}
     assert hidden == ({3} if days == 3 else {1, 2, 3})
     assert (days == 7) or shown[:, 1, :, 3].all()
-    use_two_groups(monkeypatch, days, source=weather.SOURCES[task])
+    use_few_groups(monkeypatch, days, source=weather.SOURCES[task])
     monkeypatch.setattr(weather, "NUM_SAMPLES", 2)
     monkeypatch.setitem(weather.TASKS, task, {"GP-VAE": weather.Method()})
     measured = list(weather.run(quick=True, seeds=1, only=task))
@@ -151,7 +152,7 @@ def test_the_thesis_s_own_stations_by_the_same_command(japan, task, days, monkey
 
 @needs_data
 def test_grid_runs_alone(monkeypatch):
-    use_two_groups(monkeypatch, 7)
+    use_few_groups(monkeypatch, 7)
     asked = []
 
     def predictions(weather, method, *, seed, epochs):
@@ -169,7 +170,7 @@ def test_grid_runs_alone(monkeypatch):
 @needs_data
 def test_fits_together_are_scored_as_their_mixture(monkeypatch):
     """Two fits, a degree above and below the truth."""
-    use_two_groups(monkeypatch, 3)
+    use_few_groups(monkeypatch, 3)
     monkeypatch.setattr(weather, "PEERS", {})
     monkeypatch.setitem(weather.TASKS, "three days", {"GP-VAE": weather.Method()})
 
