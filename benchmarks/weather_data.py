@@ -1,7 +1,7 @@
 """Days and weeks of the weather in Trentino, or in Japan, with temperatures to predict."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -58,6 +58,7 @@ def _period(years: tuple[int, ...]) -> str:
 
 
 TRENTINO = Source(lambda: load_dataset("weather_trentino"), ("PRCP", "TMAX", "TMIN"), (1996, 1997), (1998,), "TMAX")
+TRENTINO_1996 = replace(TRENTINO, train_years=(1996,))
 _JAPANESE = ("PRCP", "TMAX", "TMIN", "TAVG", "SNWD")
 JAPAN = Source(lambda: ghcn_daily("JA", [1980, 1981], _JAPANESE), _JAPANESE, (1980,), (1981,), "TAVG")
 
