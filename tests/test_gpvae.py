@@ -724,6 +724,14 @@ def test_data_with_other_outputs_than_the_decoder_s():
         model(x, y[:, 1:])
 
 
+def test_a_decoder_of_other_latents():
+    model, x, y = make_linear(1)
+    model.decoder = nn.Linear(2, D)
+    with pytest.raises(RuntimeError, match="cannot be multiplied") as caught:
+        model(x, y)
+    assert "the decoder was given 1 latent dimensions, and numbers of torch.float64" in caught.value.__notes__
+
+
 def test_data_of_another_dtype():
     model, guide, x, y = make_exact(1)
     for use in (lambda: fit(model, guide, x.float(), y.float()), lambda: model.predict(guide, x.float(), y.float())):

@@ -211,6 +211,8 @@ class TestRefuses:
             x = pyro.sample("x", dist.Normal(0.0, 1.0))
             with pyro.plate("views", 3, subsample_size=2 if fault == "inner" else None, dim=-2):
                 pyro.sample("y", dist.Normal(x, 1.0), obs=y)
+        if fault == "outside, in the guide":
+            pyro.sample("a", dist.Normal(torch.zeros(1), 1.0).to_event(1))
         if fault in ("outside", "outside, summed"):
             pyro.sample("z", dist.Normal(x.sum(-1, keepdim=fault == "outside"), 1.0), obs=torch.tensor(0.0))
 
@@ -219,7 +221,9 @@ class TestRefuses:
             if fault == "discrete":
                 pyro.sample("x", dist.Poisson(torch.tensor(1.0)))
             else:
-                pyro.sample("x", dist.Normal(0.0, 1.0))
+                x = pyro.sample("x", dist.Normal(0.0, 1.0))
+        if fault == "outside, in the guide":
+            pyro.sample("a", dist.Normal(x.sum(-1, keepdim=True), 1.0).to_event(1))
 
     @pytest.mark.parametrize(
         ("fault", "match"),
@@ -227,6 +231,7 @@ class TestRefuses:
             ("inner", "plate 'views' inside 'data' is subsampled"),
             ("outside", "site 'z' outside plate 'data' has batch shape"),
             ("outside, summed", "site 'z' outside plate 'data' has batch shape"),
+            ("outside, in the guide", "site 'a' outside plate 'data' has batch shape"),
             ("discrete", "reparameterised, got 'x' with Poisson"),
         ],
     )

@@ -314,6 +314,10 @@ class TestErrors:
         with pytest.raises(ValueError, match=rf"shape \[\*, {D}\], got \[{', '.join(map(str, shape))}\]"):
             Net(D, Q)(torch.zeros(shape))
 
+    def test_dtype_of_data(self, Net):
+        with pytest.raises(TypeError, match=r"expected data of torch.float32, .* call encoder.to\(torch.float64\)"):
+            Net(D, Q)(torch.zeros(6, D, dtype=torch.float64))
+
 
 @pytest.mark.parametrize("Net", [PointNet, IndexNet])
 def test_feature_dim(Net):

@@ -76,10 +76,7 @@ class LocalELBO(DifferentiableELBO):
 
     def _sample_sites(self, model: Any, guide: Any, args: tuple, kwargs: dict) -> tuple[Sites, Sites]:
         model_trace, guide_trace = self._get_trace(model, guide, args, kwargs)
-        model_sites, guide_sites = (
-            {name: site for name, site in trace.nodes.items() if site["type"] == "sample"}
-            for trace in (model_trace, guide_trace)
-        )
+        model_sites, guide_sites = map(_sample_sites, (model_trace, guide_trace))
         check_reparameterised(guide_sites)
         return model_sites, guide_sites
 
@@ -89,6 +86,7 @@ class LocalELBO(DifferentiableELBO):
         samples = _LocalSamples(self.local_plate, self.num_samples, -1 - int(self.max_plate_nesting))
         with Integrating() if self.integrate else nullcontext():
             guide_trace = poutine.trace(samples(guide)).get_trace(*args, **kwargs)
+        self._split(_sample_sites(prune_subsample_sites(guide_trace)))
         model = IntegrateGaussians(guide_trace)(model) if self.integrate else model
         model_trace = poutine.trace(poutine.replay(samples(model), guide_trace)).get_trace(*args, **kwargs)
         if is_validation_enabled():
@@ -108,7 +106,11 @@ class LocalELBO(DifferentiableELBO):
             if any(size > 1 and dim - len(shape) not in plates for dim, size in enumerate(shape)):
                 raise ValueError(
                     f"site {name!r} outside plate {self.local_plate!r} has batch shape {tuple(shape)}, more than its plates "
-                    "declare: a site that depends on draws inside the plate must be in the plate or be drawn before it, and "
-                    "other batch dimensions need .to_event(...)"
+                    "declare: a site that depends on draws inside the plate must be in the plate or be drawn before it, or "
+                    "there must be one draw, num_samples=1; other batch dimensions need .to_event(...)"
                 )
         return local, outside
+
+
+def _sample_sites(trace: Trace) -> Sites:
+    return {name: site for name, site in trace.nodes.items() if site["type"] == "sample"}

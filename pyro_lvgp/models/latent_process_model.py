@@ -75,7 +75,11 @@ class LatentProcessModel(PyroModule):
             white = dist.Normal(latents.new_zeros(self.independent_dim), 1.0).to_event(1)
             with _all(contexts):
                 latents = _join(latents, pyro.sample("w", white))
-        function = self.decoder(latents)
+        try:
+            function = self.decoder(latents)
+        except RuntimeError as error:
+            error.add_note(f"the decoder was given {latents.shape[-1]} latent dimensions, and numbers of {latents.dtype}")
+            raise
         if isinstance(function, tuple):
             function, theta = function
         if y is not None and function.shape[-1] != y.shape[-1]:

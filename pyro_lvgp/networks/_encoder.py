@@ -47,4 +47,8 @@ class Encoder(nn.Module):
             raise ValueError(
                 f"expected data of shape [*, {self.data_dim}], got {list(y.shape)}; data_dim is the number of its columns"
             )
+        if y.dtype != (dtype := next(self.parameters()).dtype):
+            raise TypeError(
+                f"expected data of {dtype}, as the parameters of the encoder, got {y.dtype}; call encoder.to({y.dtype})"
+            )
         return torch.nan_to_num(y), ~torch.isnan(y)
