@@ -1,8 +1,8 @@
-"""Steps of models, guides and bounds with and without `CompiledELBO`: milliseconds, and after how many steps it pays."""
+"""Steps of models, guides and bounds with and without compilation: milliseconds, and after how many steps it pays."""
 
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyro
@@ -27,19 +27,29 @@ NUM_THREADS = 1
 LEARNING_RATE, BATCH_SIZE = 1e-3, 200
 PUBLISHED: list[Row] = []
 NOTES = """\
-Each model, guide and bound twice; medians of the steps of `fit`, of which blocks alternate between the two.  "compile" is what
-the slowest step takes over the median, and "pays after" the number of steps whose savings make up for it; torch finds earlier
-compilations on the disk, unless TORCHINDUCTOR_CACHE_DIR names an empty folder.  The Bayesian GPLVM is of oil flow: 1000 × 12,
-mini-batches of 200, Q = 10, M = 30.  GP-VAEs are of the EEG: 256 × 7 with gaps, Q = 3, IndexNet, a decoder with one layer of
-20; mini-batches of 100, as in the thesis, or all points and 30 inducing points.  The user's own model is Poisson factorisation
-of 500 × 30 counts with a latent of 5 dimensions for each row, of which 100 make a mini-batch."""
+"steps": each model, guide and bound with `CompiledELBO` and without; medians of the steps of `fit`, of which blocks alternate
+between the two.  "compile" is what the slowest step takes over the median, and "pays after" the number of steps whose savings
+make up for it; torch finds earlier compilations on the disk, unless TORCHINDUCTOR_CACHE_DIR names an empty folder.  The
+Bayesian GPLVM is of oil flow: 1000 × 12, mini-batches of 200, Q = 10, M = 30.  GP-VAEs are of the EEG: 256 × 7 with gaps, Q =
+3, IndexNet, a decoder with one layer of 20; mini-batches of 100, as in the thesis, or all points and 30 inducing points.  The
+user's own model is Poisson factorisation of 500 × 30 counts with a latent of 5 dimensions for each row, of which 100 make a
+mini-batch.
+
+"chain of K": annealed guides of the Bayesian GPLVM, all rows at each step, in float32: as they are, with one transition
+compiled by `AutoAnnealedLangevin(compile=True)`, and with all of a step compiled by `CompiledELBO`.  What one chain compiles
+another would find, so each has a command of its own."""
 
 
-def run(*, quick: bool, seeds: int) -> Iterator[Measurement]:
-    """Measure all cases for each seed."""
+def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:
+    """Measure all cases for each seed, or one part."""
+    num_steps, block = (6, 3) if quick else (600, 100)
     for seed in range(seeds):
-        for name, make in tqdm(CASES.items(), desc=f"compiled, seed {seed}", unit="case"):
-            yield from measure(name, make, num_steps=6 if quick else 600, block=3 if quick else 100, seed=seed)
+        for task in [only] if only else list(TASKS):
+            if task in CHAINS:
+                yield from measure_chain(CHAINS[task], num_steps=num_steps, block=block, seed=seed)
+            else:
+                for name, make in tqdm(CASES.items(), desc=f"{task}, seed {seed}", unit="case"):
+                    yield from measure(name, make, num_steps=num_steps, block=block, seed=seed)
 
 
 def measure(
@@ -55,10 +65,7 @@ def measure(
     :param backend: of :class:`~pyro_lvgp.infer.CompiledELBO`.
     """
     plain, compiled = contestants(make, seed=seed, backend=backend)
-    for done in range(0, num_steps, block):
-        for contestant in (plain, compiled):
-            contestant.train(min(block, num_steps - done), seed=seed + done)
-    slow, fast = (statistics.median(contestant.seconds) for contestant in (plain, compiled))
+    slow, fast = take_turns([plain, compiled], num_steps=num_steps, block=block, seed=seed)
     values = {
         "step [ms]": 1e3 * slow,
         "compiled [ms]": 1e3 * fast,
@@ -69,6 +76,40 @@ def measure(
     settings: Settings = {"steps": num_steps, "optimiser": f"fused Adam, rate {LEARNING_RATE:g}", "dtype": "float64"}
     for metric, value in values.items():
         yield Measurement("steps", name, metric, value, sum(compiled.seconds), settings)
+
+
+def measure_chain(length: int, *, num_steps: int, block: int, seed: int, backend: str = "inductor") -> Iterator[Measurement]:
+    """Take steps of an annealed guide by turns: as it is, with its transition compiled, and all of it.
+
+    :param length: of the chain, K.
+    :param num_steps: steps of each.
+    :param block: steps of one before another has its turn.
+    :param seed: of the start and of the fit.
+    :param backend: of :class:`~pyro_lvgp.infer.CompiledELBO`.
+    """
+    bound = MeanFieldELBO(num_samples=1)
+    plain = Contestant(seeded(seed)(lambda: all_rows(bound, length)))
+    transition = Contestant(seeded(seed)(lambda: all_rows(bound, length, compile=True)))
+    everything = Contestant(seeded(seed)(lambda: all_rows(CompiledELBO(bound, backend=backend), length)))
+    seconds = take_turns([plain, transition, everything], num_steps=num_steps, block=block, seed=seed)
+    values = {
+        "step [ms]": 1e3 * seconds[0],
+        "transition compiled [ms]": 1e3 * seconds[1],
+        "all compiled [ms]": 1e3 * seconds[2],
+        "compile transition [s]": transition.compile_seconds,
+        "compile all [s]": everything.compile_seconds,
+    }
+    settings: Settings = {"steps": num_steps, "optimiser": f"fused Adam, rate {LEARNING_RATE:g}", "dtype": "float32"}
+    for metric, value in values.items():
+        yield Measurement("chains", f"K = {length}", metric, value, sum(plain.seconds), settings)
+
+
+def take_turns(fits: Sequence[Contestant], *, num_steps: int, block: int, seed: int) -> list[float]:
+    """Median seconds of the steps of each, taken in blocks by turns."""
+    for done in range(0, num_steps, block):
+        for contestant in fits:
+            contestant.train(min(block, num_steps - done), seed=seed + done)
+    return [statistics.median(contestant.seconds) for contestant in fits]
 
 
 def contestants(make: Callable[[], Case], *, seed: int, backend: str) -> tuple[Contestant, Contestant]:
@@ -87,6 +128,14 @@ def gplvm(bound: LocalELBO, guide: Callable[[BayesianGPLVM], Any] = MeanFieldGui
     Y = standardised()
     model = BayesianGPLVM(len(Y), Y.shape[1], 10, num_inducing=30).double().initialize(Y)
     return Case(model, guide(model), bound, (Y,), BATCH_SIZE, LEARNING_RATE)
+
+
+def all_rows(bound: MeanFieldELBO | CompiledELBO, num_steps: int, **options: Any) -> Case:
+    """Oil flow, all of it at each step, in float32, with a chain."""
+    Y = standardised().float()
+    model = BayesianGPLVM(len(Y), Y.shape[1], 10, num_inducing=30).initialize(Y)
+    guide = AutoAnnealedLangevin(model, num_steps=num_steps, **options)
+    return Case(model, guide, bound, (Y,), None, LEARNING_RATE)
 
 
 def eeg() -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N D"]]:
@@ -147,3 +196,5 @@ CASES: dict[str, Callable[[], Case]] = {
     "GP-VAE, sparse": sparse_gpvae,
     "a user's own, mean field": users_own,
 }
+CHAINS = {f"chain of {K}": K for K in (5, 10, 20)}
+TASKS = ("steps", *CHAINS)

@@ -21,6 +21,17 @@ def test_both_are_timed(name):
     assert math.isinf(values["pays after [steps]"]) == (values["ratio"] <= 1.0)
 
 
+@pytest.mark.skipif("PYRO_LVGP_DATA" not in os.environ, reason="PYRO_LVGP_DATA names no folder with the data sets")
+def test_chains_are_timed(monkeypatch):
+    # Shape checks cannot be compiled: the transition is not, here.
+    all_rows = compiled.all_rows
+    monkeypatch.setattr(compiled, "all_rows", lambda bound, num_steps, **options: all_rows(bound, num_steps))
+    measured = compiled.measure_chain(2, num_steps=4, block=2, seed=0, backend="eager")
+    values = {measurement.metric: measurement.value for measurement in measured}
+    assert len(values) == 5
+    assert min(values.values()) > 0.0
+
+
 def test_both_start_from_one_start_and_move():
     contestants = compiled.contestants(compiled.users_own, seed=0, backend="eager")
     for contestant in contestants:
