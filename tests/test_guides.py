@@ -96,11 +96,16 @@ def gplvm(dtype, num_data=6):
     return Problem(model, (Y,), "X", 1, ("X",), None, lambda idx: (Y[idx], idx), joint={"sites": ["u", "X"]})
 
 
-def gpvae(dtype, *series, **options):
-    model = GPVAE(RBF(1, lengthscale=0.3, batch_shape=(2,)), MLP(2 + options.get("independent_dim", 0), 3, [4]), **options)
+def partly_observed(dtype, *series):
+    """Times and outputs, of one point only one output."""
     x, y = torch.linspace(0.0, 1.0, 5, dtype=dtype)[:, None].expand(*series, 5, 1), torch.randn(*series, 5, 3, dtype=dtype)
     y[..., 0, 1:], y[..., 3, 0] = torch.nan, torch.nan
-    return Problem(model.to(dtype), (x, y), "f", 1 + len(series))
+    return x, y
+
+
+def gpvae(dtype, *series, **options):
+    model = GPVAE(RBF(1, lengthscale=0.3, batch_shape=(2,)), MLP(2 + options.get("independent_dim", 0), 3, [4]), **options)
+    return Problem(model.to(dtype), partly_observed(dtype, *series), "f", 1 + len(series))
 
 
 def gp(dtype):
@@ -118,9 +123,7 @@ def gps(dtype, num_data=6):
 def sparse_gpvae(dtype, *series, **options):
     kernel, Z = RBF(1, lengthscale=0.3, batch_shape=(2,)), torch.tensor([[0.0], [0.4], [0.9]])
     model = SparseGPVAE(kernel, MLP(2 + options.get("independent_dim", 0), 3, [4]), Z, **options)
-    x, y = torch.linspace(0.0, 1.0, 5, dtype=dtype)[:, None].expand(*series, 5, 1), torch.randn(*series, 5, 3, dtype=dtype)
-    y[..., 0, 1:], y[..., 3, 0] = torch.nan, torch.nan
-    return Problem(model.to(dtype), (x, y), "u", 1 + len(series))
+    return Problem(model.to(dtype), partly_observed(dtype, *series), "u", 1 + len(series))
 
 
 def sparse_gp(dtype):
