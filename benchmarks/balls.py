@@ -1,7 +1,7 @@
 """GP-VAE on bouncing balls: how well it foresees them, beside a linear dynamical system, and two balls half seen."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from pyro_lvgp.training import fit
 
 NUM_THREADS = 1
 NUM_TRAINED, NUM_TESTED, NUM_TIMES = 80, 10, 50
-AHEAD = (1, 2, 5, 10, 20)
+AHEAD, NUM_STATES = (1, 2, 5, 10, 20), 8
 PUBLISHED: list[Row] = []
 NOTES = """\
 80 sequences of 50 images to train on, 10 others to foresee.  MAE at τ steps: mean absolute error of the noiseless pixels τ
@@ -107,16 +107,16 @@ def measure(name: str, seed: int, *, num_steps: int | None = None) -> Iterator[M
     settings: Settings = {"steps": num_steps or task.num_steps}
     with pyro.get_param_store().scope():
         fitted = train(task, seed=seed, num_steps=num_steps)
-        values = {f"MAE, τ = {tau}": error for tau, error in errors_ahead(task, fitted).items()}
+        values = {f"MAE, τ = {tau}": error for tau, error in errors_ahead(task, fitted, AHEAD).items()}
         values |= correlations(task, fitted)
     for metric, value in values.items():
         yield Measurement(dataset, "GP-VAE", metric, value, fitted.seconds, settings)
     if not torch.isnan(task.Y).any():
         start = time.perf_counter()
-        peer = LinearDynamics(task.Y[:NUM_TRAINED], 8).double().fit(task.Y[:NUM_TRAINED], num_steps or 1000)
+        peer = fit_peer(task, num_steps)
         seconds = time.perf_counter() - start
-        for tau, error in peer_errors(task, peer).items():
-            yield Measurement(dataset, "linear dynamical system", f"MAE, τ = {tau}", error, seconds, {"states": 8})
+        for tau, error in peer_errors(task, peer, AHEAD).items():
+            yield Measurement(dataset, "linear dynamical system", f"MAE, τ = {tau}", error, seconds, {"states": NUM_STATES})
 
 
 def train(task: Task, *, seed: int, num_steps: int | None = None, progress: bool = False) -> Fitted:
@@ -160,26 +160,32 @@ def foresee(task: Task, fitted: Fitted) -> Float[Tensor, "prefix S T D"]:
     )
 
 
-def errors_ahead(task: Task, fitted: Fitted) -> dict[int, float]:
+def errors_ahead(task: Task, fitted: Fitted, ahead: Sequence[int]) -> dict[int, float]:
     """Mean absolute errors τ steps after every prefix."""
     means, truth = foresee(task, fitted), task.F[NUM_TRAINED:]
     T = truth.shape[1]
     return {
         tau: float(np.mean([(means[n, :, n + tau] - truth[:, n + tau]).abs().mean().item() for n in range(T - tau)]))
-        for tau in AHEAD
+        for tau in ahead
     }
 
 
-def peer_errors(task: Task, peer: LinearDynamics) -> dict[int, float]:
+def fit_peer(task: Task, num_steps: int | None = None) -> LinearDynamics:
+    """A linear dynamical system of the training sequences."""
+    Y = task.Y[:NUM_TRAINED]
+    return LinearDynamics(Y, NUM_STATES).double().fit(Y, num_steps or 1000)
+
+
+def peer_errors(task: Task, peer: LinearDynamics, ahead: Sequence[int]) -> dict[int, float]:
     """The same of a linear dynamical system."""
     Y, truth = task.Y[NUM_TRAINED:], task.F[NUM_TRAINED:]
     T = truth.shape[1]
-    found: dict[int, list[float]] = {tau: [] for tau in AHEAD}
+    found: dict[int, list[float]] = {tau: [] for tau in ahead}
     for n in range(1, T):
-        ahead = peer.forecast(Y[:, :n], max(AHEAD))
-        for tau in AHEAD:
+        foreseen = peer.forecast(Y[:, :n], max(ahead))
+        for tau in ahead:
             if n - 1 + tau < T:
-                found[tau].append((ahead[:, tau - 1] - truth[:, n - 1 + tau]).abs().mean().item())
+                found[tau].append((foreseen[:, tau - 1] - truth[:, n - 1 + tau]).abs().mean().item())
     return {tau: float(np.mean(errors)) for tau, errors in found.items()}
 
 

@@ -11,7 +11,7 @@ from benchmarks import balls, estimators
 from benchmarks.pictures import write_pictures
 from pyro_lvgp.plots import PALETTE
 
-SEED, QUICK_STEPS, PREFIX = 0, 20, 30
+SEED, QUICK_STEPS, PREFIX, LONGEST = 0, 20, 30, 40
 
 
 def draw_estimators(num_epochs: int) -> Figure:
@@ -61,11 +61,24 @@ def draw_balls(name: str, num_steps: int | None) -> Figure:
     return figure
 
 
+def draw_errors_ahead(num_steps: int | None) -> Figure:
+    """Errors over how far one ball is foreseen, beside a linear dynamical system."""
+    task, ahead = balls.TASKS["one"](SEED), range(1, LONGEST + 1)
+    ours = balls.errors_ahead(task, balls.train(task, seed=SEED, num_steps=num_steps, progress=True), ahead)
+    peer = balls.peer_errors(task, balls.fit_peer(task, num_steps), ahead)
+    figure, ax = plt.subplots(figsize=(6.0, 3.4), layout="constrained")
+    for colour, (name, errors) in zip(PALETTE, (("GP-VAE", ours), ("linear dynamical system", peer)), strict=False):
+        ax.plot(list(errors), list(errors.values()), color=colour, label=name)
+    ax.set(xlabel="steps ahead", ylabel="mean absolute error of a pixel", ylim=(0.0, None))
+    ax.legend(frameon=False, fontsize="small")
+    return figure
+
+
 def draw(quick: bool) -> dict[str, Figure]:
     """Fits, and pictures of them."""
     steps = QUICK_STEPS if quick else None
     figures = {f"balls_{name}": draw_balls(name, steps) for name in balls.TASKS}
-    return figures | {"estimators": draw_estimators(steps or estimators.NUM_EPOCHS)}
+    return figures | {"balls_ahead": draw_errors_ahead(steps), "estimators": draw_estimators(steps or estimators.NUM_EPOCHS)}
 
 
 main = partial(write_pictures, "gpvae", draw, num_threads=balls.NUM_THREADS)

@@ -44,11 +44,14 @@ def test_errors_ahead_are_zero_for_the_truth_and_know_where_they_look(small, mon
     task = balls.one(0)
     truth = task.F[balls.NUM_TRAINED :]
     monkeypatch.setattr(balls, "foresee", lambda *_: truth.expand(11, -1, -1, -1))
-    assert balls.errors_ahead(task, None) == {1: 0.0, 3: 0.0}
+    assert balls.errors_ahead(task, None, (1, 3)) == {1: 0.0, 3: 0.0}
     # A forecast that is wrong by n after n + 1 images: errors at τ average over all prefixes that leave τ images.
     wrong = truth + torch.arange(11.0)[:, None, None, None]
     monkeypatch.setattr(balls, "foresee", lambda *_: wrong)
-    assert balls.errors_ahead(task, None) == {1: pytest.approx(np.arange(11).mean()), 3: pytest.approx(np.arange(9).mean())}
+    assert balls.errors_ahead(task, None, (1, 3)) == {
+        1: pytest.approx(np.arange(11).mean()),
+        3: pytest.approx(np.arange(9).mean()),
+    }
 
 
 def test_correlations_find_which_latent_follows_which_ball(small):
@@ -86,9 +89,10 @@ def test_estimators_are_measured(value, gradient, monkeypatch):
 def test_pictures_are_drawn(small, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(estimators, "NUM_DRAWS", 2)
     monkeypatch.setattr(gpvae_pictures, "PREFIX", 6)
+    monkeypatch.setattr(gpvae_pictures, "LONGEST", 8)
     gpvae_pictures.main(["--quick", "--out", str(tmp_path)])
     assert "python -m benchmarks.gpvae_pictures --quick" in capsys.readouterr().out
-    names = {"gpvae_balls_one.png", "gpvae_balls_two.png", "gpvae_estimators.png"}
+    names = {f"gpvae_{name}.png" for name in ("balls_one", "balls_two", "balls_ahead", "estimators")}
     assert {path.name for path in tmp_path.iterdir()} == names
     for path in tmp_path.iterdir():
         assert plt.imread(path)[..., :3].std() > 0.05
