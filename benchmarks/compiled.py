@@ -87,10 +87,8 @@ def measure_chain(length: int, *, num_steps: int, block: int, seed: int, backend
     :param seed: of the start and of the fit.
     :param backend: of :class:`~pyro_lvgp.infer.CompiledELBO`.
     """
-    bound = MeanFieldELBO(num_samples=1)
-    plain = Contestant(seeded(seed)(lambda: all_rows(bound, length)))
-    transition = Contestant(seeded(seed)(lambda: all_rows(bound, length, compile=True)))
-    everything = Contestant(seeded(seed)(lambda: all_rows(CompiledELBO(bound, backend=backend), length)))
+    plain, everything = contestants(lambda: all_rows(length), seed=seed, backend=backend)
+    transition = Contestant(seeded(seed)(lambda: all_rows(length, compile=True)))
     seconds = take_turns([plain, transition, everything], num_steps=num_steps, block=block, seed=seed)
     values = {
         "step [ms]": 1e3 * seconds[0],
@@ -123,19 +121,18 @@ def contestants(make: Callable[[], Case], *, seed: int, backend: str) -> tuple[C
     return Contestant(start), Contestant(compiled)
 
 
-def gplvm(bound: LocalELBO, guide: Callable[[BayesianGPLVM], Any] = MeanFieldGuide) -> Case:
+def gplvm(
+    bound: LocalELBO, guide: Callable[[BayesianGPLVM], Any] = MeanFieldGuide, dtype: torch.dtype = torch.float64
+) -> Case:
     """Oil flow."""
-    Y = standardised()
-    model = BayesianGPLVM(len(Y), Y.shape[1], 10, num_inducing=30).double().initialize(Y)
+    Y = standardised().to(dtype)
+    model = BayesianGPLVM(len(Y), Y.shape[1], 10, num_inducing=30).to(dtype).initialize(Y)
     return Case(model, guide(model), bound, (Y,), BATCH_SIZE, LEARNING_RATE)
 
 
-def all_rows(bound: MeanFieldELBO | CompiledELBO, num_steps: int, **options: Any) -> Case:
+def all_rows(num_steps: int, **options: Any) -> Case:
     """Oil flow, all of it at each step, in float32, with a chain."""
-    Y = standardised().float()
-    model = BayesianGPLVM(len(Y), Y.shape[1], 10, num_inducing=30).initialize(Y)
-    guide = AutoAnnealedLangevin(model, num_steps=num_steps, **options)
-    return Case(model, guide, bound, (Y,), None, LEARNING_RATE)
+    return gplvm(MeanFieldELBO(num_samples=1), annealed(num_steps, **options), torch.float32)._replace(batch_size=None)
 
 
 def eeg() -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N D"]]:
@@ -182,9 +179,9 @@ def users_own() -> Case:
     return Case(model, guide, MeanFieldELBO(), (torch.poisson(ones.expand(N, D)),), 100, LEARNING_RATE)
 
 
-def annealed(num_steps: int) -> Callable[[BayesianGPLVM], AutoAnnealedLangevin]:
+def annealed(num_steps: int, **options: Any) -> Callable[[BayesianGPLVM], AutoAnnealedLangevin]:
     """Guides of so many transitions."""
-    return lambda model: AutoAnnealedLangevin(model, num_steps=num_steps)
+    return lambda model: AutoAnnealedLangevin(model, num_steps=num_steps, **options)
 
 
 CASES: dict[str, Callable[[], Case]] = {

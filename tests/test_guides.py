@@ -108,34 +108,17 @@ def gpvae(dtype, *series, **options):
     return Problem(model.to(dtype), partly_observed(dtype, *series), "f", 1 + len(series))
 
 
-def gp(dtype):
-    """One series."""
-    return gpvae(dtype)
-
-
-def gps(dtype, num_data=6):
-    """Several series, with latents that are independent from point to point beside the processes."""
-    problem = gpvae(dtype, num_data, independent_dim=1, num_data=num_data)
-    x, y = problem.args
-    return problem._replace(locals=("f", "w"), batch=lambda idx: (x[idx], y[idx], idx))
-
-
 def sparse_gpvae(dtype, *series, **options):
     kernel, Z = RBF(1, lengthscale=0.3, batch_shape=(2,)), torch.tensor([[0.0], [0.4], [0.9]])
     model = SparseGPVAE(kernel, MLP(2 + options.get("independent_dim", 0), 3, [4]), Z, **options)
     return Problem(model.to(dtype), partly_observed(dtype, *series), "u", 1 + len(series))
 
 
-def sparse_gp(dtype):
-    """One series."""
-    return sparse_gpvae(dtype)
-
-
-def sparse_gps(dtype, num_data=6):
-    """Several series, with independent latents."""
-    problem = sparse_gpvae(dtype, num_data, independent_dim=1, num_data=num_data)
+def several_series(make, sites, dtype, num_data=6):
+    """With latents that are independent from point to point beside the processes."""
+    problem = make(dtype, num_data, independent_dim=1, num_data=num_data)
     x, y = problem.args
-    return problem._replace(locals=("u", "f", "w"), batch=lambda idx: (x[idx], y[idx], idx))
+    return problem._replace(locals=sites, batch=lambda idx: (x[idx], y[idx], idx))
 
 
 def rflvm(dtype, num_data=6):
@@ -150,10 +133,10 @@ MODELS = {
     "global": global_only,
     "local": local_and_global,
     "gplvm": gplvm,
-    "gp": gp,
-    "gps": gps,
-    "sparse-gp": sparse_gp,
-    "sparse-gps": sparse_gps,
+    "gp": gpvae,
+    "gps": partial(several_series, gpvae, ("f", "w")),
+    "sparse-gp": sparse_gpvae,
+    "sparse-gps": partial(several_series, sparse_gpvae, ("u", "f", "w")),
     "rflvm": rflvm,
 }
 WITHOUT_MINI_BATCHES = {"global", "gp", "sparse-gp"}

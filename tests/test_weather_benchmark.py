@@ -158,7 +158,7 @@ def test_grid_runs_alone(monkeypatch):
     def predictions(weather, method, *, seed, epochs):
         asked.append(method)
         return {
-            year: MixturePrediction((dist.Normal(part.truth[None].nan_to_num(), 1.0),)) for year, part in weather.parts.items()
+            name: MixturePrediction((dist.Normal(part.truth[None].nan_to_num(), 1.0),)) for name, part in weather.parts.items()
         }, 1.0
 
     monkeypatch.setattr(weather, "predictions", predictions)
@@ -177,8 +177,8 @@ def test_fits_together_are_scored_as_their_mixture(monkeypatch):
     def predictions(weather, method, *, seed, epochs):
         off = 1.0 if seed else -1.0
         return {
-            year: MixturePrediction((dist.Normal((part.truth - part.centre + off)[None].nan_to_num() / weather.scale, 1e-3),))
-            for year, part in weather.parts.items()
+            name: MixturePrediction((dist.Normal((part.truth - part.centre + off)[None].nan_to_num() / weather.scale, 1e-3),))
+            for name, part in weather.parts.items()
         }, 2.0
 
     monkeypatch.setattr(weather, "predictions", predictions)

@@ -86,12 +86,13 @@ class LocalELBO(DifferentiableELBO):
         samples = _LocalSamples(self.local_plate, self.num_samples, -1 - int(self.max_plate_nesting))
         with Integrating() if self.integrate else nullcontext():
             guide_trace = poutine.trace(samples(guide)).get_trace(*args, **kwargs)
-        self._split(_sample_sites(prune_subsample_sites(guide_trace)))
         model = IntegrateGaussians(guide_trace)(model) if self.integrate else model
         model_trace = poutine.trace(poutine.replay(samples(model), guide_trace)).get_trace(*args, **kwargs)
+        pruned = prune_subsample_sites(model_trace), prune_subsample_sites(guide_trace)
         if is_validation_enabled():
+            self._split(_sample_sites(pruned[1]))  # its error says more
             check_model_guide_match(model_trace, guide_trace, self.max_plate_nesting + 1)
-        return prune_subsample_sites(model_trace), prune_subsample_sites(guide_trace)
+        return pruned
 
     def _split(self, sites: Sites) -> tuple[Sites, Sites]:
         """Sites inside and outside the local plate; refuse what is outside but depends on draws from inside."""
