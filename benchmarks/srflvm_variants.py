@@ -1,0 +1,196 @@
+"""What brings two latents nearer to t-SNE: starts, sizes, back-constraints, likelihoods, an annealed posterior."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from benchmarks import srflvm
+from benchmarks.report import Measurement, Row, Settings
+from benchmarks.srflvm import ACCURACY, LATENT_DIM, Latents, Task, tsne
+from pyro_lvgp.collapsed import from_natural
+from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide, RandomFeatureGuide
+from pyro_lvgp.infer import MeanFieldELBO
+from pyro_lvgp.models import RandomFeatureLVM
+from pyro_lvgp.training import fit
+
+NUM_THREADS = 1
+TASKS = {name: srflvm.TASKS[name] for name in ("mnist", "newsgroups", "cifar", "montreal")}
+NUM_STEPS, LEARNING_RATE, CHAIN_STEPS, CHAIN_RATE, NUM_DRAWS, NUM_NEIGHBOURS = 500, 0.02, 5, 0.005, 100, 10
+QUICK_STEPS, QUICK_ROWS = 2, 120
+BOUND = "negative bound per row [nats]"
+PUBLISHED: list[Row] = []
+NOTES = """\
+`RandomFeatureLVM`, Gaussian, as in the benchmark srflvm, from t-SNE, and what changes when one thing of it does; data and
+folds are the same.  "Kernel back-constraint": means of the latents are a kernel machine of the data, exp(−d² / 2 s s′) of
+distances d over s, that to the tenth neighbour.  "Shared weights" have a q of their own, moved by natural gradients, where
+the others have their exact posterior; "annealed" takes half of its steps so, and then, weights and frequencies as they are,
+trains chains of five Langevin transitions for each row from there, whose draws it averages.  Logarithms are log(1 + count),
+less their means, divided by one number; t-SNE sees them too.  Bounds are means over the last fifty steps, those of
+logarithms of other data than the rest."""
+
+Fit = tuple[Latents, float]  # posterior means, and minus the bound per row
+
+
+class BackConstraint(nn.Module):
+    """Latents whose means are a kernel machine of the data they belong to, so that close rows have close latents.
+
+    m_n = Σ_j exp(−|y_n − y_j|² / 2 s_n s_j) A_j, s being the distance to the tenth neighbour.
+
+    Lawrence and Quiñonero-Candela (2006), "Local distance preservation in the GP-LVM through back constraints".
+
+    :param Y: all rows.
+    :param X: means to start from.
+    :param scale: standard deviations to start from, one for each row.
+    """
+
+    kernel: Tensor
+
+    def __init__(self, Y: Float[Tensor, "N D"], X: Float[Tensor, "N Q"], scale: float = 0.1):
+        super().__init__()
+        distances = torch.cdist(Y, Y)
+        # Rows may be alike, more than ten of them.
+        reach = distances.kthvalue(NUM_NEIGHBOURS + 1, dim=1).values.clamp_min(1e-3)
+        kernel = (-0.5 * distances.square() / (reach[:, None] * reach)).exp()
+        self.register_buffer("kernel", kernel)
+        self.weights = nn.Parameter(torch.linalg.solve(kernel + 1e-3 * torch.eye(len(Y)), X))
+        self.raw_scale = nn.Parameter(torch.full_like(X, scale).expm1().log())
+
+    def forward(self, Y: Tensor) -> tuple[Tensor, Tensor]:
+        return self.kernel @ self.weights, nn.functional.softplus(self.raw_scale)
+
+
+def collapsed(task: Task, seed: int, num_steps: int, *, layout: bool = True, constrained: bool = False, **sizes: Any) -> Fit:
+    """With the exact posterior of the weights."""
+    Y, model = start(task, seed, layout=layout, **sizes)
+    encoder = BackConstraint(Y, model.initial_values["X"]) if constrained else None
+    guide = RandomFeatureGuide(model, frequencies="gaussian", encoder=encoder, seed=seed)
+    blocks = guide.blocks(learning_rate=LEARNING_RATE)
+    history = fit(model, guide, Y, blocks=blocks, num_steps=num_steps, seed=seed, progress=False)
+    X = guide.X.loc if encoder is None else encoder(Y)[0]
+    return X.detach().numpy(), last(history.losses) / len(Y)
+
+
+def shared(task: Task, seed: int, num_steps: int, *, annealed: bool = False) -> Fit:
+    """With weights that have a q of their own; in the second half of the steps with chains, if annealed."""
+    Y, model = start(task, seed)
+    guide = RandomFeatureGuide(model, weights="shared", seed=seed)
+    learn: Any = partial(fit, model, loss=MeanFieldELBO(num_samples=1, max_plate_nesting=1), seed=seed, progress=False)
+    blocks = guide.blocks(learning_rate=LEARNING_RATE)
+    history = learn(guide, Y, blocks=blocks, num_steps=num_steps // 2 if annealed else num_steps)
+    if not annealed:
+        return guide.X.loc.detach().numpy(), last(history.losses) / len(Y)
+
+    def weights_and_frequencies(y: Tensor, idx: Tensor | None = None) -> dict[str, Tensor]:
+        values = {name: pyro.sample(name, q) for name, q in known.items()}
+        with chains.plates["outputs"]:
+            return values | {"a": pyro.sample("a", q_weights)}
+
+    with torch.no_grad():
+        known: dict[str, Any] = {
+            "alpha": dist.Gamma(guide.alpha.shape, guide.alpha.rate),
+            "v": dist.Beta(guide.v.a, guide.v.b).to_event(1),
+            "omega": dist.Normal(guide.omega.loc, guide.omega.scale).to_event(2),
+        }
+        mean = from_natural(guide.a.linear, guide.a.precision).mean
+        q_weights = dist.MultivariateNormal(mean, precision_matrix=guide.a.precision, validate_args=False)
+    base = MeanFieldGuide(model)
+    chains = AutoAnnealedLangevin(
+        model, sites=["X"], num_steps=CHAIN_STEPS, step_size=0.2, base_guide=base, global_guide=weights_and_frequencies
+    )
+    chains(Y)
+    with torch.no_grad():
+        base.locs.X, base.scales.X = guide.X.loc.clone(), guide.X.scale.clone()
+    history = learn(chains, Y, num_steps=num_steps - num_steps // 2, learning_rate=CHAIN_RATE)
+    return chains.sample_posterior(NUM_DRAWS, Y)["X"].mean(0).numpy(), last(history.losses) / len(Y)
+
+
+def start(task: Task, seed: int, *, layout: bool = True, **sizes: Any) -> tuple[Tensor, RandomFeatureLVM]:
+    """Data, and a model that starts from t-SNE or from PCA."""
+    Y = torch.as_tensor(task.standardised, dtype=torch.float32)
+    latents = torch.as_tensor(tsne(task, seed, 0)) if layout else None
+    options: dict[str, Any] = {"num_components": 20, "num_frequencies": 100, "lengthscale": 0.5} | sizes
+    N, D = Y.shape
+    model = RandomFeatureLVM(N, D, LATENT_DIM, seed=seed, **options)
+    return Y, model.initialize(Y, latents=latents, seed=seed)
+
+
+def last(losses: list[float]) -> float:
+    """Their mean where a fit ends."""
+    return float(np.mean(losses[-50:]))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to fit.
+
+    :param embed: function of task, seed and number of steps.
+    :param num_steps: of Adam.
+    :param logarithms: whether it sees log(1 + count).
+    """
+
+    embed: Callable[[Task, int, int], Fit]
+    num_steps: int = NUM_STEPS
+    logarithms: bool = False
+
+
+def in_logarithms(task: Task) -> Task:
+    """Counts so that large ones do not decide all."""
+    return replace(task, Y=np.log1p(task.Y), image=True)
+
+
+MANY: dict[str, Any] = {"num_frequencies": 400, "lengthscale": 0.25}
+
+
+def variants(task: Task) -> dict[str, Variant]:
+    """Those that the data allow."""
+    found = {
+        "as in srflvm": Variant(collapsed),
+        "from PCA": Variant(partial(collapsed, layout=False)),
+        "three times the components": Variant(partial(collapsed, num_components=60)),
+        "200 frequencies": Variant(partial(collapsed, num_frequencies=200)),
+        "200 frequencies, half the lengthscale": Variant(partial(collapsed, num_frequencies=200, lengthscale=0.25)),
+        "400 frequencies, half the lengthscale": Variant(partial(collapsed, **MANY)),
+        "kernel back-constraint": Variant(partial(collapsed, constrained=True)),
+        "shared weights": Variant(shared, 2 * NUM_STEPS),
+        "shared weights, annealed": Variant(partial(shared, annealed=True), 2 * NUM_STEPS),
+    }
+    if task.counts:
+        found["logarithms"] = Variant(collapsed, logarithms=True)
+        found["logarithms, 400 frequencies, half the lengthscale"] = Variant(partial(collapsed, **MANY), logarithms=True)
+    return found
+
+
+def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:
+    """Measure all variants on all sets, or on one, for each seed; if quick, with one step on some of the rows of one."""
+    for name in [only] if only else list(TASKS)[: 1 if quick else None]:
+        task = TASKS[name]().some(QUICK_ROWS) if quick else TASKS[name]()
+        layouts = {"t-SNE itself": task} | ({"t-SNE itself, logarithms": in_logarithms(task)} if task.counts else {})
+        for seed in tqdm(range(seeds), desc=name, unit="seed"):
+            for method, seen in layouts.items():
+                begin = time.perf_counter()
+                X = tsne(seen, seed, 0)
+                yield Measurement(name, method, ACCURACY, task.score(X, seed=seed)[ACCURACY], time.perf_counter() - begin, {})
+            for method, variant in variants(task).items():
+                num_steps = min(variant.num_steps, QUICK_STEPS) if quick else variant.num_steps
+                yield from measure(name, task, method, replace(variant, num_steps=num_steps), seed=seed)
+
+
+def measure(dataset: str, task: Task, method: str, variant: Variant, *, seed: int) -> Iterator[Measurement]:
+    """Fit once; accuracy and bound."""
+    begin = time.perf_counter()
+    with pyro.get_param_store().scope(), torch.random.fork_rng():
+        torch.manual_seed(seed)
+        X, loss = variant.embed(in_logarithms(task) if variant.logarithms else task, seed, variant.num_steps)
+    seconds, settings = time.perf_counter() - begin, Settings(steps=variant.num_steps)
+    for metric, value in {**task.score(X, seed=seed), BOUND: loss}.items():
+        yield Measurement(dataset, method, metric, value, seconds, settings)
