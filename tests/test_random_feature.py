@@ -16,6 +16,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 from pyro_lvgp import conjugate, polyagamma
 from pyro_lvgp.collapsed import gaussian_log_density, weight_posterior
 from pyro_lvgp.datasets import s_curve
+from pyro_lvgp.features import random_features
 from pyro_lvgp.guides import MeanFieldGuide, RandomFeatureGuide
 from pyro_lvgp.infer import BlockCoordinateVI, MeanFieldELBO
 from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, NegativeBinomial, Poisson, StudentT
@@ -142,6 +143,20 @@ def test_touching_points_start_where_the_data_are():
     BlockCoordinateVI(model, guide, guide.blocks()).step(counts)
     mean = model.reconstruct(guide, counts, num_samples=4).mean
     assert (mean.mean() - counts.mean()).abs() < 0.5
+
+
+@pytest.mark.parametrize("start", [0.25, 4.0])
+def test_a_dispersion_is_found_again(start):
+    """The counts of 20 functions of a line, with r = 1: 3000 of them tell r to some 5 %."""
+    functions = random_features(torch.randn(150, 1), torch.randn(8, 1) / (2 * math.pi)) @ torch.randn(16, 20)
+    counts = dist.NegativeBinomial(1.0, logits=functions + 1.0).sample()
+    model = RandomFeatureLVM(150, 20, 1, num_frequencies=8, num_components=2, likelihood=NegativeBinomial())
+    model.initialize(counts).likelihood.dispersion = torch.tensor(start)
+    guide = RandomFeatureGuide(model)
+    vi = BlockCoordinateVI(model, guide, guide.blocks(learning_rate=0.05))
+    for _ in range(150):
+        vi.step(counts)
+    assert 0.85 < model.likelihood.dispersion < 1.15
 
 
 def test_touching_points_settle_where_the_bound_is_flat():
