@@ -1,6 +1,8 @@
 """Pictures of the random-feature LVM: `python -m benchmarks.srflvm_pictures [--quick] [--out FOLDER]`."""
 
+import json
 from functools import partial
+from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -13,9 +15,11 @@ from torch import Tensor
 
 from benchmarks import imputation
 from benchmarks.pictures import write_pictures
+from benchmarks.report import Row
 from pyro_lvgp.datasets import s_curve
 from pyro_lvgp.guides import RandomFeatureGuide
 from pyro_lvgp.models import RandomFeatureLVM
+from pyro_lvgp.plots import PALETTE
 from pyro_lvgp.training import fit
 
 SEED, RATE, LATENT_DIM, NUM_PICTURES = 0, 0.6, 20, 6
@@ -77,6 +81,26 @@ def draw_imputation(name: str, num_steps: int, num_cool_steps: int, num_rows: in
     return figure
 
 
+def draw_scaling() -> Figure:
+    """Seconds over rows and over columns, as the benchmark srflvm_scaling measured them last."""
+    rows = [Row(**row) for row in json.loads((Path(__file__).parent / "results" / "srflvm_scaling_cpu.json").read_text())]
+    datasets = dict.fromkeys(row.dataset for row in rows)
+    figure, axes = plt.subplots(1, len(datasets), figsize=(8, 3.2), layout="constrained", sharey=True)
+    for ax, dataset in zip(axes, datasets, strict=True):
+        for method, colour in zip(dict.fromkeys(row.method for row in rows), PALETTE, strict=False):
+            timed = [row for row in rows if (row.dataset, row.method) == (dataset, method) and row.metric.endswith("[s]")]
+            sizes = [int(row.metric.split()[2]) for row in timed]  # "N = 500 [s]"
+            means, sds = [row.mean for row in timed], [row.sd or 0.0 for row in timed]
+            ax.errorbar(sizes, means, sds, color=colour, marker="o", label=method)
+        ax.set(xscale="log", yscale="log", xlabel=timed[0].metric.split()[0])
+        ax.set_xticks(sizes, labels=map(str, sizes))
+        ax.set_xticks([], minor=True)
+        ax.set_title(dataset, fontsize="medium")
+    axes[0].set_ylabel("seconds")
+    axes[0].legend(frameon=False)
+    return figure
+
+
 def _centred(K: Float[Tensor, "N N"]) -> Float[Tensor, "N N"]:
     centred = K - K.mean(0) - K.mean(1, keepdim=True) + K.mean()
     return centred / centred.diagonal().mean()
@@ -86,6 +110,7 @@ def draw(quick: bool) -> dict[str, Figure]:
     """Fits, and pictures of them."""
     sizes = (QUICK_STEPS, QUICK_STEPS, QUICK_ROWS) if quick else (imputation.NUM_STEPS, imputation.NUM_COOL_STEPS, None)
     figures = {"kernel": draw_kernel(*((QUICK_STEPS, QUICK_ROWS) if quick else (NUM_STEPS, 500)))}
+    figures["scaling"] = draw_scaling()
     return figures | {f"imputed_{name}": draw_imputation(name, *sizes) for name in SHAPES}
 
 

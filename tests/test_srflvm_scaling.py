@@ -74,5 +74,5 @@ def test_the_true_kernel_is_that_of_the_data():
 def test_pictures_are_drawn(tmp_path, monkeypatch):
     monkeypatch.setattr(srflvm_pictures.imputation, "NUM_DRAWS", 2)
     srflvm_pictures.main(["--quick", "--out", str(tmp_path)])
-    names = {"srflvm_kernel.png", "srflvm_imputed_cifar.png", "srflvm_imputed_frey.png"}
+    names = {"srflvm_kernel.png", "srflvm_scaling.png", "srflvm_imputed_cifar.png", "srflvm_imputed_frey.png"}
     assert {path.name for path in tmp_path.iterdir()} == names
