@@ -1,6 +1,7 @@
 """Peers that fill hidden entries of a table: regressions on inputs, on what is observed, and on both."""
 
 from collections.abc import Callable
+from typing import Any
 
 import gpytorch
 import torch
@@ -11,6 +12,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.linear_model import BayesianRidge
 from torch import Tensor
 
+NUM_STARTS = 3
 Filled = tuple[Float[Tensor, "N D"], Float[Tensor, "N D"]]
 
 
@@ -48,9 +50,14 @@ def ridge(x: Float[Tensor, "N P"], Y: Float[Tensor, "N D"], hidden: Bool[Tensor,
 
 
 class _LinearModel(gpytorch.models.ExactGP):
-    """``k((x, d), (x', d')) = Σ_r k_r(x, x') w_rd·w_rd'``: two RBF kernels, each for two latents."""
+    """``k((x, d), (x', d')) = Σ_r k_r(x, x') w_rd·w_rd'``: two RBF kernels, each for two latents.
 
-    def __init__(self, inputs: tuple[Tensor, Tensor], y: Tensor, likelihood: object, num_outputs: int, lengthscale: float):
+    :param inputs: x, and in the last column the output d.
+    """
+
+    def __init__(
+        self, inputs: Float[Tensor, "n P1"], y: Float[Tensor, " n"], likelihood: object, num_outputs: int, lengthscale: float
+    ):
         super().__init__(inputs, y, likelihood)
         self.mean = gpytorch.means.ZeroMean()
         self.kernels = torch.nn.ModuleList(gpytorch.kernels.RBFKernel() for _ in range(2))
@@ -58,48 +65,61 @@ class _LinearModel(gpytorch.models.ExactGP):
         for factor, kernel in zip((1.0, 0.2), self.kernels, strict=True):
             kernel.lengthscale = factor * lengthscale  # type: ignore[assignment]
 
-    def forward(self, x: Tensor, d: Tensor) -> gpytorch.distributions.MultivariateNormal:
-        loadings = [weights[d.squeeze(-1)] for weights in self.loadings]
-        covariances = [k(x).to_dense() * (W @ W.mT) for k, W in zip(self.kernels, loadings, strict=True)]
+    def forward(self, inputs: Tensor) -> gpytorch.distributions.MultivariateNormal:
+        x, d = inputs[..., :-1], inputs[..., -1].long()
+        covariances = [k(x).to_dense() * (W[d] @ W[d].mT) for k, W in zip(self.kernels, self.loadings, strict=True)]
         return gpytorch.distributions.MultivariateNormal(self.mean(x), to_linear_operator(covariances[0] + covariances[1]))
 
 
 def linear_coregionalisation(
-    x: Float[Tensor, "N P"],
-    Y: Float[Tensor, "N D"],
-    hidden: Bool[Tensor, "N D"],
-    lengthscale: float,
-    *,
-    num_steps: int = 200,
+    x: Float[Tensor, "N P"], Y: Float[Tensor, "N D"], hidden: Bool[Tensor, "N D"], lengthscale: float
 ) -> Filled:
-    """An exact Gaussian process over all entries, with two kernels mixed linearly into outputs (GPyTorch), by evidence."""
+    """An exact Gaussian process over all entries, two kernels mixed linearly into outputs, each with a noise (GPyTorch).
+
+    The best evidence of three starts, each by L-BFGS.
+    """
     observed = Y.masked_fill(hidden, torch.nan)
     centre = observed.nanmean(0)
     scale = (observed - centre).square().nanmean(0).sqrt()
-    rows, columns = (~hidden).nonzero(as_tuple=True)
-    y = ((Y - centre) / scale)[rows, columns]
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        likelihood = gpytorch.likelihoods.GaussianLikelihood()
-        likelihood.noise = 0.1
-        model = _LinearModel((x[rows], columns[:, None]), y, likelihood, Y.shape[1], lengthscale).to(Y.dtype)
-        objective = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
-        optim = torch.optim.Adam(model.parameters(), lr=0.05)
-        with gpytorch.settings.cholesky_max_tries(6), gpytorch.settings.fast_computations(False, False, False):
-            for _ in range(num_steps):
-                optim.zero_grad()
-                loss = -objective(model(x[rows], columns[:, None]), y)
-                loss.backward()
-                optim.step()
-            model.eval(), likelihood.eval()
-            mean, stddev = Y.clone(), torch.ones_like(Y)
-            if hidden.any():
-                at, of = hidden.nonzero(as_tuple=True)
-                with torch.no_grad():
-                    predicted = likelihood(model(x[at], of[:, None]))
-                mean[at, of] = centre[of] + scale[of] * predicted.mean
-                stddev[at, of] = scale[of] * predicted.variance.sqrt()
+    y = ((Y - centre) / scale)[~hidden]
+
+    def entries(which: Tensor) -> Tensor:
+        rows, columns = which.nonzero(as_tuple=True)
+        return torch.cat([x[rows], columns[:, None]], -1)
+
+    with gpytorch.settings.cholesky_max_tries(6), gpytorch.settings.fast_computations(False, False, False):
+        fits = [_linear_model(entries(~hidden), y, Y.shape[1], lengthscale, seed=seed) for seed in range(NUM_STARTS)]
+        _, model, likelihood = max(fits, key=lambda fitted: fitted[0])
+        mean, stddev = Y.clone(), torch.ones_like(Y)
+        if hidden.any():
+            columns = hidden.nonzero()[:, 1]
+            with torch.no_grad():
+                predicted = likelihood(model(entries(hidden)), entries(hidden))
+            mean[hidden] = centre[columns] + scale[columns] * predicted.mean
+            stddev[hidden] = scale[columns] * predicted.variance.sqrt()
     return mean, stddev
+
+
+def _linear_model(inputs: Tensor, y: Tensor, num_outputs: int, lengthscale: float, *, seed: int) -> tuple[float, Any, Any]:
+    """Its evidence, and the model with its likelihood, to predict with."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        likelihood: Any = gpytorch.likelihoods.HadamardGaussianLikelihood(num_tasks=num_outputs, task_feature_index=-1)
+        likelihood.noise = torch.full_like(likelihood.noise, 0.01)
+        model = _LinearModel(inputs, y, likelihood, num_outputs, lengthscale).to(y.dtype)
+    objective = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
+    optim = torch.optim.LBFGS(model.parameters(), max_iter=200, tolerance_change=1e-7, line_search_fn="strong_wolfe")
+    losses: list[float] = []
+
+    def negative_evidence() -> float:
+        optim.zero_grad()
+        loss = -objective(model(inputs), y, inputs)
+        loss.backward()
+        losses.append(loss.item())
+        return losses[-1]
+
+    optim.step(negative_evidence)
+    return -losses[-1], model.eval(), likelihood.eval()
 
 
 PEERS = {
