@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import pyro
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from tqdm import tqdm
 
+from benchmarks.isolated import isolated
 from benchmarks.report import Measurement, Row, Settings
 from benchmarks.scores import expected_log_likelihood, held_out_log_likelihood, negative_bound, reconstruction
 from pyro_lvgp.annealing import Dynamics
@@ -182,8 +182,7 @@ def measure(dataset: str, task: Task, name: str, *, seed: int, checkpoints: tupl
         "rows held out": "10 %",
         "dtype": str(task.Y.dtype).removeprefix("torch."),
     }
-    with pyro.get_param_store().scope(), torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with isolated(seed):
         model, guide, rows, Y = start(task, method, seed=seed)
         truth, hidden = task.Y[rows], torch.isnan(Y)
         loss, optim = method.loss(), optimiser()

@@ -5,12 +5,12 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple, get_args
 
-import pyro
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from benchmarks.isolated import isolated
 from benchmarks.report import Measurement, Row, Settings
 from pyro_lvgp.guides import StructuredGPGuide
 from pyro_lvgp.infer import StructuredELBO
@@ -74,8 +74,7 @@ def train(value: Value, gradient: Gradient, *, seed: int, num_epochs: int = NUM_
     values = {name: StructuredELBO(value=name, max_plate_nesting=1) for name in get_args(Value)}
     mean = StructuredELBO(num_particles=100, max_plate_nesting=1)
     progress = Progress([], [], {name: [] for name in values}, 0.0)
-    with pyro.get_param_store().scope(), torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with isolated(seed):
         model = GPVAE(RBF(1, batch_shape=(2,)), MLP(2, 4, (20, 20), nn.ReLU), Gaussian(0.1)).double()
         guide = StructuredGPGuide(model, ZeroImputation(4, 2, (20, 20)).double())
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import pyro
 import pyro.distributions as dist
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from benchmarks.isolated import isolated
 from benchmarks.peers.regressions import PEERS
 from benchmarks.report import Measurement, Row, Settings
 from pyro_lvgp.datasets import load_dataset
@@ -362,8 +362,7 @@ def build(task: Task, method: Method, N: int, D: int) -> tuple[GPVAE, Structured
 def fit_to(task: Task, method: Method, y: Float[Tensor, "N D"], *, seed: int, num_steps: int | None) -> Fitted:
     """Fit once to standardised data."""
     seen, stopping = y, None
-    with pyro.get_param_store().scope(), torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with isolated(seed):
         model, guide = build(task, method, *y.shape)
         if method.stop_early:
             held_out = gap_folds(y, FOLDS, consecutive=task.gaps is hide_like_shifted)[-1]

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import pyro
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float
@@ -18,6 +17,7 @@ from tqdm import tqdm
 
 from benchmarks import imputation
 from benchmarks.annealed import TASKS as ANNEALED_TASKS
+from benchmarks.isolated import isolated
 from benchmarks.report import Measurement, Row, Settings
 from pyro_lvgp.datasets import load_dataset
 from pyro_lvgp.guides import MeanFieldGuide, RandomFeatureGuide
@@ -89,8 +89,7 @@ def oilflow(seed: int, num_steps: int | None) -> Iterator[Measurement]:
         predictions: dict[str, list[Predicted]] = {posterior: [] for posterior in POSTERIORS}
         seconds: list[float] = []
         for number in range(NUM_FITS.get(name, 1)):
-            with pyro.get_param_store().scope(), torch.random.fork_rng():
-                torch.manual_seed(seed + 1000 * number)
+            with isolated(seed + 1000 * number):
                 model, guide, took, settings = method(train, seed + 1000 * number, num_steps)
                 draws = torch.cat([guide(train)["X"].detach() for _ in range(4)])
                 mixture = latent_mixture(draws, NUM_COMPONENTS, seed=seed)
@@ -201,8 +200,7 @@ def frey(seed: int, num_steps: int | None) -> Iterator[Measurement]:
     yield measure("Gaussian, Ledoit-Wolf", filled, time.perf_counter() - start, {})
     steps = num_steps or 500
     settings: Settings = {"Q": 30, "M": 100, "steps": steps, "batch": 200, "optimiser": "Adam, 0.01 by cosine to 0"}
-    with pyro.get_param_store().scope(), torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with isolated(seed):
         model = BayesianGPLVM(len(Y), Y.shape[1], 30, num_inducing=100).initialize(Y, seed=seed)
         guide, loss = MeanFieldGuide(model), MeanFieldELBO(num_samples=2, max_plate_nesting=1)
         history = fit(
@@ -219,8 +217,7 @@ def frey(seed: int, num_steps: int | None) -> Iterator[Measurement]:
         )
         filled = model.impute(guide, Y, num_samples=16).mean
     yield measure("Bayesian GPLVM, mean field", filled, history.seconds[-1], settings)
-    with pyro.get_param_store().scope(), torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with isolated(seed):
         start = time.perf_counter()
         pictures, (steps, cool_steps) = imputation.Task(truth, hidden), (num_steps or 300, num_steps or 100)
         filled = imputation.random_features(pictures, 20, seed=seed, num_steps=steps, num_cool_steps=cool_steps)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import pyro
 import sklearn
 import torch
 from jaxtyping import Bool, Float
@@ -15,6 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks import srflvm
+from benchmarks.isolated import isolated
 from benchmarks.peers.ppca import PPCA
 from benchmarks.report import Measurement, Row, Settings
 from pyro_lvgp.datasets import load_dataset
@@ -138,8 +138,7 @@ def _measured(
     dataset: str, name: str, fill: Callable[[], Tensor], task: Task, settings: Settings, *, seed: int
 ) -> Iterator[Measurement]:
     start = time.perf_counter()
-    with pyro.get_param_store().scope(), torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with isolated(seed):
         expected = fill()
     seconds = time.perf_counter() - start
     for metric, value in task.score(expected, complete=not name.startswith("KNN")).items():

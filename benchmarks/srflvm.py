@@ -9,7 +9,6 @@ from typing import Any
 
 import gpytorch
 import numpy as np
-import pyro
 import sklearn
 import torch
 from jaxtyping import Float, Shaped
@@ -20,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from tqdm import tqdm
 
+from benchmarks.isolated import isolated
 from benchmarks.peers import gibbs_rflvm
 from benchmarks.peers.gpytorch_gplvm import GPyTorchGPLVM
 from benchmarks.peers.vae import fit_latents
@@ -274,8 +274,7 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
 def measure(dataset: str, task: Task, name: str, method: Method, *, seed: int) -> Iterator[Measurement]:
     """Find latents once, and score them."""
     start = time.perf_counter()
-    with pyro.get_param_store().scope(), torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with isolated(seed):
         X = method.embed(task, seed, method.num_steps)
     seconds = time.perf_counter() - start
     settings = method.settings | ({"steps": method.num_steps} if method.num_steps else {})

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pyro
 import sklearn
 import torch
 from jaxtyping import Float, Int
@@ -14,6 +13,7 @@ from sklearn.decomposition import PCA
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from benchmarks.isolated import isolated
 from benchmarks.report import Measurement, Row, Settings
 from benchmarks.scores import neighbour_accuracy
 from benchmarks.srflvm import ACCURACY
@@ -106,8 +106,7 @@ def measure(
 ) -> Measurement:
     """Find latents, and ask their neighbours."""
     start = time.perf_counter()
-    with pyro.get_param_store().scope(), torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with isolated(seed):
         X = embed()
     seconds = time.perf_counter() - start
     return Measurement(dataset, method, ACCURACY, neighbour_accuracy(X, y, seed=seed), seconds, settings)

@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import pyro
 import torch
 from tqdm import tqdm
 
+from benchmarks.isolated import isolated
 from benchmarks.peers import gibbs_rflvm
 from benchmarks.report import Measurement, Row, Settings
 from pyro_lvgp.datasets import s_curve
@@ -72,8 +72,7 @@ def gibbs_sweep(N: int, D: int, *, seed: int) -> Callable[[], object]:
 
 def _seconds(make: Callable[..., Callable[[], object]], N: int, D: int, *, seed: int) -> float:
     """Least processor seconds of a call."""
-    with pyro.get_param_store().scope(), torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with isolated(seed):
         call, times = make(N, D, seed=seed), []
         for _ in range(NUM_REPEATS + 1):
             start = time.process_time()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from benchmarks import srflvm
+from benchmarks.isolated import isolated
 from benchmarks.report import Measurement, Row, Settings
 from benchmarks.srflvm import ACCURACY, LATENT_DIM, Latents, Task, tsne
 from pyro_lvgp.collapsed import from_natural
@@ -188,8 +189,7 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
 def measure(dataset: str, task: Task, method: str, variant: Variant, *, seed: int) -> Iterator[Measurement]:
     """Fit once; accuracy and bound."""
     begin = time.perf_counter()
-    with pyro.get_param_store().scope(), torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with isolated(seed):
         X, loss = variant.embed(in_logarithms(task) if variant.logarithms else task, seed, variant.num_steps)
     seconds, settings = time.perf_counter() - begin, Settings(steps=variant.num_steps)
     for metric, value in {**task.score(X, seed=seed), BOUND: loss}.items():

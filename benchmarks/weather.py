@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-import pyro
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from benchmarks.isolated import isolated
 from benchmarks.peers.gpytorch_processes import GroupedProcess, KernelMaker, Start
 from benchmarks.report import Measurement, Row, Settings
 from benchmarks.weather_data import JAPAN, TRENTINO, TRENTINO_1996, Source, Validation, Weather, load
@@ -210,8 +210,7 @@ def predictions(weather: Weather, method: Method, *, seed: int, epochs: int) -> 
     """Fit once; standardised."""
     y, x = weather.train, weather.x
     batch_size = min(BATCH_SIZES[weather.days_per_group], len(y))
-    with pyro.get_param_store().scope(), torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with isolated(seed):
         model, guide = build(method, weather, seed)
         history = fit(
             lambda y, idx=None: model(x, y, idx),

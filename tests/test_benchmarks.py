@@ -51,6 +51,7 @@ def test_list_names_every_benchmark_with_its_first_line(capsys):
         "srflvm",
         "srflvm_large",
         "srflvm_scaling",
+        "srflvm_variants",
         "weather",
     ]
     (line,) = (line for line in lines if line.startswith("oilflow"))
