@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None, known: Mapping[str, ModuleType] | No
     args = parser.parse_args(argv)
 
     known = find_benchmarks() if known is None else known
-    listing = "\n".join(f"{name:14} {(module.__doc__ or '').splitlines()[0]}" for name, module in known.items())
+    listing = "\n".join(f"{name:15} {(module.__doc__ or '').splitlines()[0]}" for name, module in known.items())
     if args.list:
         print(listing)
         return
