@@ -120,7 +120,7 @@ def random_features(task: Task, seed: int, num_steps: int, counts: bool = False,
     layout = torch.as_tensor(tsne(task, seed, 0)) if neighbours else None
     guide = RandomFeatureGuide(model.initialize(Y, latents=layout, seed=seed), frequencies="gaussian", seed=seed)
     fit(model, guide, Y, blocks=guide.blocks(learning_rate=0.02), num_steps=num_steps, seed=seed, progress=False)
-    return guide.X.loc.detach().numpy()
+    return guide.latents().mean.detach().numpy()
 
 
 def gibbs(task: Task, seed: int, num_sweeps: int) -> Latents:

@@ -80,8 +80,7 @@ def latents(Y: Float[np.ndarray, "N D"], latent_dim: int, *, seed: int, num_step
     blocks = guide.blocks(learning_rate=LEARNING_RATE, damping=lambda sweep: (sweep + 10.0) ** -0.6)
     loss = MeanFieldELBO(num_samples=1, max_plate_nesting=1)
     fit(model, guide, data, loss=loss, blocks=blocks, num_steps=num_steps, batch_size=BATCH_SIZE, seed=seed, progress=False)
-    with torch.no_grad():
-        return encoder(data)[0].numpy()
+    return guide.latents(data).mean.detach().numpy()
 
 
 def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:

@@ -41,7 +41,7 @@ def draw_kernel(num_steps: int, num_rows: int) -> Figure:
     model = RandomFeatureLVM(num_rows, Y.shape[1], 2, seed=SEED).initialize(Y)
     guide = RandomFeatureGuide(model, frequencies="gaussian", seed=SEED)
     fit(model, guide, Y, blocks=guide.blocks(learning_rate=0.02), num_steps=num_steps, seed=SEED)
-    X = guide.median()["X"]
+    X = guide.latents().mean.detach()
     learned, true = model.kernel(guide, X), true_kernel(truth)
     # Centred outputs have no constant part: it is taken from both, and both have mean variance 1 then.
     panels = {"true kernel": _centred(true), "learned kernel": _centred(learned)}

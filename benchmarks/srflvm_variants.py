@@ -77,8 +77,7 @@ def collapsed(task: Task, seed: int, num_steps: int, *, layout: bool = True, con
     guide = RandomFeatureGuide(model, frequencies="gaussian", encoder=encoder, seed=seed)
     blocks = guide.blocks(learning_rate=LEARNING_RATE)
     history = fit(model, guide, Y, blocks=blocks, num_steps=num_steps, seed=seed, progress=False)
-    X = guide.X.loc if encoder is None else encoder(Y)[0]
-    return X.detach().numpy(), last(history.losses) / len(Y)
+    return guide.latents(Y).mean.detach().numpy(), last(history.losses) / len(Y)
 
 
 def shared(task: Task, seed: int, num_steps: int, *, annealed: bool = False) -> Fit:
@@ -89,7 +88,7 @@ def shared(task: Task, seed: int, num_steps: int, *, annealed: bool = False) -> 
     blocks = guide.blocks(learning_rate=LEARNING_RATE)
     history = learn(guide, Y, blocks=blocks, num_steps=num_steps // 2 if annealed else num_steps)
     if not annealed:
-        return guide.X.loc.detach().numpy(), last(history.losses) / len(Y)
+        return guide.latents().mean.detach().numpy(), last(history.losses) / len(Y)
 
     def weights_and_frequencies(y: Tensor, idx: Tensor | None = None) -> dict[str, Tensor]:
         values = {name: pyro.sample(name, q) for name, q in known.items()}
@@ -110,7 +109,7 @@ def shared(task: Task, seed: int, num_steps: int, *, annealed: bool = False) -> 
     )
     chains(Y)
     with torch.no_grad():
-        base.locs.X, base.scales.X = guide.X.loc.clone(), guide.X.scale.clone()
+        base.locs.X, base.scales.X = guide.latents().mean.clone(), guide.latents().stddev.clone()
     history = learn(chains, Y, num_steps=num_steps - num_steps // 2, learning_rate=CHAIN_RATE)
     return chains.sample_posterior(NUM_DRAWS, Y)["X"].mean(0).numpy(), last(history.losses) / len(Y)
 

@@ -132,6 +132,18 @@ def test_logistic_bound_lies_between_polya_gamma_and_the_evidence(name):
     assert evidence - lower < 2.0
 
 
+def test_latents_are_those_of_the_guide(Y):
+    _, guide = _pair(Y)
+    torch.testing.assert_close(guide.latents().mean, guide.median(Y, num_samples=2)["X"])
+    idx = torch.tensor([3, 1])
+    torch.testing.assert_close(guide.latents(Y[idx], idx).stddev, guide.X.scale[idx])
+    pyro.clear_param_store()
+    _, guide = _pair(Y, encoder=IndexNet(D, Q, (4,)))
+    torch.testing.assert_close(guide.latents(Y).mean, guide.median(Y, num_samples=2)["X"])
+    with pytest.raises(ValueError, match="expected data for the encoder"):
+        guide.latents()
+
+
 def test_touching_points_start_where_the_data_are():
     """Counts without overdispersion have a large r, and a small mean far out on the logit scale."""
     counts = torch.poisson(torch.full((40, 5), 3.0))

@@ -160,7 +160,7 @@ class RandomFeatureGuide(SampledGuide):
         values["v"] = pyro.sample("v", dist.Beta(self.v.a, self.v.b).to_event(1))
         values["omega"] = pyro.sample("omega", dist.Independent(self._points(), 1))
         with self.model.data_plate(y, idx):
-            values["X"] = pyro.sample("X", self._q_latents(y, idx).to_event(1))
+            values["X"] = pyro.sample("X", self.latents(y, idx).to_event(1))
         if self.weights in _KEPT:
             loc = self._kept_weights().mean
             posterior = dist.MultivariateNormal(loc, precision_matrix=self.a.precision, validate_args=False)
@@ -176,8 +176,13 @@ class RandomFeatureGuide(SampledGuide):
             return self.model.spectral_points(self.omega.logits)
         return dist.Normal(self.omega.loc, self.omega.scale).to_event(1)
 
-    def _q_latents(self, y: Tensor | None, idx: Tensor | None) -> dist.Normal:
-        """Q of all rows or of some, entry by entry."""
+    def latents(self, y: Float[Tensor, "B D"] | None = None, idx: Int[Tensor, " B"] | None = None) -> dist.Normal:
+        """The posterior ``q(X)`` of all rows or of some, entry by entry; a ``median`` draws weights and frequencies besides.
+
+        :param y: observations, which an encoder needs, NaN where missing.
+        :param idx: indices of the rows in y; None for all rows.
+        :raises ValueError: if the guide has an encoder and y is None.
+        """
         if hasattr(self.encoders, "X"):
             if y is None:
                 raise ValueError("expected data for the encoder, got none; call the guide with them")
@@ -191,7 +196,7 @@ class RandomFeatureGuide(SampledGuide):
             return X
         if torch.isnan(self.data).all():
             raise ValueError('expected a first call with all data, got a mini-batch; call guide(Y), or use weights="explicit"')
-        q = self._q_latents(self.data, None)
+        q = self.latents(self.data, None)
         everyone = q.expand((*X.shape[:-2], *q.batch_shape)).rsample()
         if y is not None:  # an encoder that is shown nothing of a row does not know which it is
             X = torch.where(torch.isnan(y).all(-1, keepdim=True), everyone[..., idx, :], X)
@@ -310,7 +315,7 @@ class RandomFeatureGuide(SampledGuide):
 
     def _draw_features(self, y: Tensor, idx: Tensor | None) -> Tensor:
         """Features [B, L] at one draw of latents and frequencies."""
-        return self.model.features(self._q_latents(y, idx).sample(), self._points().sample())
+        return self.model.features(self.latents(y, idx).sample(), self._points().sample())
 
     def sample_posterior(self, num_samples: int, *args, chunk_size: int = 1, **kwargs) -> dict[str, Tensor]:
         """As every guide's; one draw at a time, since each takes the weights of all outputs."""
@@ -321,7 +326,7 @@ class RandomFeatureGuide(SampledGuide):
         """As every guide's, by draws, but exact for X."""
         result = super().quantiles(quantiles, *args, **kwargs)
         y, idx = (args[i] if len(args) > i else kwargs.get(name) for i, name in enumerate(("y", "idx")))
-        result["X"] = self._q_latents(y, idx).icdf(torch.as_tensor(quantiles).to(self.model.mean)[:, None, None])
+        result["X"] = self.latents(y, idx).icdf(torch.as_tensor(quantiles).to(self.model.mean)[:, None, None])
         return result
 
     def __getstate__(self):
