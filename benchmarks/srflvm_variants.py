@@ -171,7 +171,7 @@ def variants(task: Task) -> dict[str, Variant]:
 
 
 def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:
-    """Measure all variants on all sets, or on one, for each seed; if quick, with one step on some of the rows of one."""
+    """Measure all variants on all sets, or on one, for each seed; if quick, with a few steps on some of the rows of one."""
     for name in [only] if only else list(TASKS)[: 1 if quick else None]:
         task = TASKS[name]().some(QUICK_ROWS) if quick else TASKS[name]()
         layouts = {"t-SNE itself": task} | ({"t-SNE itself, logarithms": in_logarithms(task)} if task.counts else {})

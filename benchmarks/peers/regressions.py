@@ -109,17 +109,15 @@ def _linear_model(inputs: Tensor, y: Tensor, num_outputs: int, lengthscale: floa
         model = _LinearModel(inputs, y, likelihood, num_outputs, lengthscale).to(y.dtype)
     objective = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
     optim = torch.optim.LBFGS(model.parameters(), max_iter=200, tolerance_change=1e-7, line_search_fn="strong_wolfe")
-    losses: list[float] = []
 
     def negative_evidence() -> float:
         optim.zero_grad()
         loss = -objective(model(inputs), y, inputs)
         loss.backward()
-        losses.append(loss.item())
-        return losses[-1]
+        return loss.item()
 
     optim.step(negative_evidence)
-    return -losses[-1], model.eval(), likelihood.eval()
+    return -negative_evidence(), model.eval(), likelihood.eval()
 
 
 PEERS = {
