@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test bench docs clean
+.PHONY: demo test gpu bench docs clean
 
 .venv/base: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -22,6 +22,10 @@ test: .venv/test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
+
+gpu: .venv/test
+	$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "expected a GPU, got none"'
+	$(BIN)/python -m pytest tests/test_devices.py
 
 bench: .venv/bench
 	$(BIN)/python -m benchmarks --list
