@@ -54,7 +54,7 @@ and first lengthscale are those of a few with which seed 0 had the best accuraci
 folds, so that methods without a random start have a spread too; "fit" is from data to latents.  Gaussian methods, PCA, Isomap,
 t-SNE, UMAP and the VAE see standardised columns, or for images centred ones divided by one number.  NMF sees the data divided
 by their largest entry, LDA the counts or grey levels, and negative binomial rows the counts.  GPyTorch's GPLVM takes fewer
-steps where outputs are many, which even so take it the longest.  The Gibbs sampler draws from the posterior itself, from where
+steps where outputs are many, which take it long even so.  The Gibbs sampler draws from the posterior itself, from where
 ours starts; it is left out where it takes too long.  NMF and LDA are left out where entries are negative, LDA too where they
 are no whole numbers.  Yale and montreal are other copies than the paper's, and of mnist, cifar
 and newsgroups the rows or the words are others, so the published figures, whose number of runs the paper does not say, are
