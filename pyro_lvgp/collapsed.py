@@ -116,6 +116,35 @@ def weight_posterior(
     return from_natural(linear.mT @ features, identity + precision_sum(features, precision))
 
 
+def gaussian_weight_posterior(
+    features: Float[Tensor, "*#batch N L"],
+    y: Float[Tensor, "N D"],
+    observed: Bool[Tensor, "N D"],
+    variance: Float[Tensor, "*#batch #D"],
+) -> WeightPosterior:
+    """Weights given data with Gaussian noise: those of :func:`gaussian_sites`, with fewer passes over the data.
+
+    The variances of a column scale what its rows sum to, not its rows; with nothing missing there is one sum for all columns.
+
+    :param features: Φ.
+    :param y: data, anything finite where missing.
+    :param observed: which entries are observed.
+    :param variance: σ², one for all outputs or one for each.
+
+    >>> ones = torch.ones(4, 1)
+    >>> posterior = gaussian_weight_posterior(ones, ones, ones.bool(), torch.tensor([0.5]))
+    >>> posterior.mean, posterior.precision_tril.square()
+    (tensor([[0.8889]]), tensor([[[9.]]]))
+    """
+    if assume(observed.all()):
+        observed = observed[..., :1]
+    else:
+        y = torch.where(observed, y, 0.0)
+    identity = torch.eye(features.shape[-1], dtype=features.dtype, device=features.device)
+    told, precision = precision_sum(features, observed.to(features)), variance.reciprocal().unsqueeze(-1)
+    return from_natural(precision * (y.mT @ features), identity + precision.unsqueeze(-1) * told)
+
+
 def from_natural(linear: Float[Tensor, "*batch D L"], precision: Float[Tensor, "*batch #D L L"]) -> WeightPosterior:
     """Weights of natural parameters ``P_d m_d`` and ``P_d``.
 
@@ -168,6 +197,6 @@ def gaussian_log_density(
     >>> gaussian_log_density(torch.zeros(2, 1), torch.zeros(2, 1), torch.ones(2, 1, dtype=torch.bool), torch.ones(1))
     tensor([-1.8379])
     """
-    posterior = weight_posterior(features, *gaussian_sites(y, observed, variance))
+    posterior = gaussian_weight_posterior(features, y, observed, variance)
     noise = (2.0 * math.pi * variance).log().unsqueeze(-2) + y.square() / variance.unsqueeze(-2)
     return log_partition(posterior) - 0.5 * (observed * noise).sum(-2)

@@ -192,14 +192,41 @@ class PrecisionNormal(dist.TorchDistribution):
 
     def log_prob(self, value):
         white = self._by_factor(lambda R, rows: rows @ R, value - self.mean)
-        log_det = self.precision_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        return log_det - 0.5 * (white.square() + math.log(2.0 * math.pi)).sum(-1)
+        return self._log_peak() - 0.5 * white.square().sum(-1)
+
+    def _log_peak(self) -> Tensor:
+        """Log density at the mean."""
+        L = self.loc.shape[-1]
+        return self.precision_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1) - 0.5 * L * math.log(2.0 * math.pi)
 
     def _by_factor(self, function: Callable[[Tensor, Tensor], Tensor], x: Tensor) -> Tensor:
         """A function of factors and of the rows x that go with each: all of them, where a batch has one factor."""
         if self.precision_tril.dim() > 2 and self.precision_tril.shape[-3] == 1:
             return function(self.precision_tril.squeeze(-3), x)
         return function(self.precision_tril, x.unsqueeze(-2)).squeeze(-2)
+
+
+class PrecisionNormalAtMean(PrecisionNormal):
+    """A :class:`PrecisionNormal` whose only draw is its mean, for bounds that are the same at every draw.
+
+    Where it is the exact posterior given other sites, ``log p(y | a) + log p(a) − log q(a)`` does not change with a, nor does
+    its gradient by all else.  At the mean, which is held, log q(a) has no gradient by the mean and costs no product.
+    """
+
+    def expand(self, batch_shape, _instance=None):
+        return PrecisionNormalAtMean(self.loc.expand(*batch_shape, -1), self.precision_tril, validate_args=False)
+
+    @cached_property
+    def _held(self) -> Tensor:
+        return self.mean.detach()
+
+    def rsample(self, sample_shape=()):
+        return self._held.expand(self.shape(sample_shape)) if sample_shape else self._held
+
+    def log_prob(self, value):
+        if value is self._held:
+            return self._log_peak().expand(self.batch_shape)
+        return super().log_prob(value)
 
 
 def without_independent(fn: Any) -> Any:

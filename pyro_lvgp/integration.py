@@ -1,4 +1,4 @@
-"""Gaussian sites integrated in closed form instead of drawn."""
+"""What bounds tell guides, and Gaussian sites integrated in closed form instead of drawn."""
 
 from typing import Any
 
@@ -9,8 +9,17 @@ from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor
 
 
-class Integrating(Messenger):
+class Bounding(Messenger):
+    """Tells a guide that it runs for the value of a bound and its gradients, not for draws."""
+
+
+class Integrating(Bounding):
     """Tells a guide that the bound it runs under will integrate Gaussian sites instead of using their draws."""
+
+
+def is_bounding() -> bool:
+    """Whether a bound runs this guide and says so; Pyro's own say nothing."""
+    return any(isinstance(handler, Bounding) for handler in _PYRO_STACK)
 
 
 def is_integrating() -> bool:

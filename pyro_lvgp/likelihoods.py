@@ -6,13 +6,14 @@ from typing import Any
 
 import pyro.distributions as dist
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from pyro.distributions import constraints
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroModule, PyroParam
 from torch import Tensor
 
 from pyro_lvgp.quadrature import gauss_hermite
+from pyro_lvgp.recording import assume
 
 
 class Likelihood(PyroModule):
@@ -59,6 +60,21 @@ class Likelihood(PyroModule):
     ) -> Float[Tensor, "*batch"]:
         """``E[log p(y | f, θ)]`` for ``f ~ N(mean, variance)``, entry by entry."""
         return self._expect(lambda p: p.log_prob(y), mean, variance, theta)
+
+    def log_prob_of_rows(
+        self,
+        y: Float[Tensor, "N D"],
+        observed: Bool[Tensor, "N D"],
+        mean: Float[Tensor, "*batch N D"],
+        variance: Float[Tensor, "*#batch N #D"] | None,
+        theta: Tensor | None,
+    ) -> Float[Tensor, "*batch N"]:
+        """:meth:`expected_log_prob` summed over what is observed of each row; where f is known, with no ``variance``."""
+        if variance is None:
+            entries = self.distribution(mean, theta).log_prob(y)
+        else:
+            entries = self.expected_log_prob(y, mean, variance, theta)
+        return torch.where(observed, entries, 0.0).sum(-1)
 
     def log_marginal(
         self,
@@ -163,6 +179,19 @@ class Gaussian(_AdditiveNoise):
     def expected_log_prob(self, y, mean, variance, theta):
         # log N(y; mean, θ) − variance / 2θ; what depends on θ alone is computed once, not for every entry.
         return -0.5 * (((y - mean).square() + variance) / theta + (2.0 * math.pi * theta).log())
+
+    def log_prob_of_rows(self, y, observed, mean, variance, theta):
+        # Where rows are long, passes over all entries are the cost: few of them, and none for what depends on θ alone.
+        theta = torch.atleast_2d(theta)
+        theta = theta.expand(*theta.shape[:-1], y.shape[-1])
+        log_scale, square = (2.0 * math.pi * theta).log(), (mean - y).square()
+        if variance is not None:
+            square = square + variance
+        if assume(observed.all()):
+            log_det = log_scale.sum(-1)
+        else:
+            log_det, square = (observed.to(theta) @ log_scale.mT).squeeze(-1), torch.where(observed, square, 0.0)
+        return -0.5 * ((square @ theta.reciprocal().mT).squeeze(-1) + log_det)
 
     def log_marginal(self, y, mean, variance, theta):
         return dist.Normal(mean, (variance + theta).sqrt()).log_prob(y)

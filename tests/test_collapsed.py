@@ -9,6 +9,7 @@ from pyro_lvgp.collapsed import (
     function_variance,
     gaussian_log_density,
     gaussian_sites,
+    gaussian_weight_posterior,
     log_partition,
     precision_sum,
     weight_posterior,
@@ -58,8 +59,10 @@ def test_log_density_and_its_gradients_equal_the_dense_gaussian(holes, shared_va
 def test_posterior_equals_dense_regression(holes):
     observed, y, features, new = _observed(holes), torch.randn(N, D), torch.randn(N, L), torch.randn(5, L)
     variance = torch.tensor([0.3])
-    posterior = weight_posterior(features, *gaussian_sites(y, observed, variance))
+    posterior = gaussian_weight_posterior(features, y, observed, variance)
     assert posterior.precision_tril.shape == (D if holes else 1, L, L)
+    for ours, slow in zip(posterior, weight_posterior(features, *gaussian_sites(y, observed, variance)), strict=True):
+        torch.testing.assert_close(ours, slow)
     mean, f_variance = function_moments(posterior, new)
     for d in range(D):
         Phi = features[observed[:, d]]

@@ -132,6 +132,27 @@ def test_prior_on_a_shared_variance_lines_up_with_particles():
     assert likelihood(torch.zeros(3, 5, 4)).scale.shape == (3, 5, 4)
 
 
+@pytest.mark.parametrize("holes", [False, True])
+def test_rows_are_sums_over_what_is_observed(likelihood, problem, holes):
+    y, mean, variance = problem
+    mean = mean + torch.randn(2, 1, 1).double()  # a batch of functions
+    observed = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 1, 0]]).bool() if holes else torch.ones(3, 4).bool()
+    theta = likelihood.theta()
+    entries = {"known": likelihood.distribution(mean, theta).log_prob(y)}
+    entries["moments"] = likelihood.expected_log_prob(y, mean, variance, theta)
+    for name, slow in entries.items():
+        fast = likelihood.log_prob_of_rows(y, observed, mean, None if name == "known" else variance, theta)
+        torch.testing.assert_close(fast, (slow * observed).sum(-1))
+
+
+def test_rows_of_particles_with_a_variance_each():
+    y, mean = torch.randn(5, 4), torch.randn(3, 5, 4)
+    theta = torch.tensor([0.1, 1.0, 5.0])[:, None, None]
+    for observed in (torch.ones(5, 4, dtype=torch.bool), torch.rand(5, 4) < 0.5):
+        fast = Gaussian().log_prob_of_rows(y, observed, mean, None, theta)
+        torch.testing.assert_close(fast, (dist.Normal(mean, theta.sqrt()).log_prob(y) * observed).sum(-1))
+
+
 def test_terms_of_a_noisy_function(likelihood, problem):
     y, mean, variance = problem
     with torch.no_grad():

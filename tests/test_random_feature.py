@@ -1,6 +1,7 @@
 """The random-feature model and its guide: exact where they should be, below the evidence elsewhere."""
 
 import math
+from contextlib import nullcontext
 from itertools import pairwise
 
 import pyro
@@ -19,9 +20,11 @@ from pyro_lvgp.datasets import s_curve
 from pyro_lvgp.features import random_features
 from pyro_lvgp.guides import MeanFieldGuide, RandomFeatureGuide
 from pyro_lvgp.infer import BlockCoordinateVI, MeanFieldELBO
+from pyro_lvgp.integration import Bounding
 from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, NegativeBinomial, Poisson, StudentT
 from pyro_lvgp.models import RandomFeatureLVM
 from pyro_lvgp.networks import IndexNet
+from pyro_lvgp.seeding import seeded
 from pyro_lvgp.training import fit
 
 N, D, Q, F, C = 12, 3, 2, 4, 3
@@ -82,15 +85,19 @@ LIKELIHOODS = {
 }
 
 
+@pytest.mark.parametrize("bounding", [nullcontext, Bounding])
+@pytest.mark.parametrize("data_dim", [D, None])
 @pytest.mark.parametrize("holes", [False, True])
 @pytest.mark.parametrize("frequencies", ["mixture", "gaussian"])
-def test_weights_are_collapsed_exactly_at_every_draw(Y, holes, frequencies):
+def test_weights_are_collapsed_exactly_at_every_draw_and_at_their_mean(Y, holes, frequencies, data_dim, bounding):
     """log p(y | a) + log p(a) − log q(a) is the dense evidence of the draws of X and ω; so are its gradients."""
     Y = _holes(Y) if holes else Y
-    model, guide = _pair(Y, Gaussian(0.3, data_dim=D), frequencies=frequencies)
-    q, p = _traces(model, guide, Y)
+    model, guide = _pair(Y, Gaussian(0.3, data_dim=data_dim), frequencies=frequencies)
+    with bounding():
+        q, p = _traces(model, guide, Y)
+    assert torch.equal(q["a"]["value"], q["a"]["fn"].mean) == (bounding is Bounding)
     ours = p["y"]["log_prob"].sum() + p["a"]["log_prob"].sum() - q["a"]["log_prob"].sum()
-    features, noise = model.features(q["X"]["value"], q["omega"]["value"]), model.likelihood.variance
+    features, noise = model.features(q["X"]["value"], q["omega"]["value"]), model.likelihood.variance.expand(D)
     dense = 0.0
     for d in range(D):
         seen = ~torch.isnan(Y[:, d])
@@ -130,6 +137,23 @@ def test_logistic_bound_lies_between_polya_gamma_and_the_evidence(name):
     weights = (others - evidence).exp()
     assert draws.mean() - 3.0 * error < evidence + 3.0 * weights.std() / len(others) ** 0.5
     assert evidence - lower < 2.0
+
+
+@pytest.mark.parametrize("bound", [Trace_ELBO(), TraceMeanField_ELBO()])
+def test_bounds_of_blocks_take_the_weights_at_their_mean(Y, bound):
+    """And have the same value there as at a draw, which is what all others get; so do bounds of some rows."""
+    model, guide = _pair(Y, frequencies="gaussian")
+    _pin(guide)
+    vi, some = BlockCoordinateVI(model, guide, guide.blocks(), loss=bound), torch.tensor([0, 2])
+    at_mean, at_draw = (seeded(0)(loss)(*args) for loss, args in ((vi.evaluate_loss, (Y,)), (bound.loss, (model, guide, Y))))
+    assert at_mean == pytest.approx(at_draw, rel=1e-9)
+    spread = {}
+    for handler in (Bounding, nullcontext):
+        for args in ((Y,), (Y[some], some)):
+            with handler(), torch.no_grad():
+                spread[handler, len(args)] = float((guide(*args)["a"] - guide(*args)["a"]).abs().max())
+    assert spread.pop((Bounding, 1)) < 1e-6
+    assert min(spread.values()) > 1e-2
 
 
 def test_latents_are_those_of_the_guide(Y):

@@ -8,7 +8,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 from torch.profiler import ProfilerActivity, profile
 
 from pyro_lvgp.diagonal_mixture import DiagonalMixture, assignment_logits
-from pyro_lvgp.distributions import PrecisionNormal
+from pyro_lvgp.distributions import PrecisionNormal, PrecisionNormalAtMean
 from pyro_lvgp.features import mixture_kernel, random_features, spectral_density
 from pyro_lvgp.kernels import RBF
 
@@ -145,6 +145,24 @@ def test_precision_normal_is_the_gaussian(shared):
     with pytest.raises(NotImplementedError):
         kl_divergence(ours, theirs)
     assert ours.expand((2, 3)).log_prob(value).shape == (2, 3)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_at_its_mean_a_density_has_all_gradients_but_that_of_the_mean(shared):
+    A = torch.randn(1 if shared else 3, 4, 4)
+    R = torch.linalg.cholesky(A @ A.mT + torch.eye(4)).requires_grad_()
+    loc = torch.randn(3, 4, requires_grad=True)
+    q, slow = PrecisionNormalAtMean(loc, R), PrecisionNormal(loc, R)
+    value = q.rsample()
+    assert torch.equal(value, loc)
+    assert not value.requires_grad
+    assert torch.equal(q.rsample((2,)), loc.expand(2, 3, 4))
+    torch.testing.assert_close(q.expand((2, 3)).rsample(), loc.detach().expand(2, 3, 4))
+    for at in (value, value + 1.0):
+        torch.testing.assert_close(q.log_prob(at), slow.log_prob(at))
+        ours, theirs = (torch.autograd.grad(p.log_prob(at).sum(), [loc, R], allow_unused=True) for p in (q, slow))
+        torch.testing.assert_close(torch.zeros(3, 4) if ours[0] is None else ours[0], theirs[0])
+        torch.testing.assert_close(ours[1], theirs[1])
 
 
 def test_one_precision_for_a_batch_is_that_of_each_and_never_copied():

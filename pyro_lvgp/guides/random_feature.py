@@ -12,11 +12,19 @@ from pyro.nn import PyroModule, PyroParam
 from torch import Tensor, nn
 
 from pyro_lvgp import conjugate
-from pyro_lvgp.collapsed import WeightPosterior, from_natural, function_moments, precision_sum, weight_posterior
+from pyro_lvgp.collapsed import (
+    WeightPosterior,
+    from_natural,
+    function_moments,
+    gaussian_weight_posterior,
+    precision_sum,
+    weight_posterior,
+)
 from pyro_lvgp.diagonal_mixture import assignment_logits
-from pyro_lvgp.distributions import PrecisionNormal
+from pyro_lvgp.distributions import PrecisionNormal, PrecisionNormalAtMean
 from pyro_lvgp.guides._sampled import SampledGuide
 from pyro_lvgp.infer import Block
+from pyro_lvgp.integration import is_bounding
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import RandomFeatureLVM
 from pyro_lvgp.networks import as_pyro_module
@@ -165,7 +173,8 @@ class RandomFeatureGuide(SampledGuide):
             loc = self._kept_weights().mean
             posterior = dist.MultivariateNormal(loc, precision_matrix=self.a.precision, validate_args=False)
         else:
-            posterior = self._collapsed_weights(values["omega"], self._all_latents(values["X"], y, idx))
+            has_all = y is not None and idx is None
+            posterior = self._collapsed_weights(values["omega"], self._all_latents(values["X"], y, idx), has_all)
         with pyro.plate("outputs", self.model.data_dim, dim=-1):
             values["a"] = pyro.sample("a", posterior)
         return values
@@ -202,17 +211,28 @@ class RandomFeatureGuide(SampledGuide):
             X = torch.where(torch.isnan(y).all(-1, keepdim=True), everyone[..., idx, :], X)
         return everyone.index_copy(-2, idx, X)
 
-    def _collapsed_weights(self, omega: Tensor, X: Tensor) -> PrecisionNormal:
-        """Q(a | X, ω), its batch laid out for the plate of the outputs."""
+    def _collapsed_weights(self, omega: Tensor, X: Tensor, has_all: bool) -> PrecisionNormal:
+        """Q(a | X, ω), its batch laid out for the plate of the outputs.
+
+        If it is exact, a bound of all rows is the same at every a.
+        """
         features = self.model.features(X.unsqueeze(-3), omega)
         mean, precision_tril = self._posterior_of(features)
-        return PrecisionNormal(mean.squeeze(-3), precision_tril.squeeze(-4), validate_args=False)
+        is_exact = self.weights == "collapsed" and isinstance(self.model.likelihood, Gaussian)
+        family = PrecisionNormalAtMean if is_exact and has_all and is_bounding() else PrecisionNormal
+        return family(mean.squeeze(-3), precision_tril.squeeze(-4), validate_args=False)
 
     def _posterior_of(self, features: Tensor) -> WeightPosterior:
-        # The sites of a likelihood that they do not fit exactly touch it at f = ± c.
-        c = getattr(self.a, "c", self.data)
-        y = torch.where(torch.isnan(self.data), self.a.gaps, self.data) if self.weights == "filled" else self.data
-        return weight_posterior(features, *self.model.weight_sites(y, c, torch.zeros_like(c)))
+        if not isinstance(self.model.likelihood, Gaussian):
+            # Sites that do not fit the likelihood exactly touch it at f = ± c.
+            c = self.a.c
+            return weight_posterior(features, *self.model.weight_sites(self.data, c, torch.zeros_like(c)))
+        y, observed = self.data, ~torch.isnan(self.data)
+        if self.weights == "filled":
+            y, observed = torch.where(observed, y, self.a.gaps), torch.ones_like(observed)
+        theta = self.model.likelihood.theta()
+        assert theta is not None
+        return gaussian_weight_posterior(features, y - self.model.mean, observed, theta)
 
     def _kept_weights(self) -> WeightPosterior:
         return from_natural(self.a.linear, self.a.precision)

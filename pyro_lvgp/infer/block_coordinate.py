@@ -13,6 +13,7 @@ from pyro.infer.util import torch_item
 from torch import Tensor
 
 from pyro_lvgp.infer._parameters import Parameter, find_parameters, held, unconstrained
+from pyro_lvgp.integration import Bounding
 from pyro_lvgp.seeding import seeded
 
 Loss = ELBO | Callable[..., Tensor]
@@ -262,8 +263,8 @@ class BlockCoordinateVI:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Raise if parameters turn up that are in no block."""
-        with poutine.trace(param_only=True) as capture:
+        """Run a bound; raise if parameters turn up that are in no block."""
+        with Bounding(), poutine.trace(param_only=True) as capture:
             yield
         sites = capture.trace.nodes.items() if self._tensors else ()
         if new := [name for name, site in sites if unconstrained(site) not in self._tensors]:

@@ -2,7 +2,6 @@
 
 import math
 from abc import abstractmethod
-from contextlib import nullcontext
 from typing import Any
 
 from pyro import poutine
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from pyro_lvgp.infer._terms import Sites, check_reparameterised
 from pyro_lvgp.infer.differentiable import DifferentiableELBO
-from pyro_lvgp.integration import IntegrateGaussians, Integrating
+from pyro_lvgp.integration import Bounding, IntegrateGaussians, Integrating
 
 SAMPLES = "_local_samples"
 
@@ -84,7 +83,7 @@ class LocalELBO(DifferentiableELBO):
         if self.max_plate_nesting == math.inf:
             self._guess_max_plate_nesting(model, guide, args, kwargs)
         samples = _LocalSamples(self.local_plate, self.num_samples, -1 - int(self.max_plate_nesting))
-        with Integrating() if self.integrate else nullcontext():
+        with Integrating() if self.integrate else Bounding():
             guide_trace = poutine.trace(samples(guide)).get_trace(*args, **kwargs)
         model = IntegrateGaussians(guide_trace)(model) if self.integrate else model
         model_trace = poutine.trace(poutine.replay(samples(model), guide_trace)).get_trace(*args, **kwargs)

@@ -16,12 +16,13 @@ from torch.nn.functional import pad
 from pyro_lvgp import polyagamma
 from pyro_lvgp.collapsed import function_variance, gaussian_sites
 from pyro_lvgp.diagonal_mixture import DiagonalMixture
-from pyro_lvgp.distributions import NoisyFunction, without_independent
+from pyro_lvgp.distributions import NoisyFunction, ObservedRows, without_independent
 from pyro_lvgp.features import mixture_kernel, random_features, spectral_density
 from pyro_lvgp.initialization import InitialLatents
 from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, Likelihood, NegativeBinomial
 from pyro_lvgp.models._row_model import RowModel
 from pyro_lvgp.models.latent_variable_model import Guide
+from pyro_lvgp.recording import assume
 
 _LOGISTIC = (Bernoulli, Binomial, NegativeBinomial)
 _REACH = 3.0
@@ -133,11 +134,14 @@ class RandomFeatureLVM(RowModel):
         with pyro.plate("outputs", self.data_dim, dim=-1):
             weights = dist.Normal(self.mean.new_zeros(2 * self.num_frequencies), 1.0).to_event(1)
             a = pyro.sample("a", weights, infer=infer)
-        entries = self._function(X, omega, a, integrated.get("scale_tril"))
+        f_mean, f_variance = self._function_moments(X, omega, a, integrated.get("scale_tril"))
         with rows:
             if y is None or observed is None:
-                return pyro.sample("y", entries.to_event(1))
-            return pyro.sample("y", entries.mask(observed).to_event(1), obs=torch.nan_to_num(y))
+                return pyro.sample("y", self._entries(f_mean, f_variance).to_event(1))
+            value = y if assume(observed.all()) else torch.nan_to_num(y)
+            log_prob = self.likelihood.log_prob_of_rows(value, observed, f_mean, f_variance, self.likelihood.theta())
+            entries = ObservedRows(value, log_prob, lambda: self._entries(f_mean, f_variance).mask(observed))
+            return pyro.sample("y", entries, obs=value)
 
     def spectral_points(self, logits: Float[Tensor, "*#batch C"]) -> DiagonalMixture:
         """Distribution of the F frequencies, given the weights of the components for all of them or for each.
@@ -151,16 +155,22 @@ class RandomFeatureLVM(RowModel):
         """Features of variance σ_k²: ``σ_k φ(x)``."""
         return self.kernel_variance.sqrt()[..., None, None] * random_features(X, omega)
 
-    def _function(self, X: Tensor, omega: Tensor, a: Tensor, a_scale_tril: Tensor | None) -> NoisyFunction:
-        """p(y | x, ω, a), entry by entry."""
+    def _function_moments(
+        self, X: Tensor, omega: Tensor, a: Tensor, a_scale_tril: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Mean of f, and its variance if the weights are known by their moments only."""
         # The data are a batch for Pyro and the rows of a matrix here: [*S, N, Q] -> [*S, 1, N, Q].
         features = self.features(X.unsqueeze(-3), omega)
         f_mean = self.mean + (features @ a.unsqueeze(-3).mT).squeeze(-3)
         if a_scale_tril is None:
-            # Nothing is left to integrate: the likelihood at f itself.
+            return f_mean, None
+        return f_mean, function_variance(features, a_scale_tril.unsqueeze(-4)).squeeze(-3).expand_as(f_mean)
+
+    def _entries(self, f_mean: Tensor, f_variance: Tensor | None) -> NoisyFunction:
+        """p(y | f), entry by entry; where nothing is left to integrate, the likelihood at f itself."""
+        if f_variance is None:
             return NoisyFunction(self.likelihood, f_mean, torch.zeros_like(f_mean), "sampled")
-        f_variance = function_variance(features, a_scale_tril.unsqueeze(-4)).squeeze(-3)
-        return NoisyFunction(self.likelihood, f_mean, f_variance.expand_as(f_mean), "svgp")
+        return NoisyFunction(self.likelihood, f_mean, f_variance, "svgp")
 
     @property
     def is_conjugate(self) -> bool:
