@@ -1,6 +1,5 @@
 """Pictures with hidden pixels: errors of a random-feature model, of principal components and of nearest neighbours."""
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks import srflvm
-from benchmarks.isolated import isolated
+from benchmarks.isolated import timed
 from benchmarks.peers.ppca import PPCA
 from benchmarks.report import Measurement, Row, Settings
 from pyro_lvgp.datasets import load_dataset
@@ -137,10 +136,7 @@ def knn(task: Task) -> Tensor:
 def _measured(
     dataset: str, name: str, fill: Callable[[], Tensor], task: Task, settings: Settings, *, seed: int
 ) -> Iterator[Measurement]:
-    start = time.perf_counter()
-    with isolated(seed):
-        expected = fill()
-    seconds = time.perf_counter() - start
+    expected, seconds = timed(fill, seed=seed)
     for metric, value in task.score(expected, complete=not name.startswith("KNN")).items():
         yield Measurement(dataset, name, metric, value, seconds, settings)
 

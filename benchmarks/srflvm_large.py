@@ -1,6 +1,5 @@
 """All of MNIST and of CIFAR-10: latents by mini-batches and natural gradients, and what nearest neighbours in them say."""
 
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -13,7 +12,7 @@ from sklearn.decomposition import PCA
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from benchmarks.isolated import isolated
+from benchmarks.isolated import timed
 from benchmarks.report import Measurement, Row, Settings
 from benchmarks.scores import neighbour_accuracy
 from benchmarks.srflvm import ACCURACY
@@ -104,10 +103,7 @@ def measure(
     dataset: str, method: str, embed: Callable[[], np.ndarray], y: Int[np.ndarray, " N"], settings: Settings, *, seed: int
 ) -> Measurement:
     """Find latents, and ask their neighbours."""
-    start = time.perf_counter()
-    with isolated(seed):
-        X = embed()
-    seconds = time.perf_counter() - start
+    X, seconds = timed(embed, seed=seed)
     return Measurement(dataset, method, ACCURACY, neighbour_accuracy(X, y, seed=seed), seconds, settings)
 
 

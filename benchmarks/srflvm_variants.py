@@ -1,6 +1,5 @@
 """What brings two latents nearer to t-SNE: starts, sizes, back-constraints, likelihoods, an annealed posterior."""
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,9 +14,9 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from benchmarks import srflvm
-from benchmarks.isolated import isolated
+from benchmarks.isolated import timed
 from benchmarks.report import Measurement, Row, Settings
-from benchmarks.srflvm import ACCURACY, LATENT_DIM, Latents, Task, tsne
+from benchmarks.srflvm import ACCURACY, LATENT_DIM, Latents, Task, last, tsne
 from pyro_lvgp.collapsed import from_natural
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide, RandomFeatureGuide
 from pyro_lvgp.infer import MeanFieldELBO
@@ -124,11 +123,6 @@ def start(task: Task, seed: int, *, layout: bool = True, **sizes: Any) -> tuple[
     return Y, model.initialize(Y, latents=latents, seed=seed)
 
 
-def last(losses: list[float]) -> float:
-    """Their mean where a fit ends."""
-    return float(np.mean(losses[-50:]))
-
-
 @dataclass(frozen=True)
 class Variant:
     """One way to fit.
@@ -177,9 +171,8 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
         layouts = {"t-SNE itself": task} | ({"t-SNE itself, logarithms": in_logarithms(task)} if task.counts else {})
         for seed in tqdm(range(seeds), desc=name, unit="seed"):
             for method, seen in layouts.items():
-                begin = time.perf_counter()
-                X = tsne(seen, seed, 0)
-                yield Measurement(name, method, ACCURACY, task.score(X, seed=seed)[ACCURACY], time.perf_counter() - begin, {})
+                X, seconds = timed(partial(tsne, seen, seed, 0), seed=seed)
+                yield Measurement(name, method, ACCURACY, task.score(X, seed=seed)[ACCURACY], seconds, {})
             for method, variant in variants(task).items():
                 num_steps = min(variant.num_steps, QUICK_STEPS) if quick else variant.num_steps
                 yield from measure(name, task, method, replace(variant, num_steps=num_steps), seed=seed)
@@ -187,9 +180,8 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
 
 def measure(dataset: str, task: Task, method: str, variant: Variant, *, seed: int) -> Iterator[Measurement]:
     """Fit once; accuracy and bound."""
-    begin = time.perf_counter()
-    with isolated(seed):
-        X, loss = variant.embed(in_logarithms(task) if variant.logarithms else task, seed, variant.num_steps)
-    seconds, settings = time.perf_counter() - begin, Settings(steps=variant.num_steps)
+    seen = in_logarithms(task) if variant.logarithms else task
+    (X, loss), seconds = timed(lambda: variant.embed(seen, seed, variant.num_steps), seed=seed)
+    settings = Settings(steps=variant.num_steps)
     for metric, value in {**task.score(X, seed=seed), BOUND: loss}.items():
         yield Measurement(dataset, method, metric, value, seconds, settings)
