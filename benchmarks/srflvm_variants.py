@@ -16,7 +16,7 @@ from tqdm import tqdm
 from benchmarks import srflvm
 from benchmarks.isolated import timed
 from benchmarks.report import Measurement, Row, Settings
-from benchmarks.srflvm import ACCURACY, LATENT_DIM, Latents, Task, last, tsne
+from benchmarks.srflvm import ACCURACY, LATENT_DIM, Latents, Task, tsne
 from pyro_lvgp.collapsed import from_natural
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide, RandomFeatureGuide
 from pyro_lvgp.infer import MeanFieldELBO
@@ -27,7 +27,7 @@ NUM_THREADS = 1
 TASKS = {name: srflvm.TASKS[name] for name in ("mnist", "newsgroups", "cifar", "montreal")}
 NUM_STEPS, LEARNING_RATE, CHAIN_STEPS, CHAIN_RATE, NUM_DRAWS, NUM_NEIGHBOURS = 500, 0.02, 5, 0.005, 100, 10
 QUICK_STEPS, QUICK_ROWS = 2, 120
-BOUND = "negative bound per row [nats]"
+BOUND, CHOSEN = "negative bound per row [nats]", "all of these but logarithms, chosen by the bound"
 PUBLISHED: list[Row] = []
 NOTES = """\
 `RandomFeatureLVM`, Gaussian, as in the benchmark srflvm, from t-SNE, and what changes when one thing of it does; data and
@@ -36,7 +36,7 @@ distances d over s, that to the tenth neighbour.  "Shared weights" have a q of t
 the others have their exact posterior; "annealed" takes half of its steps so, and then, weights and frequencies as they are,
 trains chains of five Langevin transitions for each row from there, whose draws it averages.  Logarithms are log(1 + count),
 less their means, divided by one number; t-SNE sees them too.  Bounds are means over the last fifty steps, those of
-logarithms of other data than the rest."""
+logarithms of other data than the rest; the last row has for each seed the fit with the highest, which looks at no label."""
 
 Fit = tuple[Latents, float]  # posterior means, and minus the bound per row
 
@@ -123,6 +123,11 @@ def start(task: Task, seed: int, *, layout: bool = True, **sizes: Any) -> tuple[
     return Y, model.initialize(Y, latents=latents, seed=seed)
 
 
+def last(losses: list[float]) -> float:
+    """Their mean where a fit ends."""
+    return float(np.mean(losses[-50:]))
+
+
 @dataclass(frozen=True)
 class Variant:
     """One way to fit.
@@ -173,15 +178,22 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
             for method, seen in layouts.items():
                 X, seconds = timed(partial(tsne, seen, seed, 0), seed=seed)
                 yield Measurement(name, method, ACCURACY, task.score(X, seed=seed)[ACCURACY], seconds, {})
+            fits = []
             for method, variant in variants(task).items():
                 num_steps = min(variant.num_steps, QUICK_STEPS) if quick else variant.num_steps
-                yield from measure(name, task, method, replace(variant, num_steps=num_steps), seed=seed)
+                fitted = measure(name, task, method, replace(variant, num_steps=num_steps), seed=seed)
+                yield from fitted
+                if not variant.logarithms:
+                    fits.append(fitted)
+            total = sum(accuracy.seconds or 0.0 for accuracy, _ in fits)
+            for measured in min(fits, key=lambda fitted: fitted[1].value):
+                yield replace(measured, method=CHOSEN, seconds=total, settings={})
 
 
-def measure(dataset: str, task: Task, method: str, variant: Variant, *, seed: int) -> Iterator[Measurement]:
+def measure(dataset: str, task: Task, method: str, variant: Variant, *, seed: int) -> tuple[Measurement, Measurement]:
     """Fit once; accuracy and bound."""
     seen = in_logarithms(task) if variant.logarithms else task
     (X, loss), seconds = timed(lambda: variant.embed(seen, seed, variant.num_steps), seed=seed)
     settings = Settings(steps=variant.num_steps)
-    for metric, value in {**task.score(X, seed=seed), BOUND: loss}.items():
-        yield Measurement(dataset, method, metric, value, seconds, settings)
+    accuracy = Measurement(dataset, method, ACCURACY, task.score(X, seed=seed)[ACCURACY], seconds, settings)
+    return accuracy, Measurement(dataset, method, BOUND, loss, seconds, settings)

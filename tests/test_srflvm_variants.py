@@ -66,3 +66,16 @@ def test_logarithms_are_of_counts_alone(task):
     np.testing.assert_allclose([Y.mean(), Y.std()], [0.0, 1.0], atol=1e-12)
     expected = np.log1p(task.Y) - np.log1p(task.Y).mean(0)
     np.testing.assert_allclose(Y * expected.std(), expected, atol=1e-12)
+
+
+def test_the_last_row_has_the_fit_with_the_highest_bound(task, monkeypatch):
+    names = ["as in srflvm", "200 frequencies", "logarithms"]
+    few = {name: variant for name, variant in variants.variants(task).items() if name in names}
+    monkeypatch.setattr(variants, "TASKS", {"toy": lambda: task})
+    monkeypatch.setattr(variants, "variants", lambda _: few)
+    found = {(one.method, one.metric): one for one in variants.run(quick=True, seeds=1)}
+    best = min(names[:2], key=lambda name: found[name, variants.BOUND].value)
+    for metric in (ACCURACY, variants.BOUND):
+        assert found[variants.CHOSEN, metric].value == found[best, metric].value
+    seconds = [found[name, ACCURACY].seconds for name in names[:2]]
+    assert found[variants.CHOSEN, ACCURACY].seconds == pytest.approx(sum(seconds))
