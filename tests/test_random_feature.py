@@ -168,6 +168,11 @@ def test_latents_are_those_of_the_guide(Y):
         guide.latents()
 
 
+def test_latents_need_a_guide_that_has_run(Y):
+    with pytest.raises(RuntimeError, match=r"call guide\(Y\) first"):
+        RandomFeatureGuide(RandomFeatureLVM(N, D, Q)).latents()
+
+
 def test_touching_points_start_where_the_data_are():
     """Counts without overdispersion have a large r, and a small mean far out on the logit scale."""
     counts = torch.poisson(torch.full((40, 5), 3.0))

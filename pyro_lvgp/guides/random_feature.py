@@ -191,7 +191,10 @@ class RandomFeatureGuide(SampledGuide):
         :param y: observations, which an encoder needs, NaN where missing.
         :param idx: indices of the rows in y; None for all rows.
         :raises ValueError: if the guide has an encoder and y is None.
+        :raises RuntimeError: if the guide has not run yet.
         """
+        if self.prototype_trace is None:
+            raise RuntimeError("expected a guide that has run once, got a new one, without latents; call guide(Y) first")
         if hasattr(self.encoders, "X"):
             if y is None:
                 raise ValueError("expected data for the encoder, got none; call the guide with them")
