@@ -168,6 +168,20 @@ def test_latents_are_those_of_the_guide(Y):
         guide.latents()
 
 
+@pytest.mark.parametrize("holes", [False, True])
+def test_a_prior_on_the_noise_is_one_site_outside_the_rows(Y, holes):
+    Y = _holes(Y) if holes else Y
+    model = RandomFeatureLVM(N, D, Q, num_frequencies=F)
+    model.likelihood.variance = PyroSample(dist.LogNormal(0.0, 1.0))
+    nodes = poutine.trace(model).get_trace(Y).nodes
+    assert [name for name in nodes if "variance" in name and nodes[name]["type"] == "sample"] == ["likelihood.variance"]
+    assert nodes["likelihood.variance"]["fn"].batch_shape == ()
+    rows = nodes["y"]["fn"]
+    slow = dist.Normal(rows.base_dist.base_dist.f_mean, nodes["likelihood.variance"]["value"].sqrt())
+    expected = torch.where(torch.isnan(Y), 0.0, slow.log_prob(torch.nan_to_num(Y))).sum(-1)
+    torch.testing.assert_close(rows.log_prob(nodes["y"]["value"]), expected)
+
+
 def test_latents_need_a_guide_that_has_run(Y):
     with pytest.raises(RuntimeError, match=r"call guide\(Y\) first"):
         RandomFeatureGuide(RandomFeatureLVM(N, D, Q)).latents()

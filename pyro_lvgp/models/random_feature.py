@@ -135,13 +135,19 @@ class RandomFeatureLVM(RowModel):
             weights = dist.Normal(self.mean.new_zeros(2 * self.num_frequencies), 1.0).to_event(1)
             a = pyro.sample("a", weights, infer=infer)
         f_mean, f_variance = self._function_moments(X, omega, a, integrated.get("scale_tril"))
+        theta = self.likelihood.theta()
+
+        def entries() -> NoisyFunction:
+            if f_variance is None:  # nothing is left to integrate: the likelihood at f itself
+                return NoisyFunction(self.likelihood, f_mean, torch.zeros_like(f_mean), "sampled", theta)
+            return NoisyFunction(self.likelihood, f_mean, f_variance, "svgp", theta)
+
         with rows:
             if y is None or observed is None:
-                return pyro.sample("y", self._entries(f_mean, f_variance).to_event(1))
+                return pyro.sample("y", entries().to_event(1))
             value = y if assume(observed.all()) else torch.nan_to_num(y)
-            log_prob = self.likelihood.log_prob_of_rows(value, observed, f_mean, f_variance, self.likelihood.theta())
-            entries = ObservedRows(value, log_prob, lambda: self._entries(f_mean, f_variance).mask(observed))
-            return pyro.sample("y", entries, obs=value)
+            log_prob = self.likelihood.log_prob_of_rows(value, observed, f_mean, f_variance, theta)
+            return pyro.sample("y", ObservedRows(value, log_prob, lambda: entries().mask(observed)), obs=value)
 
     def spectral_points(self, logits: Float[Tensor, "*#batch C"]) -> DiagonalMixture:
         """Distribution of the F frequencies, given the weights of the components for all of them or for each.
@@ -165,12 +171,6 @@ class RandomFeatureLVM(RowModel):
         if a_scale_tril is None:
             return f_mean, None
         return f_mean, function_variance(features, a_scale_tril.unsqueeze(-4)).squeeze(-3).expand_as(f_mean)
-
-    def _entries(self, f_mean: Tensor, f_variance: Tensor | None) -> NoisyFunction:
-        """p(y | f), entry by entry; where nothing is left to integrate, the likelihood at f itself."""
-        if f_variance is None:
-            return NoisyFunction(self.likelihood, f_mean, torch.zeros_like(f_mean), "sampled")
-        return NoisyFunction(self.likelihood, f_mean, f_variance, "svgp")
 
     @property
     def is_conjugate(self) -> bool:
