@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Iterator
+from itertools import product
 
 import numpyro
 from jaxtyping import Float
@@ -61,13 +62,13 @@ def measure(
 
     :param num_steps: steps of each method.
     :param seed: seed of the start, of mini-batches and of noise.
-    :param lengths: numbers K of transitions, of which the first is also used on all rows.
+    :param lengths: numbers K of transitions, each on mini-batches and on all rows.
     :param block: steps of a method before the next has its turn.
     :param compile: compile our steps.
     """
     Y = standardised()
     methods: dict[str, Ours | NumPyroDAIS] = {}
-    for K, batch_size in [*((K, BATCH_SIZE) for K in lengths), (lengths[0], None)]:
+    for batch_size, K in product((BATCH_SIZE, None), lengths):
         rows = f"{batch_size or 'all'} rows"
         ours = Ours(Y, num_steps=K, batch_size=batch_size, seed=seed, compile=compile)
         peer = "AutoSemiDAIS" if batch_size else "AutoDAIS"
