@@ -21,7 +21,7 @@ test: .venv/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 gpu: .venv/test
 	$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "expected a GPU, got none"'

@@ -21,6 +21,7 @@ from pyro_lvgp.collapsed import from_natural
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide, RandomFeatureGuide
 from pyro_lvgp.infer import MeanFieldELBO
 from pyro_lvgp.models import RandomFeatureLVM
+from pyro_lvgp.models.latent_variable_model import Guide
 from pyro_lvgp.training import fit
 
 NUM_THREADS = 1
@@ -79,38 +80,52 @@ def collapsed(task: Task, seed: int, num_steps: int, *, layout: bool = True, con
     return guide.latents(Y).mean.detach().numpy(), last(history.losses) / len(Y)
 
 
-def shared(task: Task, seed: int, num_steps: int, *, annealed: bool = False) -> Fit:
-    """With weights that have a q of their own; in the second half of the steps with chains, if annealed."""
-    Y, model = start(task, seed)
-    guide = RandomFeatureGuide(model, weights="shared", seed=seed)
-    learn: Any = partial(fit, model, loss=MeanFieldELBO(num_samples=1, max_plate_nesting=1), seed=seed, progress=False)
-    blocks = guide.blocks(learning_rate=LEARNING_RATE)
-    history = learn(guide, Y, blocks=blocks, num_steps=num_steps // 2 if annealed else num_steps)
-    if not annealed:
-        return guide.latents().mean.detach().numpy(), last(history.losses) / len(Y)
+def shared(task: Task, seed: int, num_steps: int) -> Fit:
+    """With weights that have a q of their own."""
+    Y, _, guide, losses = fit_shared(task, seed, num_steps)
+    return guide.latents().mean.detach().numpy(), last(losses) / len(Y)
+
+
+def annealed(task: Task, seed: int, num_steps: int) -> Fit:
+    """With chains in the second half of the steps, from where the first half left latents, weights and frequencies."""
+    Y, model, plain, _ = fit_shared(task, seed, num_steps // 2)
 
     def weights_and_frequencies(y: Tensor, idx: Tensor | None = None) -> dict[str, Tensor]:
         values = {name: pyro.sample(name, q) for name, q in known.items()}
-        with chains.plates["outputs"]:
+        with guide.plates["outputs"]:
             return values | {"a": pyro.sample("a", q_weights)}
 
     with torch.no_grad():
         known: dict[str, Any] = {
-            "alpha": dist.Gamma(guide.alpha.shape, guide.alpha.rate),
-            "v": dist.Beta(guide.v.a, guide.v.b).to_event(1),
-            "omega": dist.Normal(guide.omega.loc, guide.omega.scale).to_event(2),
+            "alpha": dist.Gamma(plain.alpha.shape, plain.alpha.rate),
+            "v": dist.Beta(plain.v.a, plain.v.b).to_event(1),
+            "omega": dist.Normal(plain.omega.loc, plain.omega.scale).to_event(2),
         }
-        mean = from_natural(guide.a.linear, guide.a.precision).mean
-        q_weights = dist.MultivariateNormal(mean, precision_matrix=guide.a.precision, validate_args=False)
+        mean = from_natural(plain.a.linear, plain.a.precision).mean
+        q_weights = dist.MultivariateNormal(mean, precision_matrix=plain.a.precision, validate_args=False)
     base = MeanFieldGuide(model)
-    chains = AutoAnnealedLangevin(
+    guide = AutoAnnealedLangevin(
         model, sites=["X"], num_steps=CHAIN_STEPS, step_size=0.2, base_guide=base, global_guide=weights_and_frequencies
     )
-    chains(Y)
+    guide(Y)
     with torch.no_grad():
-        base.locs.X, base.scales.X = guide.latents().mean.clone(), guide.latents().stddev.clone()
-    history = learn(chains, Y, num_steps=num_steps - num_steps // 2, learning_rate=CHAIN_RATE)
-    return chains.sample_posterior(NUM_DRAWS, Y)["X"].mean(0).numpy(), last(history.losses) / len(Y)
+        base.locs.X, base.scales.X = plain.latents().mean.clone(), plain.latents().stddev.clone()
+    losses = learn(model, guide, Y, num_steps=num_steps - num_steps // 2, learning_rate=CHAIN_RATE, seed=seed)
+    return guide.sample_posterior(NUM_DRAWS, Y)["X"].mean(0).numpy(), last(losses) / len(Y)
+
+
+def fit_shared(task: Task, seed: int, num_steps: int) -> tuple[Tensor, RandomFeatureLVM, RandomFeatureGuide, list[float]]:
+    """Data, a model of them, its guide with a q of the weights, and the losses on the way."""
+    Y, model = start(task, seed)
+    guide = RandomFeatureGuide(model, weights="shared", seed=seed)
+    losses = learn(model, guide, Y, blocks=guide.blocks(learning_rate=LEARNING_RATE), num_steps=num_steps, seed=seed)
+    return Y, model, guide, losses
+
+
+def learn(model: RandomFeatureLVM, guide: Guide, Y: Tensor, **options: Any) -> list[float]:
+    """Fit by a bound that knows each site's divergence; the losses."""
+    bound = MeanFieldELBO(num_samples=1, max_plate_nesting=1)
+    return fit(model, guide, Y, loss=bound, progress=False, **options).losses
 
 
 def start(task: Task, seed: int, *, layout: bool = True, **sizes: Any) -> tuple[Tensor, RandomFeatureLVM]:
@@ -161,7 +176,7 @@ def variants(task: Task) -> dict[str, Variant]:
         "400 frequencies, half the lengthscale": Variant(partial(collapsed, **MANY)),
         "kernel back-constraint": Variant(partial(collapsed, constrained=True)),
         "shared weights": Variant(shared, 2 * NUM_STEPS),
-        "shared weights, annealed": Variant(partial(shared, annealed=True), 2 * NUM_STEPS),
+        "shared weights, annealed": Variant(annealed, 2 * NUM_STEPS),
     }
     if task.counts:
         found["logarithms"] = Variant(collapsed, logarithms=True)

@@ -10,6 +10,8 @@ import torch
 
 pytest.importorskip("gpytorch")
 
+from counts_of_kinds import counts_of_kinds
+
 from benchmarks import srflvm
 from benchmarks.peers.vae import VAE, fit_latents
 from pyro_lvgp.datasets import s_curve
@@ -17,11 +19,7 @@ from pyro_lvgp.datasets import s_curve
 
 @pytest.fixture
 def task():
-    """Counts of three kinds of rows, each large in two columns of its own, with what they are."""
-    rng = np.random.default_rng(0)
-    labels = np.repeat(np.arange(3), 30)
-    rates = np.kron(np.eye(3), np.full((1, 2), 4.0)) + 1.0
-    return srflvm.Task(rng.poisson(rates[labels]).astype(float), labels, counts=True, num_sweeps=5)
+    return counts_of_kinds(4.0, num_sweeps=5)
 
 
 def test_accuracy_is_one_for_latents_that_tell_the_class_and_chance_for_noise(task):

@@ -9,17 +9,15 @@ import torch
 
 pytest.importorskip("gpytorch")
 
+from counts_of_kinds import counts_of_kinds
+
 from benchmarks import srflvm_variants as variants
-from benchmarks.srflvm import ACCURACY, Task
+from benchmarks.srflvm import ACCURACY
 
 
 @pytest.fixture
 def task():
-    """Counts of three kinds of rows, each large in two columns of its own, with what they are."""
-    rng = np.random.default_rng(0)
-    labels = np.repeat(np.arange(3), 30)
-    rates = np.kron(np.eye(3), np.full((1, 2), 9.0)) + 1.0
-    return Task(rng.poisson(rates[labels]).astype(float), labels, counts=True)
+    return counts_of_kinds(9.0)
 
 
 @pytest.mark.usefixtures("float64")
@@ -54,7 +52,7 @@ def test_all_variants_are_measured(task):
 def test_chains_start_where_shared_weights_end(task):
     plain, _ = variants.shared(task, 0, 3)
     pyro.clear_param_store()
-    annealed, _ = variants.shared(task, 0, 6, annealed=True)
+    annealed, _ = variants.annealed(task, 0, 6)
     assert np.abs(plain - annealed).max() < 1.0
     assert np.corrcoef(plain.ravel(), annealed.ravel())[0, 1] > 0.9
 
