@@ -118,8 +118,8 @@ def fit_shared(task: Task, seed: int, num_steps: int) -> tuple[Tensor, RandomFea
     """Data, a model of them, its guide with a q of the weights, and the losses on the way."""
     Y, model = start(task, seed)
     guide = RandomFeatureGuide(model, weights="shared", seed=seed)
-    losses = learn(model, guide, Y, blocks=guide.blocks(learning_rate=LEARNING_RATE), num_steps=num_steps, seed=seed)
-    return Y, model, guide, losses
+    blocks = guide.blocks(learning_rate=LEARNING_RATE, damping=1.0)
+    return Y, model, guide, learn(model, guide, Y, blocks=blocks, num_steps=num_steps, seed=seed)
 
 
 def learn(model: RandomFeatureLVM, guide: Guide, Y: Tensor, **options: Any) -> list[float]:

@@ -167,6 +167,19 @@ def log_partition(posterior: WeightPosterior) -> Float[Tensor, "*batch D"]:
     return 0.5 * RT_m.square().sum(-1) - posterior.precision_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
+def divergence_from_prior(posterior: WeightPosterior) -> Float[Tensor, "*batch D"]:
+    r""":math:`KL(N(m_d, P_d^{-1}) \,\|\, N(0, I)) = \tfrac12 (\mathrm{tr}\, P^{-1} + m^T m - L) + \sum_i \log R_{ii}`.
+
+    :param posterior: weights of each output.
+
+    >>> divergence_from_prior(WeightPosterior(torch.ones(3, 2), torch.eye(2)[None]))
+    tensor([1., 1., 1.])
+    """
+    R, mean = posterior.precision_tril, posterior.mean
+    trace = invert_lower(R).square().sum((-2, -1))
+    return 0.5 * (trace + mean.square().sum(-1) - mean.shape[-1]) + R.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
 def function_moments(
     posterior: WeightPosterior, features: Float[Tensor, "*#batch N L"]
 ) -> tuple[Float[Tensor, "*batch N D"], Float[Tensor, "*batch N #D"]]:

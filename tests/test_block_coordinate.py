@@ -574,6 +574,36 @@ def test_settings_of_blocks_are_checked(settings, message):
         Block("b", **settings)
 
 
+@pytest.mark.parametrize("values", [None, {"guide.precision": 1.0}])
+def test_updates_return_tensors_by_name(values):
+    blocks = [
+        Block("rest", params=["model.noise", "guide.w.*"], optim=adam()),
+        Block("precision", params=["guide.precision"], update=lambda X, y: values),
+    ]
+    with pytest.raises(TypeError, match="block 'precision': expected update to return tensors by name, got"):
+        BlockCoordinateVI(Model(), Guide(), blocks).step(*data())
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_kinds_of_arguments_are_checked():
+    m, g = Model(), Guide()
+    with pytest.raises(TypeError, match=r"each a Block\(...\), got \['str'\]"):
+        BlockCoordinateVI(m, g, ["all"])
+    blocks = [Block("all", params=["*"], optim=pyro.optim.Adam({"lr": 0.1}))]
+    with pytest.raises(TypeError, match=r"got the class Trace_ELBO; pass Trace_ELBO\(\)"):
+        BlockCoordinateVI(m, g, blocks, loss=Trace_ELBO)
+    with pytest.raises(TypeError, match="block 'all': expected optim to make a torch optimiser of tensors, got NoneType"):
+        BlockCoordinateVI(m, g, blocks).step(*data())
+
+
+def test_states_of_other_blocks_are_refused():
+    vi = BlockCoordinateVI(Model(), Guide(), [Block("all", params=["*"], optim=adam())])
+    vi.step(*data())
+    other = BlockCoordinateVI(Model(), Guide(), [Block("everything", params=["*"], optim=adam())])
+    with pytest.raises(ValueError, match=r"expected states of the blocks \['everything'\], got those of \['all'\]"):
+        other.load_state_dict(vi.state_dict())
+
+
 @pytest.mark.parametrize("names", [[], ["a", "a"]])
 def test_names_of_blocks_are_checked(names):
     with pytest.raises(ValueError, match="each with a name of its own"):
@@ -604,6 +634,25 @@ def test_a_wrong_closed_form_is_found_out(factor):
     if factor == 1.0:
         for _ in range(5):
             vi.step(*args)
+    else:
+        with pytest.raises(RuntimeError, match="the update of block 'precision' raised the loss from"):
+            vi.step(*args)
+
+
+@pytest.mark.parametrize("factor", [1.0, 10.0])
+def test_a_wrong_closed_form_is_found_out_by_many_estimates(factor):
+    m, g = Model(), Guide()
+    m.noise_unconstrained.requires_grad_(False)
+    args = data()
+    best = 1.0 + args[0].square().sum(0) / 0.25
+    blocks = [
+        Block("precision", params=["guide.precision"], update=lambda X, y: {"guide.precision": factor * best}),
+        Block("w", sites=["w"], optim=adam()),
+    ]
+    vi = BlockCoordinateVI(m, g, blocks, loss=Trace_ELBO(), check_updates=200)
+    g.precision = 1.5 * best
+    if factor == 1.0:
+        vi.step(*args)
     else:
         with pytest.raises(RuntimeError, match="the update of block 'precision' raised the loss from"):
             vi.step(*args)

@@ -325,6 +325,13 @@ def test_closed_forms_never_lower_the_bound_and_settle_at_its_maximum(Y, frequen
         torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0.0, atol=1e-5)
 
 
+def test_closed_forms_pass_the_check_of_the_bound_that_is_climbed(Y):
+    model, guide = _pair(Y, frequencies="mixture")
+    vi = BlockCoordinateVI(model, guide, guide.blocks(), check_updates=100)
+    for _ in range(3):
+        vi.step(Y)
+
+
 def test_bound_holds_the_kernel_bound_in_expectation(Y):
     """Analytic divergences in TraceMeanField_ELBO add up to the closed form, but for X and the data."""
     model, guide = _pair(Y)
@@ -420,6 +427,37 @@ def test_natural_gradients_of_a_poisson_settle_at_the_maximum():
     slopes = torch.autograd.grad(loss(Y), list(guide.a.parameters()))
     for slope in slopes:
         torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("likelihood", [Poisson, StudentT, Bernoulli])
+@pytest.mark.parametrize("weights", ["explicit", "shared"])
+def test_natural_gradients_of_all_rows_do_not_lower_the_bound(likelihood, weights):
+    """From anywhere, as the loss says that the block's update is never told of."""
+    Y = _holes(likelihood()(2.0 * torch.randn(N, D)).sample().detach())
+    model, guide = _pair(Y, likelihood(), weights=weights)
+    _pin(guide)
+    loss = MeanFieldELBO(num_samples=1)
+    for _ in range(20):
+        guide.a.linear = 5.0 * torch.randn_like(guide.a.linear)
+        before = seeded(0)(loss.loss)(model, guide, Y)
+        values = guide._update_weights(Y)
+        assert any((values[f"guide.a.{name}"] != getattr(guide.a, name)).any() for name in ("linear", "precision"))
+        guide.a.linear, guide.a.precision = values["guide.a.linear"], values["guide.a.precision"]
+        assert seeded(0)(loss.loss)(model, guide, Y) <= before + 1e-5 * abs(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_fit_counts_of_any_size(dtype, seed):
+    torch.set_default_dtype(dtype)
+    pyro.set_rng_seed(seed)
+    Y = torch.poisson((1.25 * torch.randn(60, 2) @ torch.randn(2, 5)).exp())
+    model = RandomFeatureLVM(60, 5, Q, num_frequencies=10, num_components=C, likelihood=Poisson()).initialize(Y)
+    guide = RandomFeatureGuide(model)
+    vi = BlockCoordinateVI(model, guide, guide.blocks())
+    losses = torch.tensor([vi.step(Y) for _ in range(100)])
+    assert losses[-10:].mean() < 0.7 * losses[:10].mean()
+    assert losses[-10:].std() < 0.35 * losses[-10:].mean()
 
 
 def test_natural_gradients_of_wild_counts_stay_finite_and_climb():
@@ -604,6 +642,22 @@ def test_guide_keeps_data_and_state(Y):
         assert torch.equal(guide.data, Y)
 
 
+@pytest.mark.parametrize("weights", ["collapsed", "filled"])
+def test_gaps_filled_by_others_after_the_fit_do_not_reach_the_weights(Y, weights):
+    Y = _holes(Y)
+    model, guide = _pair(Y, weights=weights)
+    X, before = guide.X.loc.detach(), guide.data.clone()
+    Y.nan_to_num_(50.0)
+    model.predict(guide, X, num_samples=2)
+    torch.testing.assert_close(guide.data, before, equal_nan=True)
+
+
+def test_models_leave_the_random_state_alone():
+    state = torch.get_rng_state()
+    RandomFeatureLVM(N, D, Q)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 @pytest.fixture
 def local_params():
     with pyro.settings.context(module_local_params=True):
@@ -664,6 +718,20 @@ class TestBadInput:
             RandomFeatureGuide(model, frequencies="normal")
         with pytest.raises(ValueError, match="positive init_scale"):
             RandomFeatureGuide(model, init_scale=0.0)
+        guide = RandomFeatureGuide(RandomFeatureLVM(N, D, Q), weights="filled")
+        with pytest.raises(ValueError, match="expected weights in"):
+            guide.weights = "colapsed"
+
+    def test_inputs_of_the_kernel(self, Y):
+        model, guide = _pair(Y)
+        with pytest.raises(ValueError, match=r"X of shape \[rows, 2\], got \[5, 3\]"):
+            model.kernel(guide, torch.randn(5, 3))
+        with pytest.raises(TypeError, match="dtype"):
+            model.kernel(guide, torch.randn(5, Q), torch.randn(5, Q, dtype=torch.float32))
+
+    def test_components_in_use_need_a_guide_that_has_run(self):
+        with pytest.raises(RuntimeError, match="expected a guide that has run once"):
+            RandomFeatureGuide(RandomFeatureLVM(N, D, Q)).num_components_in_use()
 
     def test_encoder_wants_data(self, Y):
         _, guide = _pair(Y, encoder=IndexNet(D, Q))

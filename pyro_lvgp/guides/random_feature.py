@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pyro_lvgp import conjugate
 from pyro_lvgp.collapsed import (
     WeightPosterior,
+    divergence_from_prior,
     from_natural,
     function_moments,
     gaussian_weight_posterior,
@@ -33,6 +34,7 @@ from pyro_lvgp.polyagamma import touching_point
 Frequencies = Literal["mixture", "gaussian"]
 Weights = Literal["collapsed", "filled", "explicit", "shared"]
 _KEPT = ("explicit", "shared")  # from step to step, as parameters
+_DAMPING_OF_KEPT, _NUM_HALVINGS = 0.1, 10
 
 
 class RandomFeatureGuide(SampledGuide):
@@ -96,9 +98,8 @@ class RandomFeatureGuide(SampledGuide):
     ):
         weights = weights or ("collapsed" if model.is_conjugate else "explicit")
         frequencies = frequencies or ("gaussian" if weights in _KEPT else "mixture")
-        for name, value, known in (("frequencies", frequencies, Frequencies), ("weights", weights, Weights)):
-            if value not in get_args(known):
-                raise ValueError(f"expected {name} in {get_args(known)}, got {value!r}")
+        _check_choice("frequencies", frequencies, Frequencies)
+        _check_choice("weights", weights, Weights)
         if weights == "collapsed" and not model.is_conjugate:
             raise ValueError(
                 "expected a Gaussian, Bernoulli, binomial or negative binomial likelihood for collapsed weights, got "
@@ -118,6 +119,16 @@ class RandomFeatureGuide(SampledGuide):
         if encoder is not None:
             self.encoders.X = as_pyro_module(encoder)
         self.frequencies, self.weights, self._init_scale, self._seed = frequencies, weights, init_scale, seed
+
+    @property
+    def weights(self) -> Weights:
+        """Which posterior the weights have; after a fit with filled ones, it can be set to ``"collapsed"``."""
+        return self._weights
+
+    @weights.setter
+    def weights(self, value: Weights) -> None:
+        _check_choice("weights", value, Weights)
+        self._weights = value
 
     def _setup_prototype(self, y: Tensor | None = None, idx: Tensor | None = None):
         super()._setup_prototype(y, idx)
@@ -163,7 +174,7 @@ class RandomFeatureGuide(SampledGuide):
         if self.prototype_trace is None:
             self._setup_prototype(y, idx)
         if y is not None and idx is None and self.weights not in _KEPT:
-            self.data = y.detach()
+            self.data = y.detach().clone()  # whoever fills the gaps of y later does not tell us
         values = {"alpha": pyro.sample("alpha", dist.Gamma(self.alpha.shape, self.alpha.rate))}
         values["v"] = pyro.sample("v", dist.Beta(self.v.a, self.v.b).to_event(1))
         values["omega"] = pyro.sample("omega", dist.Independent(self._points(), 1))
@@ -193,14 +204,17 @@ class RandomFeatureGuide(SampledGuide):
         :raises ValueError: if the guide has an encoder and y is None.
         :raises RuntimeError: if the guide has not run yet.
         """
-        if self.prototype_trace is None:
-            raise RuntimeError("expected a guide that has run once, got a new one, without latents; call guide(Y) first")
+        self._check_has_run()
         if hasattr(self.encoders, "X"):
             if y is None:
                 raise ValueError("expected data for the encoder, got none; call the guide with them")
             return dist.Normal(*self.encoders.X(y))
         loc, scale = self.X.loc, self.X.scale
         return dist.Normal(loc, scale) if idx is None else dist.Normal(loc[idx], scale[idx])
+
+    def _check_has_run(self) -> None:
+        if self.prototype_trace is None:
+            raise RuntimeError("expected a guide that has run once, got a new one, without parameters; call guide(Y) first")
 
     def _all_latents(self, X: Tensor, y: Tensor | None, idx: Tensor | None) -> Tensor:
         """Latents of all rows: those drawn already, and new draws of the others."""
@@ -249,10 +263,14 @@ class RandomFeatureGuide(SampledGuide):
 
     @torch.no_grad()
     def num_components_in_use(self) -> float:
-        """Expected number of components that some frequency belongs to, ``Σ_c [1 − Π_l (1 − φ_lc)]``."""
+        """Expected number of components that some frequency belongs to, ``Σ_c [1 − Π_l (1 − φ_lc)]``.
+
+        :raises RuntimeError: if the guide has not run yet.
+        """
+        self._check_has_run()
         return float((1.0 - (1.0 - self.assignments()).prod(0)).sum())
 
-    def blocks(self, *, learning_rate: float = 0.02, num_steps: int = 1, damping: float | Any = 1.0) -> list[Block]:
+    def blocks(self, *, learning_rate: float = 0.02, num_steps: int = 1, damping: float | Any = None) -> list[Block]:
         """Blocks for a :class:`~pyro_lvgp.infer.BlockCoordinateVI`, in the order of a sweep.
 
         ``"gradient"``: latents, frequencies with their components or assignments, and parameters of kernel and likelihood, by
@@ -261,11 +279,17 @@ class RandomFeatureGuide(SampledGuide):
         point, of collapsed weights of a logistic likelihood, ``"gaps"``, means, of filled ones, or
         ``"weights"``, natural gradients, of explicit or shared ones.
 
+        Natural gradients of likelihoods that are not Gaussian are halved, output by output, where they would lower the bound;
+        not on mini-batches, where that would bias them.
+
         :param learning_rate: of Adam.
         :param num_steps: gradient steps in a sweep.
-        :param damping: ρ of the last block.  On mini-batches, a function of the sweep t that falls like
-            (t + delay)^−κ, κ in (½, 1]; a delay of 10 or more keeps the first batches from deciding all.
+        :param damping: ρ of the last block; by default 1, but 0.1 for explicit or shared weights, which so average over some
+            draws of latents and frequencies.  On mini-batches, a function of the sweep t that falls like (t + delay)^−κ, κ in
+            (½, 1]; a delay of 10 or more keeps the first batches from deciding all.
         """
+        if damping is None:
+            damping = _DAMPING_OF_KEPT if self.weights in _KEPT else 1.0
         latents = "guide.encoders.*" if hasattr(self.encoders, "X") else "guide.X.*"
         moved, adam = ["model.*", "guide.omega.*", latents], partial(torch.optim.Adam, lr=learning_rate)
         blocks = [
@@ -304,7 +328,39 @@ class RandomFeatureGuide(SampledGuide):
         features = self._draw_features(y, idx)
         mean, variance = function_moments(self._kept_weights(), features)
         linear, precision = self._natural_weights(y, features, self.model.mean + mean, variance)
+        if idx is None and not isinstance(self.model.likelihood, Gaussian):
+            linear, precision = self._uphill(y, features, linear, precision)
         return {"guide.a.linear": linear, "guide.a.precision": precision}
+
+    def _uphill(self, y: Tensor, features: Tensor, linear: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
+        """As far towards new natural parameters, by halves, as the bound does not fall at these features.
+
+        Far from the maximum sites are poor likenesses of the likelihood, and whole steps may lead anywhere.
+        """
+
+        def moved(share: Tensor) -> tuple[Tensor, Tensor]:
+            by_matrix = share[:, None, None]
+            return self.a.linear.lerp(linear, by_matrix[..., 0]), self.a.precision.lerp(precision, by_matrix)
+
+        share = torch.ones_like(precision[:, 0, 0])
+        present = self._weight_bound(y, features, *moved(torch.zeros_like(share)))
+        for _ in range(_NUM_HALVINGS):
+            falls = ~(self._weight_bound(y, features, *moved(share)) >= present)
+            if not falls.any():
+                break
+            share = torch.where(falls, 0.5 * share, share)
+        return moved(share)
+
+    def _weight_bound(
+        self, y: Tensor, features: Tensor, linear: Tensor, precision: Tensor
+    ) -> Float[Tensor, " D"] | Float[Tensor, " 1"]:
+        """What the bound of all rows owes to the weights of each output, or of all that share a covariance."""
+        posterior = from_natural(linear, precision)
+        mean, variance = function_moments(posterior, features)
+        f_mean, theta = self.model.mean + mean, self.model.likelihood.theta()
+        told = self.model.likelihood.expected_log_prob(torch.nan_to_num(y), f_mean, variance.expand_as(f_mean), theta)
+        bound = torch.where(torch.isnan(y), 0.0, told).sum(0) - divergence_from_prior(posterior)
+        return bound.sum(0, keepdim=True) if self.weights == "shared" else bound
 
     @torch.no_grad()
     def _first_weights(self, y: Tensor | None = None, idx: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -355,6 +411,11 @@ class RandomFeatureGuide(SampledGuide):
     def __getstate__(self):
         # The prototype holds priors, and they parameters, of the model.
         return super().__getstate__() | {"prototype_trace": None}
+
+
+def _check_choice(name: str, value: str, known: Any) -> None:
+    if value not in get_args(known):
+        raise ValueError(f"expected {name} in {get_args(known)}, got {value!r}")
 
 
 def _real(value: Tensor) -> PyroParam:

@@ -30,7 +30,10 @@ class Parameter:
             raise ValueError(f"expected a new value of {name!r} of shape {list(old.shape)}, got {list(value.shape)}")
         value = value.to(old)
         if not self._admits(value):
-            raise ValueError(f"expected a new value of {name!r} in {self.constraint}, got values outside, or NaN")
+            raise ValueError(
+                f"expected a new value of {name!r} in {self.constraint}, got values outside, or NaN; "
+                "a smaller damping or float64 may help"
+            )
         return transform.inv(value if rho == 1.0 else torch.lerp(old, value, rho)).clone()
 
     def _admits(self, value: Tensor) -> bool:

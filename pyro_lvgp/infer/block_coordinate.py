@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from pyro import poutine
 from pyro.infer import ELBO, TraceMeanField_ELBO
 from pyro.infer.util import torch_item
@@ -104,10 +105,13 @@ class BlockCoordinateVI:
     :param blocks: the blocks, in the order of a sweep.
     :param loss: the bound to climb, ``TraceMeanField_ELBO()`` by default; or, as for ``SVI``, a function of model, guide and
         their arguments that returns minus a bound, to differentiate.
-    :param check_updates: evaluate the loss before and after each closed form, with the same random numbers.  No exact
-        closed form increases an exact loss; an estimate by draws may rise by chance, more rarely with many of them.
+    :param check_updates: evaluate the loss before and after each closed form, with the same random numbers; of an exact loss,
+        which no exact closed form raises, once (True), and of an estimate by draws so many times, on average of which it must
+        not rise by more than four standard errors.
     :raises ValueError: if there are no blocks or two of one name; at the first step, if parameters are in no block or in
         several, or a block names none.
+    :raises TypeError: for what is no block, or a class of bounds in place of a bound; at the first step, if ``optim`` of a
+        block makes no torch optimiser.
 
     Source: Blei, Kucukelbir and McAuliffe (2017), "Variational inference: a review for statisticians", section 2.4.
 
@@ -139,14 +143,18 @@ class BlockCoordinateVI:
         blocks: Sequence[Block],
         *,
         loss: Loss | None = None,
-        check_updates: bool = False,
+        check_updates: int = False,
     ):
+        if others := [type(block).__name__ for block in blocks if not isinstance(block, Block)]:
+            raise TypeError(f"expected blocks, each a Block(...), got {others}")
+        if isinstance(loss, type):
+            raise TypeError(f"expected a bound, got the class {loss.__name__}; pass {loss.__name__}()")
         names = [block.name for block in blocks]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"expected blocks, each with a name of its own, got names {names}")
         self.model, self.guide, self.blocks = model, guide, tuple(blocks)
         self.loss: Any = TraceMeanField_ELBO() if loss is None else loss
-        self.check_updates = check_updates
+        self.check_updates = int(check_updates)
         self._members: dict[str, dict[str, Parameter]] = {}
         self._tensors: set[Tensor] = set()
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
@@ -160,6 +168,7 @@ class BlockCoordinateVI:
         :returns: minus an estimate of the bound, as ``SVI.step``: the loss of the sweep's first gradient step on it, before
             that step.  Where no block takes one, the loss before the sweep, which costs an evaluation.
         :raises ValueError: if an update returns other names, shapes or values than the parameters of its block can take.
+        :raises TypeError: if it returns no tensors by name.
         :raises RuntimeError: if ``check_updates`` is set and an update raises the loss, or if parameters were added or
             replaced since the first step.
         """
@@ -191,7 +200,13 @@ class BlockCoordinateVI:
         return {"num_sweeps": self._num_sweeps, "optimizers": {**self._waiting, **states}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned; before the first step, optimisers take their states when they are made."""
+        """Restore what :meth:`state_dict` returned; before the first step, optimisers take their states when they are made.
+
+        :raises ValueError: for states of other blocks.
+        """
+        known = {block.name for block in self.blocks if block.optim is not None}
+        if not state["optimizers"].keys() <= known:
+            raise ValueError(f"expected states of the blocks {sorted(known)}, got those of {sorted(state['optimizers'])}")
         self._num_sweeps, self._waiting = state["num_sweeps"], state["optimizers"]
         self._restore()
 
@@ -207,7 +222,13 @@ class BlockCoordinateVI:
         for block in self.blocks:
             if block.optim is not None:
                 tensors = [parameter.tensor for parameter in self._members[block.name].values()]
-                self._optimizers[block.name] = block.optim(tensors)
+                optimizer = block.optim(tensors)
+                if not isinstance(optimizer, torch.optim.Optimizer):
+                    raise TypeError(
+                        f"block {block.name!r}: expected optim to make a torch optimiser of tensors, got "
+                        f"{type(optimizer).__name__}; pass optim=lambda tensors: torch.optim.Adam(tensors, lr=0.01), say"
+                    )
+                self._optimizers[block.name] = optimizer
         self._restore()
 
     def _climb(self, block: Block, loss: Any, args: tuple, kwargs: dict[str, Any]) -> float:
@@ -234,11 +255,13 @@ class BlockCoordinateVI:
     def _solve(self, block: Block, args: tuple, kwargs: dict[str, Any]) -> None:
         """Move to the values of the closed form, or part of the way."""
         assert block.update is not None
-        before = self._comparable_loss(args, kwargs) if self.check_updates else 0.0
+        before = self._comparable_losses(args, kwargs)
         rho = block._check_damping(block.damping(self._num_sweeps) if callable(block.damping) else block.damping)
         members = self._members[block.name]
         with torch.no_grad():
             values = block.update(*args, **kwargs)
+            if not isinstance(values, Mapping) or not all(isinstance(value, Tensor) for value in values.values()):
+                raise TypeError(f"block {block.name!r}: expected update to return tensors by name, got {values!r}")
             if values.keys() != members.keys():
                 raise ValueError(
                     f"block {block.name!r}: expected update to return values of {sorted(members)}, got {sorted(values)}"
@@ -249,17 +272,21 @@ class BlockCoordinateVI:
                 if members[name].tensor.requires_grad:
                     members[name].tensor.copy_(value)
         if self.check_updates:
-            after = self._comparable_loss(args, kwargs)
+            rise = self._comparable_losses(args, kwargs) - before
+            error = rise.std() / self.check_updates**0.5 if self.check_updates > 1 else 0.0
             eps = max(torch.finfo(parameter.tensor.dtype).eps for parameter in members.values())
-            if not after <= before + eps ** (2 / 3) * (1.0 + abs(before)):
+            if not rise.mean() <= 4.0 * error + eps ** (2 / 3) * (1.0 + before.mean().abs()):
                 raise RuntimeError(
-                    f"the update of block {block.name!r} raised the loss from {before} to {after}: it is not the closed form, "
-                    "or the loss is an estimate: take one without noise, more particles, or check_updates=False"
+                    f"the update of block {block.name!r} raised the loss from {before.mean()} to {(before + rise).mean()}: it "
+                    "is not the closed form, or the loss is an estimate: take one without noise, or check_updates=100, say"
                 )
 
-    def _comparable_loss(self, args: tuple, kwargs: dict[str, Any]) -> float:
-        with seeded(0):
-            return self.evaluate_loss(*args, **kwargs)
+    def _comparable_losses(self, args: tuple, kwargs: dict[str, Any]) -> Float[Tensor, " checks"]:
+        def loss(seed: int) -> float:
+            with seeded(seed):
+                return self.evaluate_loss(*args, **kwargs)
+
+        return torch.tensor([loss(seed) for seed in range(self.check_updates)], dtype=torch.float64)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:

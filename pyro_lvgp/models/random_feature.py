@@ -23,6 +23,7 @@ from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, Likelihood, Neg
 from pyro_lvgp.models._row_model import RowModel
 from pyro_lvgp.models.latent_variable_model import Guide
 from pyro_lvgp.recording import assume
+from pyro_lvgp.validation import check_data
 
 _LOGISTIC = (Bernoulli, Binomial, NegativeBinomial)
 _REACH = 3.0
@@ -58,7 +59,7 @@ class RandomFeatureLVM(RowModel):
     :param concentration: shape a₀ and rate b₀ of the prior of α.
     :param lengthscale: about the lengthscale :math:`1 / (2\pi\sigma_c)` of all components at first; √Q by default, as for
         :class:`~pyro_lvgp.models.BayesianGPLVM`.  Their means start at zero.
-    :param seed: seed of the components' first scales, which differ by some 30 %.
+    :param seed: seed of the components' first scales, which differ by some 30 %, and of places to look for new rows' latents.
     :raises ValueError: if a size, the concentration or the lengthscale is not positive.
 
     >>> from pyro_lvgp.guides import RandomFeatureGuide
@@ -103,7 +104,8 @@ class RandomFeatureLVM(RowModel):
         self.kernel_variance: Any = PyroParam(torch.ones(()), constraints.positive)
         self.register_buffer("concentration", torch.tensor(concentration))
         self.candidates: Tensor
-        self.register_buffer("candidates", torch.randn(min(num_data, 100), latent_dim))
+        places = torch.randn(min(num_data, 100), latent_dim, generator=torch.Generator().manual_seed(seed)).to(self.mean)
+        self.register_buffer("candidates", places)
         self.event_dims = {
             "v": ("component",),
             "omega": ("frequency", "latent"),
@@ -251,9 +253,14 @@ class RandomFeatureLVM(RowModel):
         :param guide: a fitted guide, whose ``omega`` is a Gaussian or a :class:`~pyro_lvgp.diagonal_mixture.DiagonalMixture`.
         :param X: inputs.
         :param X2: other inputs; X itself if omitted.
+        :raises ValueError: for inputs of other dimensions.
+        :raises TypeError: for inputs of another dtype than the model's.
         """
+        X2 = X if X2 is None else X2
+        for inputs in (X, X2):
+            check_data(inputs, self.latent_dim, like=self.mean, name="X")
         with torch.no_grad():
-            return self.kernel_variance * mixture_kernel(X, X if X2 is None else X2, *self._learned_mixture(guide))
+            return self.kernel_variance * mixture_kernel(X, X2, *self._learned_mixture(guide))
 
     def spectral_density(self, guide: Guide, omega: Float[Tensor, "K Q"]) -> Float[Tensor, " K"]:
         """Density of the frequencies of the learned kernel.
