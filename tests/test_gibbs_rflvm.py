@@ -124,11 +124,11 @@ def test_our_variational_means_agree_with_the_sampler():
     fit(model, guide, Y, blocks=blocks, num_steps=200, progress=False)
     start = gibbs_rflvm.start(sampler, Y, 2, F=10, C=2)
     assert start.theta is theta
-    exact = gibbs_rflvm.mean_latents(sampler, start, Y[None], num_sweeps=100)[0]
+    exact = gibbs_rflvm.mean_latents(sampler, start, Y[None], num_sweeps=400)[0]
 
     def r2(X):
         return LinearRegression().fit(X, exact).score(X, exact)
 
     # Principal components, where both start, are straight; the functions are not.
     assert r2(start.X[0]) < 0.97
-    assert r2(guide.median()["X"]) > 0.985
+    assert r2(guide.median()["X"]) > 0.99
