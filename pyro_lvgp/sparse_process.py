@@ -99,8 +99,12 @@ class SparseProcess:
 
     @property
     def similarity(self) -> Float[Tensor, "*batch q M N"]:
-        """Prior correlation of inducing values and f_n; its mean over the processes, q = 1, if they share their points."""
-        correlation = (self.Kuf * self.Kuu_diagonal.rsqrt()[..., :, None] * self.Kff.rsqrt()[..., None, :]).detach()
+        """Prior correlation of inducing values and f_n; its mean over the processes, q = 1, if they share their points.
+
+        What does not vary, as a linear function at zero, has none with anything.
+        """
+        scaled = self.Kuf * self.Kuu_diagonal.rsqrt()[..., :, None] * self.Kff.rsqrt()[..., None, :]
+        correlation = scaled.detach().nan_to_num(0.0)
         return correlation.mean(-3, keepdim=True) if self.Z.dim() == 2 or self.Z.shape[-3] == 1 else correlation
 
     def prior(self) -> "InducingValues":

@@ -105,6 +105,12 @@ def position_of_data(args: Sequence[Any]) -> int:
 def check_series(x: Tensor, y: Tensor) -> None:
     """Raise unless x [..., N, P] are inputs for the data y [..., N, D] of one series or of several."""
     check_tensors((x, y))
+    check_inputs(x, y)
+    check_values(y.reshape(-1, y.shape[-1]), rows=False)
+
+
+def check_inputs(x: Tensor, y: Tensor) -> None:
+    """Raise unless x [..., N, P] are finite inputs of data y [..., N, D], of the same dtype and device."""
     fits = y.dim() in (2, 3) and x.dim() in (2, y.dim()) and x.shape[-2] == y.shape[-2] and x.shape[:-2] in ((), y.shape[:-2])
     if not fits:
         raise ValueError(
@@ -115,4 +121,3 @@ def check_series(x: Tensor, y: Tensor) -> None:
         raise TypeError(f"expected inputs and data of one floating-point dtype and device, got {x.dtype} and {y.dtype}")
     if not torch.isfinite(x).all():
         raise ValueError("expected finite inputs, got NaN or infinity; pad series with any input and rows of NaN in the data")
-    check_values(y.reshape(-1, y.shape[-1]), rows=False)

@@ -91,6 +91,7 @@ def test_interrupted_download_leaves_nothing(upstream, tmp_path):
     [
         ((["JA000000000"], [1980]), "expected stations of ghcnd-stations.txt, got 'JA000000000'"),
         (("XX", [1980]), "expected stations of ghcnd-stations.txt, got 'XX'"),
+        (("", [1980]), "expected stations, got ''"),
         (("JA", []), "expected a year or more, got none"),
         (("JA", [1980], []), "expected variables of TMAX, .*, got none"),
     ],
@@ -98,6 +99,19 @@ def test_interrupted_download_leaves_nothing(upstream, tmp_path):
 def test_what_is_unknown_is_refused(upstream, args, message):
     with pytest.raises(ValueError, match=message):
         ghcn_daily(*args)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("args", [("JA", 1980), ("JA", "1980"), ("JA", ["1980"]), ("JA", [1980], "TMAX")])
+def test_kinds_of_arguments_are_checked(upstream, args):
+    with pytest.raises(TypeError, match="expected"):
+        ghcn_daily(*args)
+
+
+def test_a_folder_that_is_not_there_is_refused(upstream, monkeypatch):
+    monkeypatch.setenv("PYRO_LVGP_DATA", "/nowhere")
+    with pytest.raises(FileNotFoundError, match="expected PYRO_LVGP_DATA to name a folder, got '/nowhere'"):
+        ghcn_daily("JA", [1980])
 
 
 def test_station_without_a_file_names_the_url(upstream):

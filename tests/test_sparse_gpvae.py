@@ -634,6 +634,7 @@ def test_memory_is_part_of_the_guide_s_state():
         (torch.linspace(0.0, 1.0, 4), r"laid out as the model's \[5, 1\], got \[4\]; a single column"),
         (torch.full((4, 1), torch.nan), "finite inducing points"),
         (torch.rand(4, 2), r"\[5, 1\], got \[4, 2\]"),
+        (torch.rand(0, 1), r"\[5, 1\], got \[0, 1\]"),
     ],
 )
 def test_what_does_not_fit_leaves_the_guide_as_it_was(inducing_points, message, unchecked):
@@ -646,6 +647,11 @@ def test_what_does_not_fit_leaves_the_guide_as_it_was(inducing_points, message, 
         guide.condition(x, y, inducing_points=inducing_points.double())
     with pytest.raises(ValueError, match=r"expected finite entries.*got inf at y\[3, 1\]"):
         guide.condition(x, y.index_put((torch.tensor(3), torch.tensor(1)), torch.tensor(torch.inf)))
+    for wrong in (torch.nan, torch.inf):
+        with pytest.raises(ValueError, match="expected finite inputs"):
+            guide.condition(x.index_put((torch.tensor(3),), torch.tensor(wrong)), y)
+    with pytest.raises(ValueError, match=r"expected inputs \[points, columns\] and data"):
+        guide.condition(x, y[:1])
     with pytest.raises(ValueError, match=message):
         guide.restore(guide.memory._replace(inducing_points=inducing_points.double()))
     assert_close(function(guide, x, y), expected)

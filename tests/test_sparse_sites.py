@@ -6,7 +6,7 @@ from torch.distributions import Independent, MultivariateNormal, Normal, kl_dive
 
 import pyro_lvgp.distributions  # noqa: F401  knows the KL
 from pyro_lvgp import gaussian_sites
-from pyro_lvgp.kernels import RBF, Periodic
+from pyro_lvgp.kernels import RBF, Linear, Periodic
 from pyro_lvgp.linalg import solve_lower
 from pyro_lvgp.sparse_process import SparseProcess
 from pyro_lvgp.sparse_sites import Sites, carry, gather, marginals, nearest, posterior, sum_at
@@ -153,6 +153,12 @@ def test_offsets_are_differences_from_the_chosen_points():
     assert offset.shape == (3, 1, N, 2, 2)
     expected = process.Z[index] - process.X[..., None, :]
     torch.testing.assert_close(offset, expected)
+
+
+def test_what_does_not_vary_is_near_to_nothing():
+    process = SparseProcess(Linear(1, batch_shape=(2,)), torch.tensor([[-1.0], [0.0], [2.0]]), torch.tensor([[[0.0], [1.0]]]))
+    expected = torch.tensor([[0.0, -1.0], [0.0, 0.0], [0.0, 1.0]])
+    torch.testing.assert_close(process.similarity.squeeze(), expected, atol=1e-3, rtol=0.0)
 
 
 def test_nearest_under_a_periodic_kernel_is_nearest_on_the_circle():

@@ -91,11 +91,9 @@ def digest(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _find(name: str, entry: Entry, download: bool) -> dict[str, np.ndarray]:
-    folder = os.environ.get(_FOLDER_VARIABLE)
+    folder = _own_folder()
     if folder:
-        if not Path(folder).is_dir():
-            raise FileNotFoundError(f"expected {_FOLDER_VARIABLE} to name a folder, got {folder!r}. Set or unset it.")
-        path = Path(folder) / f"{name}.npz"
+        path = folder / f"{name}.npz"
         if path.is_file():
             return _read_npz(path, entry, f"Replace the file, or unset {_FOLDER_VARIABLE} to have it downloaded.")
     cache = _cache_folder()
@@ -112,6 +110,14 @@ def _find(name: str, entry: Entry, download: bool) -> dict[str, np.ndarray]:
     arrays = _download(name, entry, cache, mend=f"Check the network, or {own}.")
     _write_npz(path, arrays)
     return arrays
+
+
+def _own_folder() -> Path | None:
+    """The user's folder of data, if one is named."""
+    folder = os.environ.get(_FOLDER_VARIABLE)
+    if folder and not Path(folder).is_dir():
+        raise FileNotFoundError(f"expected {_FOLDER_VARIABLE} to name a folder, got {folder!r}. Set or unset it.")
+    return Path(folder) if folder else None
 
 
 def _cache_folder() -> Path:

@@ -2,7 +2,6 @@
 
 import csv
 import gzip
-import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import pooch
 from tqdm import tqdm
 
 from pyro_lvgp.datasets._dataset import Dataset
-from pyro_lvgp.datasets._fetch import _FOLDER_VARIABLE, _cache_folder
+from pyro_lvgp.datasets._fetch import _FOLDER_VARIABLE, _cache_folder, _own_folder
 
 _HOST = "https://www.ncei.noaa.gov/pub/data/ghcn/daily"
 _STATIONS = "ghcnd-stations.txt"
@@ -56,10 +55,12 @@ def ghcn_daily(
     :returns: ``Y`` [days, stations, variables], NaN where missing; ``dates``, ``lat``, ``lon``, ``elev``, ``station``,
         ``name`` and ``columns``.
     :raises ValueError: for an unknown station or variable, no year, or a file in another format.
-    :raises FileNotFoundError: if a file is not on this machine and may not be downloaded.
+    :raises TypeError: for one year or variable where a list of them is expected, or years that are not numbers.
+    :raises FileNotFoundError: if a file is not on this machine and may not be downloaded, or ``PYRO_LVGP_DATA`` names no
+        folder.
     :raises OSError: if a download fails.
 
-    ``ghcn_daily("JA", [1980, 1981])`` is the record of the GP-VAE thesis, section 5.6.
+    ``ghcn_daily("JA", [1980, 1981])`` is the record from which the GP-VAE thesis, section 5.6, took its 156 stations.
 
     >>> ghcn_daily("JA", [1980], ["RAIN"])  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -68,11 +69,17 @@ def ghcn_daily(
 
     Source: Menne et al. (2012), "An overview of the Global Historical Climatology Network-Daily database".
     """
+    if isinstance(years, int | str) or isinstance(variables, str):
+        raise TypeError(
+            f"expected lists of years and of variables, got {years!r} and {variables!r}; write [1980] and ['TMAX']"
+        )
     unknown = [name for name in variables if name not in _VARIABLES]
     if unknown or not variables:
         raise ValueError(f"expected variables of {', '.join(_VARIABLES)}, got {', '.join(unknown) or 'none'}")
     dates = _days(years)
     known = _read_stations(_find(_STATIONS, download))
+    if not stations:
+        raise ValueError(f"expected stations, got {stations!r}; 'JA' stands for all of Japan")
     chosen = [name for name in known if name.startswith(stations)] if isinstance(stations, str) else list(stations)
     for name in chosen or [str(stations)]:
         if name not in known:
@@ -118,13 +125,15 @@ def _days(years: Iterable[int]) -> np.ndarray:
     chosen = sorted(set(years))
     if not chosen:
         raise ValueError("expected a year or more, got none")
+    if not all(isinstance(year, int | np.integer) for year in chosen):
+        raise TypeError(f"expected years as whole numbers, got {chosen}")
     return np.concatenate([np.arange(f"{year:04d}-01-01", f"{year + 1:04d}-01-01", dtype="datetime64[D]") for year in chosen])
 
 
 def _find(name: str, download: bool) -> Path:
     """A file of the archive, downloaded unless it is there."""
-    own, cache = os.environ.get(_FOLDER_VARIABLE), _cache_folder() / "ghcn_daily"
-    for folder in [*([Path(own) / "ghcn_daily"] if own else []), cache]:
+    own, cache = _own_folder(), _cache_folder() / "ghcn_daily"
+    for folder in [*([own / "ghcn_daily"] if own else []), cache]:
         if (folder / name).is_file():
             return folder / name
     mend = f"put it into the folder ghcn_daily of one that the environment variable {_FOLDER_VARIABLE} names"

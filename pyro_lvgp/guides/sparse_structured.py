@@ -21,7 +21,7 @@ from pyro_lvgp.networks import NeighbourNet, OffsetNet
 from pyro_lvgp.seeding import seeded
 from pyro_lvgp.sparse_process import InducingValues, SparseProcess
 from pyro_lvgp.sparse_sites import Sites
-from pyro_lvgp.validation import check_values, position_of_data
+from pyro_lvgp.validation import check_inputs, check_values, position_of_data
 
 
 class Memory(NamedTuple):
@@ -152,18 +152,21 @@ class SparseStructuredGPGuide(StructuredGPGuide):
     def condition(self, *args, inducing_points: Float[Tensor, "*Z M P"] | None = None) -> Memory:
         """Take in data for good, without training: every later posterior is given them too.
 
-        What earlier data said is carried to new inducing points first; if the old are among them, nothing is lost.  From then
-        on give the guide data that it does not remember, or rows of NaN where it is to predict, and train neither kernel nor
-        inducing points.
+        What earlier data said is carried to new inducing points first; if the old are among them, nothing is lost but by
+        rounding, which is coarse in float32 where sites are sharp.  From then on give the guide data that it does not
+        remember, or rows of NaN where it is to predict, and train neither kernel nor inducing points.
 
-        :param args: arguments of the model: new data.
+        :param args: arguments of the model: new data; with ``idx`` points count as a mini-batch of all there are.
         :param inducing_points: where the model's inducing points are to be from now on: the old ones and more, fewer, or
             others.
         :returns: what is remembered, also in ``guide.memory``; save it, and :meth:`restore` it.
         :raises ValueError: if q(u) is free, the guide was never called, the model has several processes or keeps its inducing
             points elsewhere than in ``inducing_points``, or data or inducing points do not fit; nothing is changed then.
         """
-        y = args[position_of_data(args)]
+        position = position_of_data(args)
+        y = args[position]
+        if hasattr(self.model, "gp_site"):  # our own, whose inputs come first
+            check_inputs(args[0], y)
         check_values(y.reshape(-1, y.shape[-1]), rows=False, columns=False)
         name, process = self._process(args)
         sites = None if self.memory is None else Sites(self.memory.precision, self.memory.information)
@@ -201,7 +204,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
 
     def _move(self, inducing_points: Tensor) -> None:
         old = self.model.inducing_points
-        if inducing_points.dim() != old.dim() or inducing_points.shape[-1] != old.shape[-1]:
+        if inducing_points.dim() != old.dim() or inducing_points.shape[-1] != old.shape[-1] or not inducing_points.numel():
             raise ValueError(
                 f"expected inducing points laid out as the model's {list(old.shape)}, got {list(inducing_points.shape)}; a "
                 "single column needs [:, None]"
