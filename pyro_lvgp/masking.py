@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_lvgp.recording import assume
+
 Masking = Callable[[Tensor], Tensor]
 
 
@@ -31,7 +33,7 @@ def hide_entries(fraction: float) -> Masking:
 
 
 def hide_like_rows(y: Float[Tensor, "*series N D"]) -> Float[Tensor, "*series N D"]:
-    """Hide of each row what is missing in another row of its series, drawn at random.
+    """Hide of each row what is missing in another row of its series, drawn at random from those not wholly missing.
 
     :param y: data, NaN where missing.
 
@@ -40,12 +42,19 @@ def hide_like_rows(y: Float[Tensor, "*series N D"]) -> Float[Tensor, "*series N 
             [2., nan]])
     """
     missing = torch.isnan(y)
-    rows = torch.randint(y.shape[-2], y.shape[:-1], device=y.device)[..., None].expand_as(missing)
-    return y.masked_fill(missing.gather(-2, rows), torch.nan)
+    told = ~missing.all(-1)
+    if assume(told.all()):
+        rows = torch.randint(y.shape[-2], y.shape[:-1], device=y.device)
+    else:  # others pad a series, and are no gaps to imitate
+        chances = told.double() + 1e-9
+        rows = torch.multinomial(chances.reshape(-1, y.shape[-2]), y.shape[-2], replacement=True).reshape(told.shape)
+    return y.masked_fill(missing.gather(-2, rows[..., None].expand_as(missing)), torch.nan)
 
 
 def hide_like_shifted(y: Float[Tensor, "*series N D"]) -> Float[Tensor, "*series N D"]:
     """Hide what is missing a random number of rows before, round the end: a block that is missing stays a block.
+
+    The end of a series is the last row of which something is observed.
 
     :param y: data, NaN where missing, with rows in the order of their inputs.
 
@@ -53,5 +62,8 @@ def hide_like_shifted(y: Float[Tensor, "*series N D"]) -> Float[Tensor, "*series
     >>> int(torch.isnan(hidden).sum()) in (2, 3, 4)
     True
     """
-    shift = int(torch.randint(y.shape[-2], ()))
-    return y.masked_fill(torch.isnan(y).roll(shift, -2), torch.nan)
+    missing, steps = torch.isnan(y), torch.arange(y.shape[-2], device=y.device)
+    # Rows at the end of which nothing is observed pad a series.
+    length = ((steps + 1) * ~missing.all(-1)).amax(-1, keepdim=True).clamp_min(1)
+    rows = (steps - torch.randint(y.shape[-2], (), device=y.device)) % length
+    return y.masked_fill(missing.gather(-2, rows[..., None].expand_as(missing)), torch.nan)

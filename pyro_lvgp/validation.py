@@ -1,6 +1,6 @@
 """Checks of data at the door: what was expected, what came, and how to mend it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -95,11 +95,22 @@ def position_of_data(args: Sequence[Any]) -> int:
     """Which of a model's arguments is the data, NaN where missing: the last floating-point tensor.
 
     :raises ValueError: if there is none.
+    :raises TypeError: if whole numbers that may be data come after it; indices have one dimension.
     """
     for position in reversed(range(len(args))):
         if torch.is_tensor(args[position]) and args[position].is_floating_point():
             return position
+        if torch.is_tensor(args[position]) and args[position].dim() > 1:
+            raise TypeError(
+                f"expected data of a floating-point dtype, got {args[position].dtype}; use y.to(torch.get_default_dtype())"
+            )
     raise ValueError(f"expected data among the arguments of the model, got {[type(arg).__name__ for arg in args]}; pass y")
+
+
+def check_positional(kwargs: Mapping[str, Any]) -> None:
+    """Raise if data may be among the keyword arguments, where :func:`position_of_data` does not look."""
+    if names := [name for name, value in kwargs.items() if torch.is_tensor(value) and value.is_floating_point()]:
+        raise TypeError(f"expected data by position, as in guide(t, y), got keyword arguments {names}")
 
 
 def check_series(x: Tensor, y: Tensor) -> None:

@@ -25,6 +25,15 @@ def test_what_is_shown_is_as_it_was(masking, shape):
     assert gaps(hidden).sum() > gaps(y).sum()
 
 
+@pytest.mark.parametrize("masking", [hide_like_rows, hide_like_shifted])
+def test_padding_is_no_gap(masking):
+    y = torch.zeros(3, 10, 2)
+    for series, length in zip(y, (10, 6, 1), strict=True):
+        series[length:] = nan
+    for _ in range(20):
+        assert torch.equal(gaps(masking(y)), gaps(y))
+
+
 def test_each_entry_is_hidden_with_the_same_probability():
     masking, y = hide_entries(0.3), torch.zeros(200, 50)
     first, second = gaps(masking(y)), gaps(masking(y))

@@ -589,6 +589,60 @@ def test_counts_with_a_normal_prior_around_a_latent_level(estimator, layout):
     assert_mean_of_runs(elbo, model, guide, (t, y), expected)
 
 
+@every_estimator
+def test_a_latent_below_the_process_counts(estimator):
+    """f → z → y: the bound of q(f) q(z) in closed form."""
+    t, y = torch.linspace(0.0, 1.0, N)[:, None], torch.randn(N, 1) + 2.0
+
+    def model(t, y):
+        f = pyro.sample("f", GaussianProcess(RBF(1, lengthscale=0.3), t))
+        with pyro.plate("points", N):
+            z = pyro.sample("z", dist.Normal(f.squeeze(-2) if f.dim() > 1 else f, 0.5))
+            pyro.sample("y", dist.Normal(z, 0.7), obs=y[:, 0])
+
+    guide = StructuredGPGuide(model, sites={"f": None}, init_scale=1.0)
+    guide(t, y)
+    with torch.no_grad():
+        guide.locs.f = torch.randn(N)
+        guide.mean_field.locs.z = torch.randn(N)
+    mean, variance, kl = condition_told(
+        RBF(1, lengthscale=0.3)(t), torch.zeros(N), guide.locs.f, guide.scales.f, torch.ones(N) > 0
+    )
+    loc, scale = guide.mean_field.locs.z, guide.mean_field.scales.z
+    expected = -kl + dist.Normal(loc, scale).entropy().sum()
+    for squares, noise in (
+        ((loc - mean).square() + scale.square() + variance, 0.5),
+        ((y[:, 0] - loc).square() + scale.square(), 0.7),
+    ):
+        expected = expected - 0.5 * (squares / noise**2 + math.log(2.0 * math.pi * noise**2)).sum()
+    assert_mean_of_runs(many_particles(estimator, 1), model, guide, (t, y), expected)
+
+
+def test_latents_that_pair_particles_are_refused():
+    t, y = torch.linspace(0.0, 1.0, N)[:, None], torch.randn(N, 1)
+
+    def model(t, y):
+        f = pyro.sample("f", GaussianProcess(RBF(1, lengthscale=0.3), t))
+        with pyro.plate("points", N):
+            z = pyro.sample("z", dist.Normal(f, 0.5))  # [particles, 1, N] beside [particles, N]
+            pyro.sample("y", dist.Normal(z, 0.5), obs=y[:, 0])
+
+    guide = StructuredGPGuide(model, sites={"f": None})
+    guide(t, y)
+    with pytest.raises(ValueError, match="at site"):
+        StructuredELBO(num_particles=10, max_plate_nesting=1).loss(model, guide, t, y)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_data_are_found_or_asked_for():
+    model = GPVAE(RBF(1, batch_shape=(2,)), MLP(2, 1))
+    t, y = torch.linspace(0.0, 1.0, N)[:, None], torch.randn(N, 1)
+    with pytest.raises(TypeError, match=r"expected data by position.*\['y'\]"):
+        StructuredGPGuide(model, IndexNet(1, 2))(t, y=y)
+    with pytest.raises(TypeError, match=r"expected data of a floating-point dtype, got torch.int64; use y.to"):
+        StructuredGPGuide(model, IndexNet(1, 2))(t, y.long())
+
+
 def two_processes(t, y):
     """A mean and a log variance: one of our processes and a normal."""
     f = pyro.sample("f", GaussianProcess(RBF(1, lengthscale=0.3), t))

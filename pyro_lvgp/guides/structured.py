@@ -25,7 +25,7 @@ from pyro_lvgp.integration import gaussian_moments
 from pyro_lvgp.networks import as_pyro_module
 from pyro_lvgp.seeding import seeded
 from pyro_lvgp.state_space_posterior import StateSpacePosterior
-from pyro_lvgp.validation import position_of_data
+from pyro_lvgp.validation import check_positional, position_of_data
 
 Method = Literal["auto", "dense", "state-space"]
 
@@ -60,7 +60,7 @@ class StructuredGPGuide(ModelGuide):
     :raises ValueError: for a site that is not there or has another prior, an encoding of the wrong shape, or a prior that has
         no linear-time method.
 
-    Encoders see the last floating-point argument of the model.
+    Encoders see the last floating-point argument of the model, which is given by its position.
 
     Source: eqs. 3.5 and 3.28 of the GP-VAE thesis; Ashman et al. (2020), "Sparse Gaussian process variational autoencoders".
 
@@ -154,6 +154,7 @@ class StructuredGPGuide(ModelGuide):
         deep_setattr(self.scales, name, PyroParam(scale, constraints.positive, event_dim))
 
     def forward(self, *args, **kwargs) -> dict[str, Tensor]:
+        check_positional(kwargs)
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
         latents = [name for name, _ in self.prototype_trace.iter_stochastic_nodes()]

@@ -40,10 +40,10 @@ class StructuredELBO(DifferentiableELBO):
 
     ``value="semi-analytic"`` draws f in the likelihood only, the left side; ``"doubly-stochastic"`` in both logarithms, the
     right side, whose noise nearly cancels where sites fit the likelihood.  ``gradient="path"`` differentiates through the
-    draw :math:`f_n = \hat m_n + \hat\Sigma_{nn}^{1/2} \epsilon`, ``"score"`` uses :math:`\nabla \log q(f_n)`, with the
-    likelihood of point n alone if the rightmost plate is called "points", and with that of all of them otherwise, which is
-    noisier.  All four have one mean, and gradients of one mean.  Other sites of the model enter by their analytic KL where
-    there is one.
+    draw :math:`f_n = \hat m_n + \hat\Sigma_{nn}^{1/2} \epsilon`, ``"score"`` uses :math:`\nabla \log q(f_n)` (all other
+    sites go by path), with the likelihood of point n alone if the rightmost plate is called "points", and with that of all
+    of them otherwise, which is noisier. All four have one mean, and gradients of one mean. Other sites of the model enter by
+    their analytic KL where there is one.
 
     Data must be independent of each other given f, each observed entry given the f_n of its point.  Mini-batches of series are
     exact; in a mini-batch of points of one series the normaliser Z is that of those points alone, and the bound is biased
@@ -52,7 +52,8 @@ class StructuredELBO(DifferentiableELBO):
     :param value: which side of the equation.
     :param gradient: which estimator of its gradient.
     :param num_particles: draws of f, and of all else, to average over.
-    :param rescale: climb a bound whose likelihood is divided by the observed fraction of the data.
+    :param rescale: climb a bound whose likelihood is divided by the observed fraction of the data.  It is that of the
+        mini-batch, where rows that pad a series count as missing, so that mini-batches of series are not exact then.
     :param masking: climb eq. 5.6: what the guide is shown of the data, see :mod:`pyro_lvgp.masking`; all observed entries are
         scored.
     :param vectorize_particles: draw particles along a dimension left of every plate; False one after the other.
@@ -145,16 +146,28 @@ class StructuredELBO(DifferentiableELBO):
             (site, weight * scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"], site["mask"]))
             for site in observed.values()
         ]
+        priors = {
+            name: (site, scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"], site["mask"]))
+            for name, site in latent.items()
+            if self.gradient == "score" or is_validation_enabled()
+        }
         if is_validation_enabled():
-            for site, log_prob in likelihoods:
+            for site, log_prob in (*likelihoods, *priors.values()):
                 check_site_shape({**site, "log_prob": log_prob}, sys.maxsize)  # the plate of particles too
         bound = bound + sum(log_prob.sum() for _, log_prob in likelihoods)
-        for process in processes.values():
-            bound = bound + self._process(process, likelihoods)
+        order = list(model_trace.nodes)
+        for name, process in processes.items():
+            # What is drawn after a process may depend on it.
+            below = [term for other, term in priors.items() if order.index(other) > order.index(name)]
+            bound = bound + self._process(process, [*likelihoods, *below])
         return bound
 
-    def _process(self, site: Mapping[str, Any], likelihoods: list[tuple[Mapping[str, Any], Tensor]]) -> Tensor:
-        """What one process adds to the expected log likelihood."""
+    def _process(self, site: Mapping[str, Any], below: list[tuple[Mapping[str, Any], Tensor]]) -> Tensor:
+        """What one process adds to the expected log likelihood.
+
+        :param site: of the process.
+        :param below: sites whose log densities may depend on it, and these.
+        """
         q, f = structured(site["fn"]), site["value"]
         assert q is not None
         posterior, event_dim = q.posterior, site["fn"].event_dim - 1
@@ -172,7 +185,7 @@ class StructuredELBO(DifferentiableELBO):
         if self.gradient == "score":
             log_q = torch.distributions.Normal(q.mean, q.variance.sqrt()).log_prob(f)
             log_q, log_l = (_sum_latents(x, event_dim) for x in (log_q, log_sites))
-            reward = sum((_by_point(*likelihood, site) for likelihood in likelihoods), -scale_and_mask(log_l, site["scale"]))
+            reward = sum((_by_point(*term, site) for term in below), -scale_and_mask(log_l, site["scale"]))
             total = total + (reward.detach() * _without_value(log_q)).sum()
         return total
 
@@ -201,9 +214,9 @@ def _sum_latents(x: Tensor, event_dim: int) -> Tensor:
     return x.sum(tuple(range(-1 - event_dim, -1))) if event_dim else x
 
 
-def _by_point(likelihood: Mapping[str, Any], log_prob: Tensor, process: Mapping[str, Any]) -> Tensor:
-    """Log likelihood in the layout [..., points] of a process: point by point in a plate "points", else all of them."""
-    if any(frame.name == "points" and frame.dim == -1 for frame in likelihood["cond_indep_stack"]):
+def _by_point(below: Mapping[str, Any], log_prob: Tensor, process: Mapping[str, Any]) -> Tensor:
+    """Log density in the layout [..., points] of a process: point by point in a plate "points", else all of them."""
+    if any(frame.name == "points" and frame.dim == -1 for frame in below["cond_indep_stack"]):
         return log_prob.unsqueeze(-2)
     batch = process["fn"].batch_shape
     for dim in range(-log_prob.dim(), 0):
