@@ -19,7 +19,7 @@ from pyro_lvgp.datasets import s_curve
 
 @pytest.fixture
 def task():
-    return counts_of_kinds(4.0, num_sweeps=5)
+    return srflvm.Task(*counts_of_kinds(4.0), counts=True, num_sweeps=5)
 
 
 def test_accuracy_is_one_for_latents_that_tell_the_class_and_chance_for_noise(task):

@@ -12,12 +12,12 @@ pytest.importorskip("gpytorch")
 from counts_of_kinds import counts_of_kinds
 
 from benchmarks import srflvm_variants as variants
-from benchmarks.srflvm import ACCURACY
+from benchmarks.srflvm import ACCURACY, Task
 
 
 @pytest.fixture
 def task():
-    return counts_of_kinds(9.0)
+    return Task(*counts_of_kinds(9.0), counts=True)
 
 
 @pytest.mark.usefixtures("float64")
