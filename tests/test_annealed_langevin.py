@@ -564,11 +564,27 @@ def test_bad_sites_are_refused():
     with pytest.raises(ValueError, match=r"expected sites in plate 'data', got \['slope'\]"):
         AutoAnnealedLangevin(regression, local_plate="data", sites=["slope"])(y)
     pyro.clear_param_store()
+    with pytest.raises(ValueError, match=r"expected a list of sites, got 'slope'; write \['slope'\]"):
+        AutoAnnealedLangevin(regression, sites="slope")
     with pytest.raises(ValueError, match=r"compile=True needs a model with log_joint, got function"):
         AutoAnnealedLangevin(regression, compile=True)
     model, Y = small()
     with pytest.raises(ValueError, match=r"compile=True anneals the sites of the model's log_joint, got \['X', 'u'\]"):
         AutoAnnealedLangevin(model, sites=["X", "u"], compile=True)(Y)
+
+
+def test_globals_that_nobody_draws_are_refused():
+    model, Y = small()
+    with pytest.raises(ValueError, match=r"every latent site to be in the guide, got \['u'\], neither annealed nor drawn"):
+        AutoAnnealedLangevin(model, global_guide=lambda y, idx=None: None)(Y)
+
+
+def test_base_guides_that_have_run_are_refused():
+    model, Y = small()
+    base = MeanFieldGuide(model)
+    base(Y)
+    with pytest.raises(ValueError, match="expected a base guide that has not run"):
+        AutoAnnealedLangevin(model, base_guide=base)
 
 
 def test_a_discrete_site_is_refused():

@@ -119,7 +119,9 @@ def test_station_without_a_file_names_the_url(upstream):
         ghcn_daily(["USW00094728"], [1980])
 
 
-@pytest.mark.parametrize("content", [b"<html>moved</html>", gzip.compress(b"moved\n", mtime=0), gzip.compress(TOKYO.encode())[:-12]])
+@pytest.mark.parametrize(
+    "content", [b"<html>moved</html>", gzip.compress(b"moved\n", mtime=0), gzip.compress(TOKYO.encode())[:-12]]
+)
 def test_records_in_another_format_are_refused(upstream, content):
     upstream.files["/by_station/JA000047662.csv.gz"] = content
     with pytest.raises(ValueError, match=r"JA000047662.csv.gz: expected records of a station, got .*Delete the file"):

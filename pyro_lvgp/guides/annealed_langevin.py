@@ -57,7 +57,8 @@ class AutoAnnealedLangevin(SampledGuide):
     Each annealed site is emitted as a ``Delta`` at :math:`h_K` whose log density is that of the path, so that
     ``Trace_ELBO``, ``Predictive``, ``Importance`` and :class:`~pyro_lvgp.infer.ImportanceWeightedELBO` take it as it is.
 
-    :param model: a Pyro model.  If it offers ``log_joint`` (ours do), scores come from there; otherwise it is traced.
+    :param model: a Pyro model.  If it offers ``log_joint``, as :class:`~pyro_lvgp.models.BayesianGPLVM` does,
+        scores come from there; otherwise it is traced.
     :param local_plate: name of the plate over data, whose sites are annealed.  By default the model's own ``local_plate`` if
         it has one, else None: all sites are annealed jointly.
     :param sites: anneal these only.
@@ -75,8 +76,10 @@ class AutoAnnealedLangevin(SampledGuide):
     :param global_guide: a guide for the sites that are not annealed; by default those of the base guide.  A plain function
         takes plates that the annealed sites share from ``guide.plates``.
     :param surrogate_model: a model of the same sites that the chain climbs instead; the bound remains that of ``model``.
-    :param compile: compile a transition with ``torch.compile``, for models with ``log_joint``: some 20 seconds on first use,
-        however many transitions.
+    :param compile: compile a transition with ``torch.compile``, for models with ``log_joint`` without quadrature in it:
+        some 20 seconds on first use, however many transitions, and again for draws of other shapes, of which torch takes eight
+        at most.  It saves a tenth to a quarter of a step; :class:`~pyro_lvgp.infer.CompiledELBO` saves half and more, and is
+        for any likelihood.
     :param create_plates: as for Pyro's autoguides; by default the base guide's.
     :raises ValueError: for arguments out of range, unknown sites, sites outside plates annealed under subsampling, or
         ``compile`` without ``log_joint``.
@@ -128,6 +131,13 @@ class AutoAnnealedLangevin(SampledGuide):
         if not 0 < damping < 1:
             raise ValueError(f"expected damping between 0 and 1, got {damping}")
         annealing.fixed_schedule(schedule, num_steps)
+        if isinstance(sites, str):
+            raise ValueError(f"expected a list of sites, got {sites!r}; write [{sites!r}]")
+        if base_guide is not None and getattr(base_guide, "prototype_trace", None) is not None:
+            raise ValueError(
+                "expected a base guide that has not run, got one that has; pass a new one, and set its locs and scales after "
+                "the first call of this guide"
+            )
         base_guide = base_guide or MeanFieldGuide(model, create_plates=create_plates)
         create_plates = create_plates or base_guide.create_plates
         super().__init__(model, create_plates=create_plates)
@@ -233,6 +243,8 @@ class AutoAnnealedLangevin(SampledGuide):
                 self._create_plates(*args, **kwargs)
                 self.base_guide._create_plates(*args, **kwargs)
                 values = self._sample_others(args, kwargs)
+            if self._pure:
+                self._check_drawn(drawn.trace)
             noise, bases = self._sample_base(args)
             whitened = self._whitened.sites
             if end is None:
@@ -258,6 +270,14 @@ class AutoAnnealedLangevin(SampledGuide):
         if self.global_guide is None:
             return self.base_guide.sample_sites(self._others, args)
         return dict(self.global_guide(*args, **kwargs) or {})
+
+    def _check_drawn(self, drawn: Trace) -> None:
+        """Raise if the chain would climb a draw from the prior."""
+        latents = {name for name, _ in self.prototype_trace.iter_stochastic_nodes()}
+        if missing := sorted(latents - set(self.annealed) - drawn.nodes.keys()):
+            raise ValueError(
+                f"expected every latent site to be in the guide, got {missing}, neither annealed nor drawn by the global guide"
+            )
 
     def _sample_base(self, args: tuple) -> tuple[Coordinates, Bases]:
         """White noise for each annealed site, with whatever draws or particles the context asks for, and its base."""
