@@ -152,9 +152,9 @@ PUBLISHED: list[Row] = []
 NOTES = """\
 After the thesis's two experiments on Japanese stations, on the 49 in Trentino that have a maximum on half of the days:
 fitted to 1996 and 1997, predicting hidden temperatures of those years (seen) and of 1998 (unseen, without another fit).
-"three days": groups of three days, the maximum of the middle day hidden at all stations. "weeks": groups of seven days, both
-temperatures of a station on a day hidden with probability 0.1 (in the thesis those of all stations, one day in ten). "grid"
-(--only grid): weeks, fitted to 1996 alone, by number of inducing points M and of nearest ones T. "Nearest" is the thesis's
+"three days": groups of three days, the maximum of the middle day hidden at all stations.  "weeks": groups of seven days, both
+temperatures of a station on a day hidden with probability 0.1 (in the thesis those of all stations, one day in ten).  "grid"
+(--only grid): weeks, fitted to 1996 alone, by number of inducing points M and of nearest ones T.  "Nearest" is the thesis's
 network over offsets and data (OffsetNet), "neighbours" a network beside what the kernel says (NeighbourNet).
 
 A regression on season and elevation is taken away for all methods alike, precipitation counts as log(1 + mm), and inputs are

@@ -46,7 +46,7 @@ def hide_like_rows(y: Float[Tensor, "*series N D"]) -> Float[Tensor, "*series N 
     if assume(told.all()):
         rows = torch.randint(y.shape[-2], y.shape[:-1], device=y.device)
     else:  # others pad a series, and are no gaps to imitate
-        chances = told.double() + 1e-9
+        chances = told.double() + 1e-9  # of a series that is all padding, any row
         rows = torch.multinomial(chances.reshape(-1, y.shape[-2]), y.shape[-2], replacement=True).reshape(told.shape)
     return y.masked_fill(missing.gather(-2, rows[..., None].expand_as(missing)), torch.nan)
 

@@ -333,7 +333,7 @@ class RandomFeatureGuide(SampledGuide):
         return {"guide.a.linear": linear, "guide.a.precision": precision}
 
     def _uphill(self, y: Tensor, features: Tensor, linear: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
-        """As far towards new natural parameters, by halves, as the bound does not fall at these features.
+        """As far towards new natural parameters as the bound does not fall at these features, by ten halvings at most.
 
         Far from the maximum sites are poor likenesses of the likelihood, and whole steps may lead anywhere.
         """

@@ -163,8 +163,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         :raises ValueError: if q(u) is free, the guide was never called, the model has several processes or keeps its inducing
             points elsewhere than in ``inducing_points``, or data or inducing points do not fit; nothing is changed then.
         """
-        position = position_of_data(args)
-        y = args[position]
+        y = args[position_of_data(args)]
         if hasattr(self.model, "gp_site"):  # our own, whose inputs come first
             check_inputs(args[0], y)
         check_values(y.reshape(-1, y.shape[-1]), rows=False, columns=False)

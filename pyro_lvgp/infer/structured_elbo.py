@@ -42,8 +42,8 @@ class StructuredELBO(DifferentiableELBO):
     right side, whose noise nearly cancels where sites fit the likelihood.  ``gradient="path"`` differentiates through the
     draw :math:`f_n = \hat m_n + \hat\Sigma_{nn}^{1/2} \epsilon`, ``"score"`` uses :math:`\nabla \log q(f_n)` (all other
     sites go by path), with the likelihood of point n alone if the rightmost plate is called "points", and with that of all
-    of them otherwise, which is noisier. All four have one mean, and gradients of one mean. Other sites of the model enter by
-    their analytic KL where there is one.
+    of them otherwise, which is noisier.  All four have one mean, and gradients of one mean.  Other sites of the model enter
+    by their analytic KL where there is one.
 
     Data must be independent of each other given f, each observed entry given the f_n of its point.  Mini-batches of series are
     exact; in a mini-batch of points of one series the normaliser Z is that of those points alone, and the bound is biased
