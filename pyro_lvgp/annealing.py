@@ -6,6 +6,7 @@ Everything happens in whitened coordinates z, in which the base is :math:`q_0 = 
 ends of a transition: K transitions cost K + 1 of them.  A state is a tuple of tensors, one for each site.
 """
 
+import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -81,7 +82,7 @@ def fixed_schedule(schedule: Schedule, num_steps: int) -> Float[Tensor, " K"] | 
         return power_schedule(num_steps, 1.0)
     if schedule == "sigmoid":
         return sigmoid_schedule(num_steps)
-    if isinstance(schedule, float | int) and schedule > 0:
+    if isinstance(schedule, float | int) and not isinstance(schedule, bool) and 0.0 < schedule < math.inf:
         return power_schedule(num_steps, float(schedule))
     raise ValueError(f'expected schedule "learned", "linear", "sigmoid" or a positive power, got {schedule!r}')
 

@@ -56,7 +56,8 @@ def laplace(
     (tensor([1., 0.]), tensor([0.5000, 1.0000]))
     """
     S, B, Q = start.shape
-    observed, Y = ~torch.isnan(Y).repeat(S, 1), torch.nan_to_num(Y).repeat(S, 1)
+    observed = ~torch.isnan(Y).repeat(S, 1)
+    Y = torch.nan_to_num(Y, entries[0](start.flatten(0, 1)).likelihood.stand_in).repeat(S, 1)
     factors = components.scale_tril[:, None].expand(S, B, Q, Q).flatten(0, 1)
     prior = dist.MultivariateNormal(components.loc[:, None].expand(S, B, Q).flatten(0, 1), scale_tril=factors)
 

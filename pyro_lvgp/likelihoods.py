@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pyro.distributions as dist
 import torch
@@ -20,11 +20,13 @@ class Likelihood(PyroModule):
     """p(y | f, θ), elementwise over entries.
 
     You implement ``distribution(f, theta)``, a univariate distribution of the shape of ``f`` [..., N, D], and
-    ``function(y)``, a rough inverse of its link; with a parameter of its own, also ``theta()``.  You get expectations over a
-    Gaussian f by quadrature; override what has a closed form.
+    ``function(y)``, a rough inverse of its link; with a parameter of its own, also ``theta()``; with a support that 0 is not
+    in, ``stand_in``.  You get expectations over a Gaussian f by quadrature; override what has a closed form.
 
     :param num_points: quadrature nodes per entry.
     """
+
+    stand_in: ClassVar[float] = 0.0  # what models put where y is missing, before they mask it
 
     def __init__(self, *, num_points: int = 20):
         super().__init__()
@@ -101,7 +103,7 @@ class Likelihood(PyroModule):
     def check(self, y: Tensor) -> None:
         """Raise a ``ValueError`` if an observed entry lies outside the support.  NaN is missing and passes."""
         missing = torch.isnan(y)
-        bad = ~(self(torch.zeros_like(y)).support.check(torch.nan_to_num(y)) | missing)
+        bad = ~(self(torch.zeros_like(y)).support.check(torch.nan_to_num(y, self.stand_in)) | missing)
         if bad.any():
             raise ValueError(
                 f"{type(self).__name__} likelihood: expected {self.support_text()}, got {y[bad][0].item():g} "
@@ -199,6 +201,44 @@ class Gaussian(_AdditiveNoise):
     def moments(self, mean, variance, theta):
         mean, variance = torch.broadcast_tensors(mean, variance + theta)
         return mean, variance
+
+
+class LogNormal(_WithParameter):
+    """``log y ~ N(f, σ²)``, y positive: f is the logarithm of the median, and noise is in proportion.
+
+    :param variance: initial variance σ² of log y.
+    :param data_dim: give the number of outputs for a variance of each output; None shares one.
+
+    The attribute ``variance`` is a ``PyroParam`` of shape [] or [data_dim]; assign a ``PyroSample`` for a prior.
+
+    >>> LogNormal(0.5)(torch.zeros(1)).mean.detach()
+    tensor([1.2840])
+    """
+
+    stand_in = 1.0
+
+    def __init__(self, variance: float | Tensor = 0.3, *, data_dim: int | None = None):
+        super().__init__("variance", variance, data_dim)
+
+    def support_text(self):
+        return "positive numbers"
+
+    def distribution(self, f, theta):
+        return dist.LogNormal(f, theta.sqrt())
+
+    def function(self, y):
+        return y.log()
+
+    def expected_log_prob(self, y, mean, variance, theta):
+        log_y = y.log()
+        return -0.5 * (((log_y - mean).square() + variance) / theta + (2.0 * math.pi * theta).log()) - log_y
+
+    def log_marginal(self, y, mean, variance, theta):
+        return dist.LogNormal(mean, (variance + theta).sqrt()).log_prob(y)
+
+    def moments(self, mean, variance, theta):
+        y = dist.LogNormal(mean, (variance + theta).sqrt())
+        return y.mean, y.variance
 
 
 class StudentT(_AdditiveNoise):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+import pyro
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
@@ -84,20 +85,41 @@ def record(function: Callable[[], Sequence[Tensor | None]], inputs: Sequence[Ten
     token = _ASSUMED.set(assumed)
     try:
         with seeded(0):
-            recorded: Any = make_fx(wrapped)(*inputs)
+            recorded = _operations(wrapped, inputs)
+    finally:
+        _ASSUMED.reset(token)
+    draws = _take_out_draws(recorded.graph)
+    graph = GraphModule(recorded, recorded.graph)
+    return Recording(GraphModule({}, draws), graph, any(_is_random(node) for node in graph.graph.nodes))
+
+
+def record_pure(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> GraphModule:
+    """The operations of a function of tensors that draws nothing, as a graph to be differentiated, or compiled.
+
+    :param function: maps the inputs to tensors.
+    :param inputs: tensors of the shapes that the graph is for.
+    :raises ValueError: if what the function does depends on the values of tensors.
+
+    >>> record_pure(lambda x: (x.exp(),), [torch.zeros(2)])(torch.ones(2))
+    (tensor([2.7183, 2.7183]),)
+    """
+    recorded = _operations(function, inputs)
+    return GraphModule(recorded, recorded.graph)
+
+
+def _operations(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
+    """A module of the tensor operations of a function; it bears notes on its tracing that compilers trip over."""
+    try:
+        with pyro.validation_enabled(False):  # which looks at values
+            recorded: Any = make_fx(function)(*inputs)
     except RuntimeError as error:
         if "data-dependent" not in str(error):
             raise
         raise _refusal() from error
-    finally:
-        _ASSUMED.reset(token)
     for node in recorded.graph.nodes:
         if _depends_on_values(node):
             raise _refusal(str(node.target))
-    draws = _take_out_draws(recorded.graph)
-    # Fresh modules: the recorded one bears notes on its tracing that compilers trip over.
-    graph = GraphModule(recorded, recorded.graph)
-    return Recording(GraphModule({}, draws), graph, any(_is_random(node) for node in graph.graph.nodes))
+    return recorded
 
 
 def _take_out_draws(graph: Graph) -> Graph:

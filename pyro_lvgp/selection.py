@@ -126,9 +126,11 @@ def held_out_log_prob(
     for fold in folds:
         if fold.shape != y.shape:
             raise ValueError(f"expected folds of the data's shape {list(y.shape)}, got {list(fold.shape)}; see gap_folds")
-    held = [fold & ~torch.isnan(y) for fold in folds]
+    missing = torch.isnan(y)
+    held = [fold & ~missing for fold in folds]
     if not any(fold.any() for fold in held):
         raise ValueError("expected folds that hide observed entries, got none")
+    filled = torch.where(missing, y[~missing].min(), y)  # with a value in the support, whose density nobody asks for
     found = {}
     with tqdm(total=len(candidates) * len(held), disable=not progress, unit="fit") as bar:
         for name, predict in candidates.items():
@@ -142,7 +144,7 @@ def held_out_log_prob(
                             f"expected a prediction with log_prob from candidate {name!r}, such as a MixturePrediction or a "
                             f"Normal, got {type(prediction).__name__}; of moments make Normal(mean, stddev)"
                         )
-                    log_prob = prediction.log_prob(torch.nan_to_num(y))
+                    log_prob = prediction.log_prob(filled)
                 if log_prob.shape != y.shape:
                     raise ValueError(
                         f"expected log densities of shape {list(y.shape)} from candidate {name!r}, one for each entry, got "

@@ -28,7 +28,7 @@ class SparseProcess:
         processes.
     :param theta: parameters of the kernel, read by the model; the present ones if omitted.
     :param jitter: ε, in units of the mean prior variance at the inducing points.
-    :param weight: how many data each input stands for, in a mini-batch of N of them.
+    :param weight: how many data each input stands for, in a mini-batch of N of them; one number, or one for each.
 
     >>> from pyro_lvgp.kernels import RBF
     >>> process = SparseProcess(RBF(1, batch_shape=(2,)), torch.rand(5, 1), torch.rand(1, 100, 1))
@@ -47,7 +47,7 @@ class SparseProcess:
         theta: Theta | None = None,
         *,
         jitter: float = 1e-5,
-        weight: float = 1.0,
+        weight: float | Tensor = 1.0,
     ):
         self.kernel, self.Z, self.X, self.theta = kernel, Z, X, kernel.theta() if theta is None else theta
         self.jitter, self.weight = jitter, weight

@@ -12,13 +12,14 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer.autoguide import AutoNormal
 
 from pyro_lvgp.annealing import STEPS, power_schedule, sigmoid_schedule
 from pyro_lvgp.diagnostics import bound_sandwich, effective_sample_size, log_weights, pareto_k
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
 from pyro_lvgp.infer import ImportanceWeightedELBO, MeanFieldELBO
 from pyro_lvgp.kernels import Linear
-from pyro_lvgp.likelihoods import Gaussian, Poisson
+from pyro_lvgp.likelihoods import Bernoulli, Gaussian, NegativeBinomial, Poisson
 from pyro_lvgp.models import BayesianGPLVM
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -245,6 +246,26 @@ def test_compiled_transitions_are_the_eager_ones_and_compiling_does_not_grow_wit
     script = Path(__file__).with_name("compiled_transitions.py")
     result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("likelihood", [Gaussian(), Bernoulli(), NegativeBinomial()], ids=lambda x: type(x).__name__)
+def test_compiled_transitions_take_any_likelihood_and_draws_of_any_shape(monkeypatch, likelihood):
+    """As graphs of operations that are run one by one."""
+    monkeypatch.setattr(torch, "compile", lambda graph, **_: graph)
+    model = BayesianGPLVM(8, 3, 2, num_inducing=4, likelihood=likelihood)
+    Y = torch.randint(2, (8, 3)).to(torch.get_default_dtype())
+    results = []
+    for compile in (False, True):
+        pyro.clear_param_store()
+        guide = AutoAnnealedLangevin(model, num_steps=2, compile=compile)
+        torch.manual_seed(4)
+        guide(Y)
+        drawn = [guide.sample_posterior(n, Y)["X"] for n in (1, 3)]
+        results.append((torch.cat(drawn), *value_and_gradients(model, guide, LOSSES["drawn"](), Y)))
+    (eager_X, eager, eager_gradients), (X, compiled, gradients) = results
+    torch.testing.assert_close(X, eager_X)
+    torch.testing.assert_close(compiled, eager)
+    torch.testing.assert_close(gradients, eager_gradients, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("pure", [True, False], ids=["pure", "traced"])
@@ -549,6 +570,8 @@ def test_the_gaussian_term_sampled_is_annealed_as_its_expectation():
         ({"damping": 1.0}, "damping between 0 and 1, got 1.0"),
         ({"schedule": "cubic"}, "schedule .*, got 'cubic'"),
         ({"schedule": -1.0}, "positive power, got -1.0"),
+        ({"schedule": math.inf}, "positive power, got inf"),
+        ({"schedule": True}, "positive power, got True"),
     ],
 )
 def test_bad_arguments_are_refused(unchecked, arguments, message):
@@ -585,6 +608,31 @@ def test_base_guides_that_have_run_are_refused():
     base(Y)
     with pytest.raises(ValueError, match="expected a base guide that has not run"):
         AutoAnnealedLangevin(model, base_guide=base)
+
+
+def test_base_guides_without_gaussians_are_refused(unchecked):
+    with pytest.raises(TypeError, match=r"expected pyro_lvgp.guides.MeanFieldGuide\(model, ...\) as .*, got AutoNormal"):
+        AutoAnnealedLangevin(regression, base_guide=AutoNormal(regression))
+    with pytest.raises(TypeError, match=r"expected num_steps to be an integer, got 2\.5"):
+        AutoAnnealedLangevin(regression, num_steps=2.5)
+
+
+@pytest.mark.parametrize("observed", [True, False], ids=["data", "another latent"])
+def test_what_depends_on_local_sites_outside_their_plate_is_refused(observed):
+    def model(y):
+        with pyro.plate("data", 3):
+            x = pyro.sample("x", dist.Normal(0.0, 1.0))
+            pyro.sample("z", dist.Normal(x, 1.0), obs=y)
+        if observed:
+            pyro.sample("total", dist.Normal(x.sum(-1), 1.0), obs=torch.tensor(1.0))
+        else:
+            pyro.sample("total", dist.Normal(x.sum(-1), 1.0))
+
+    y = torch.randn(3)
+    with pytest.raises(ValueError, match="in plate 'data', got site 'total' outside of it"):
+        AutoAnnealedLangevin(model, local_plate="data", num_steps=2)(y)
+    pyro.clear_param_store()
+    AutoAnnealedLangevin(model, num_steps=2)(y)
 
 
 def test_a_discrete_site_is_refused():

@@ -12,7 +12,7 @@ from pyro.nn import PyroSample
 
 from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.kernels import RBF, Linear
-from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, NegativeBinomial, Poisson, StudentT
+from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, LogNormal, NegativeBinomial, Poisson, StudentT
 from pyro_lvgp.models import BayesianGPLVM
 
 N, D, Q, M = 12, 3, 2, 5
@@ -33,7 +33,7 @@ def _model(**kwargs):
 def _holes(Y):
     Y = Y.clone()
     Y[torch.rand(Y.shape) < 0.5] = torch.nan
-    Y[:, 0] = torch.where(torch.isnan(Y).all(1), torch.zeros(len(Y)), Y[:, 0])
+    Y[:, 0] = torch.where(torch.isnan(Y).all(1), torch.ones(len(Y)), Y[:, 0])
     return Y
 
 
@@ -281,7 +281,7 @@ def test_priors_on_hyperparameters_with_and_without_vectorised_particles(Y):
 
 @pytest.mark.parametrize(
     "likelihood",
-    [Bernoulli(), Poisson(), NegativeBinomial(), Binomial(4), Gaussian(), StudentT()],
+    [Bernoulli(), Poisson(), NegativeBinomial(), Binomial(4), Gaussian(), LogNormal(), StudentT()],
     ids=lambda x: type(x).__name__,
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -18,7 +18,7 @@ from pyro_lvgp import gaussian_sites
 from pyro_lvgp.guides import MeanFieldGuide, StructuredGPGuide
 from pyro_lvgp.infer import StructuredELBO
 from pyro_lvgp.kernels import RBF, Matern
-from pyro_lvgp.likelihoods import Gaussian, Poisson
+from pyro_lvgp.likelihoods import Gaussian, LogNormal, Poisson
 from pyro_lvgp.models import GPVAE
 from pyro_lvgp.models.mixture import MixturePrediction
 from pyro_lvgp.networks import MLP, FactorNet
@@ -636,6 +636,30 @@ def test_priors_on_kernel_likelihood_and_decoder_are_shared(series):
             assert values[name].shape == trace.nodes[name]["value"].shape == shape
             assert not trace.nodes[name]["cond_indep_stack"]
         assert math.isfinite(Trace_ELBO().loss(model, guide, x, y))
+
+
+def test_positive_data_with_gaps():
+    """A log-normal likelihood is the Gaussian one of the logarithms, encoder aside."""
+    model = GPVAE(RBF(1, batch_shape=(2,)), nn.Linear(2, D), LogNormal(NOISE))
+    x, y = torch.rand(N, 1), torch.randn(N, D)
+    y[2:4, 1] = torch.nan
+    in_logarithms = GPVAE(model.kernel, model.decoder, Gaussian(NOISE))
+    guide = StructuredGPGuide(model)
+    guide(x, y.exp())
+    bounds, predicted = [], []
+    for each, data in ((model, y.exp()), (in_logarithms, y)):
+        guide._model = (each,)
+        torch.manual_seed(1)
+        bound = StructuredELBO(num_particles=5, max_plate_nesting=1).differentiable_loss(each, guide, x, data)
+        assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(bound, list(model.decoder.parameters())))
+        bounds.append(-bound)
+        torch.manual_seed(2)
+        predicted.append(each.predict(guide, x, data).log_prob(data))
+    torch.testing.assert_close(bounds[0], bounds[1] - y.nansum())
+    torch.testing.assert_close(predicted[0], predicted[1] - y, equal_nan=True)
+    filled = model.impute(guide, x, y.exp())
+    assert (filled.mean > 0.0).all()
+    assert (filled.variance[2:4, 1] > 0.0).all()
 
 
 def test_fit_on_mini_batches_of_series():

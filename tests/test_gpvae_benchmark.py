@@ -68,6 +68,7 @@ METHODS = (
     | gpvae.OVER_PLACES  # which has all candidates
     | {f"{name}, composite": method for name, method in gpvae.COMPOSITE.items()}
     | {f"{name}, narrow": method for name, method in gpvae.NARROW.items()}
+    | {f"{name} (defaults)": method for name, method in gpvae.DEFAULTS.items()}
     | {f"{name}, stopped early": method for name, method in gpvae.STOPPED.items()}
 )
 

@@ -5,12 +5,14 @@ from pyro.nn import PyroSample
 from torch.distributions import Independent, kl_divergence
 
 from pyro_lvgp.distributions import NoisyFunction
-from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, Likelihood, NegativeBinomial, Poisson, StudentT
+from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, Likelihood, LogNormal, NegativeBinomial, Poisson, StudentT
 from pyro_lvgp.quadrature import gauss_hermite
 
 LIKELIHOODS = {
     "gaussian": lambda: Gaussian(0.3),
     "gaussian per output": lambda: Gaussian(0.3, data_dim=4),
+    "log-normal": lambda: LogNormal(0.2),
+    "log-normal per output": lambda: LogNormal(0.2, data_dim=4),
     "student-t": lambda: StudentT(2.0),
     "student-t per output": lambda: StudentT(2.0, df=7.0, data_dim=4),
     "bernoulli": Bernoulli,
@@ -77,18 +79,26 @@ def test_function_inverts_the_link_roughly(likelihood):
 
 @pytest.mark.parametrize(
     ("likelihood", "bad"),
-    [(Bernoulli(), 2.0), (Binomial(3), 4.0), (Poisson(), -1.0), (NegativeBinomial(), 0.5)],
+    [(Bernoulli(), 2.0), (Binomial(3), 4.0), (Poisson(), -1.0), (NegativeBinomial(), 0.5), (LogNormal(), 0.0)],
 )
 def test_check_names_what_is_outside_the_support(likelihood, bad):
-    likelihood.check(torch.tensor([[0.0, torch.nan]]))
+    likelihood.check(torch.tensor([[1.0, torch.nan]]))
     with pytest.raises(ValueError, match=r"expected .* got"):
-        likelihood.check(torch.tensor([[0.0, bad]]))
+        likelihood.check(torch.tensor([[1.0, bad]]))
 
 
-@pytest.mark.parametrize("make", [Gaussian, NegativeBinomial, StudentT])
+@pytest.mark.parametrize("make", [Gaussian, LogNormal, NegativeBinomial, StudentT])
 def test_parameters_must_be_positive(make):
     with pytest.raises(ValueError, match="positive"):
         make(0.0)
+
+
+def test_log_normal_is_gaussian_in_logarithms():
+    mean, variance, y = torch.randn(3, 4).double(), torch.rand(3, 4).double(), torch.rand(3, 4).double() + 0.1
+    positive, gaussian = LogNormal(0.4).double(), Gaussian(0.4).double()
+    for name in ("expected_log_prob", "log_marginal"):
+        found = getattr(positive, name)(y, mean, variance, positive.theta())
+        torch.testing.assert_close(found, getattr(gaussian, name)(y.log(), mean, variance, gaussian.theta()) - y.log())
 
 
 def test_student_t_with_many_degrees_of_freedom_is_gaussian():

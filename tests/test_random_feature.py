@@ -21,7 +21,7 @@ from pyro_lvgp.features import random_features
 from pyro_lvgp.guides import MeanFieldGuide, RandomFeatureGuide
 from pyro_lvgp.infer import BlockCoordinateVI, MeanFieldELBO
 from pyro_lvgp.integration import Bounding
-from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, NegativeBinomial, Poisson, StudentT
+from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, LogNormal, NegativeBinomial, Poisson, StudentT
 from pyro_lvgp.models import RandomFeatureLVM
 from pyro_lvgp.networks import IndexNet
 from pyro_lvgp.seeding import seeded
@@ -41,7 +41,7 @@ def Y():
 def _holes(Y):
     Y = Y.clone()
     Y[torch.rand(Y.shape) < 0.5] = torch.nan
-    Y[:, 0] = torch.where(torch.isnan(Y).all(1), torch.zeros(len(Y)), Y[:, 0])
+    Y[:, 0] = torch.where(torch.isnan(Y).all(1), torch.ones(len(Y)), Y[:, 0])
     return Y
 
 
@@ -548,7 +548,7 @@ def test_vectorised_particles_estimate_the_same_bound(Y):
 
 @pytest.mark.parametrize(
     "likelihood",
-    [Bernoulli(), Poisson(), NegativeBinomial(), Binomial(4), Gaussian(), StudentT()],
+    [Bernoulli(), Poisson(), NegativeBinomial(), Binomial(4), Gaussian(), LogNormal(), StudentT()],
     ids=lambda x: type(x).__name__,
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -1,11 +1,11 @@
-"""The benchmarks of bouncing balls and of estimators at a few steps, and the linear dynamical system where it is right."""
+"""The benchmarks of bouncing balls, estimators and mini-batches at a few steps, and the linear dynamical system where it is right."""
 
 import numpy as np
 import pytest
 import torch
 from matplotlib import pyplot as plt
 
-from benchmarks import balls, estimators, gpvae_pictures
+from benchmarks import balls, estimators, gpvae_pictures, minibatches
 from benchmarks.peers.linear_dynamics import LinearDynamics
 from benchmarks.report import aggregate
 from pyro_lvgp.datasets import bouncing_balls
@@ -84,6 +84,16 @@ def test_estimators_are_measured(value, gradient, monkeypatch):
     assert progress.epochs == [2, 4]
     assert np.isfinite(progress.bounds).all()
     assert all(len(sds) == 2 and min(sds) > 0.0 for sds in progress.sds.values())
+
+
+def test_mini_batches_are_measured(monkeypatch):
+    monkeypatch.setattr(minibatches, "NUM_POINTS", 60)
+    monkeypatch.setattr(minibatches, "NUM_BATCHES", 4)
+    metrics = ["on batches [nats]", "on all [nats]", "noise variance", "RMSE"]
+    for held_out, size in [(0.0, 10), (0.5, 10), (None, 10), (0.0, None)]:
+        found = [(name, value) for name, value, _ in minibatches.train(held_out, size, seed=0, num_steps=3)]
+        assert [name for name, _ in found] == (metrics if size else metrics[1:])
+        assert np.isfinite([value for _, value in found]).all()
 
 
 def test_pictures_are_drawn(small, tmp_path, monkeypatch, capsys):

@@ -1,9 +1,8 @@
 """What an annealed chain climbs: the score of the model's log joint in whitened coordinates, traced or as a pure function."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import FunctionType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -13,10 +12,12 @@ from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from pyro_lvgp.annealing import STEPS, Coordinates, Dynamics, State
 from pyro_lvgp.guides._coordinates import SiteCoordinates
 from pyro_lvgp.integration import IntegrateGaussians
+from pyro_lvgp.recording import record_pure
 
 Bases = tuple[tuple[Tensor, Tensor], ...]  # loc and scale of each site
 
@@ -67,29 +68,61 @@ def pure_score(
     return tuple(white) if differentiable else tuple(score.detach() for score in white)
 
 
-def compiled_step() -> Callable[..., State]:
-    """A transition to be compiled on first use, without a break."""
-    # A copy, whose compilations are its own: torch counts and keeps them by code object.
-    step: Any = FunctionType(_pure_step.__code__.replace(), _pure_step.__globals__, closure=_pure_step.__closure__)
-    return torch.compile(step, fullgraph=True)
+class CompiledTransition:
+    """Transitions along pure scores, each shape of whose tensors has a compiled graph.
+
+    :param dynamics: name of the transition.
+    :param model: whose score they climb.
+    :param sites: the annealed sites.
+    """
+
+    def __init__(self, dynamics: Dynamics, model: HasLogJoint, sites: Whitened):
+        self._step, self._model, self._sites = STEPS[dynamics], model, sites
+        self._compiled: dict[Hashable, tuple[Callable[..., tuple[Tensor, ...]], TreeSpec]] = {}
+
+    def __call__(
+        self,
+        bases: Bases,
+        statistics: Any,
+        through: bool,
+        damping: Tensor,
+        state: State,
+        noise: Coordinates,
+        beta: Tensor,
+        step_size: Coordinates,
+    ) -> State:
+        leaves, structure = tree_flatten((bases, statistics, damping, state, noise, beta, step_size))
+        signature = (through, torch.is_grad_enabled(), structure, *map(_described, leaves))
+        if signature not in self._compiled:
+            self._compiled[signature] = self._compile(leaves, structure, through)
+        graph, structure_of_state = self._compiled[signature]
+        return tree_unflatten(graph(*_tensors(leaves)), structure_of_state)
+
+    def _compile(
+        self, leaves: list[Any], structure: TreeSpec, through: bool
+    ) -> tuple[Callable[..., tuple[Tensor, ...]], TreeSpec]:
+        found: list[TreeSpec] = []
+
+        def transition(*tensors: Tensor) -> list[Tensor]:
+            given = iter(tensors)
+            filled = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            bases, statistics, damping, state, noise, beta, step_size = tree_unflatten(filled, structure)
+            score = partial(pure_score, self._model, self._sites, bases, statistics, through)
+            outputs, structure_of_state = tree_flatten(self._step(score, state, noise, beta, step_size, damping))
+            found.append(structure_of_state)
+            return outputs
+
+        graph = record_pure(transition, _tensors(leaves))
+        return torch.compile(graph, fullgraph=True, dynamic=False), found[0]
 
 
-def _pure_step(
-    dynamics: Dynamics,
-    model: HasLogJoint,
-    sites: Whitened,
-    bases: Bases,
-    statistics: Any,
-    through: bool,
-    damping: Tensor,
-    state: State,
-    noise: Coordinates,
-    beta: Tensor,
-    step_size: Coordinates,
-) -> State:
-    """A transition whose every tensor is an argument, to be compiled once."""
-    score = partial(pure_score, model, sites, bases, statistics, through)
-    return STEPS[dynamics](score, state, noise, beta, step_size, damping)
+def _tensors(leaves: list[Any]) -> list[Tensor]:
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _described(leaf: Any) -> Hashable:
+    """What a graph is made for: everything but the values of tensors."""
+    return (leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
 
 
 def read_statistics(model: HasLogJoint, drawn: Trace, integrate: bool, args: tuple, kwargs: dict) -> Any:
@@ -134,13 +167,35 @@ class TracedScore:
     def __call__(self, z: Coordinates) -> Coordinates:
         with torch.enable_grad(), _hidden_sites():
             z = tuple(x if self.differentiable and x.requires_grad else x.detach().requires_grad_() for x in z)
-            values, log_dets = self.sites.values(z, self.bases)
-            model = poutine.condition(self.model, values)
-            model = IntegrateGaussians(self.drawn)(model) if self.integrate else model
-            trace = poutine.trace(poutine.replay(model, self.drawn)).get_trace(*self.args, **self.kwargs)
-            terms = [self._log_prob(name, site) for name, site in trace.nodes.items() if site["type"] == "sample"]
+            sites, log_dets = self._trace(z)
+            terms = [self._log_prob(name, site) for name, site in sites.items()]
             log_p = sum(terms, torch.zeros(())) + sum(x.sum() for x in log_dets.values())
             return torch.autograd.grad(log_p, z, create_graph=self.differentiable)
+
+    def check_plate(self) -> None:
+        """Raise if a site outside the local plate depends on one inside, which no chain of a datum can climb."""
+        with torch.enable_grad(), _hidden_sites():
+            z = tuple(torch.zeros_like(loc).requires_grad_() for loc, _ in self.bases)
+            sites, _ = self._trace(z)
+            for name, site in sites.items():
+                if site_is_subsample(site) or self.local_plate in (frame.name for frame in site["cond_indep_stack"]):
+                    continue
+                log_p = site["fn"].log_prob(site["value"]).sum()
+                if log_p.requires_grad and any(
+                    gradient is not None for gradient in torch.autograd.grad(log_p, z, retain_graph=True, allow_unused=True)
+                ):
+                    raise ValueError(
+                        f"expected all that depends on the annealed sites to be in plate {self.local_plate!r}, got site "
+                        f"{name!r} outside of it: put it inside, or leave out local_plate to anneal all data jointly"
+                    )
+
+    def _trace(self, z: Coordinates) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The model's sample sites where the chain is at z, and the log determinants of the constraints there."""
+        values, log_dets = self.sites.values(z, self.bases)
+        model = poutine.condition(self.model, values)
+        model = IntegrateGaussians(self.drawn)(model) if self.integrate else model
+        trace = poutine.trace(poutine.replay(model, self.drawn)).get_trace(*self.args, **self.kwargs)
+        return {name: site for name, site in trace.nodes.items() if site["type"] == "sample"}, log_dets
 
     def _log_prob(self, name: str, site: Any) -> Tensor:
         """Log density of a site, but without the scale of a subsampled plate: each datum is in its own chain once."""

@@ -25,10 +25,10 @@ from pyro_lvgp.distributions import PathDelta
 from pyro_lvgp.guides._sampled import SampledGuide
 from pyro_lvgp.guides._targets import (
     Bases,
+    CompiledTransition,
     HasLogJoint,
     TracedScore,
     Whitened,
-    compiled_step,
     pure_score,
     read_statistics,
     replayable,
@@ -36,6 +36,7 @@ from pyro_lvgp.guides._targets import (
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
 from pyro_lvgp.integration import is_integrating
 from pyro_lvgp.recording import is_recording
+from pyro_lvgp.validation import check_sizes
 
 
 class AutoAnnealedLangevin(SampledGuide):
@@ -76,13 +77,13 @@ class AutoAnnealedLangevin(SampledGuide):
     :param global_guide: a guide for the sites that are not annealed; by default those of the base guide.  A plain function
         takes plates that the annealed sites share from ``guide.plates``.
     :param surrogate_model: a model of the same sites that the chain climbs instead; the bound remains that of ``model``.
-    :param compile: compile a transition with ``torch.compile``, for models with ``log_joint`` without quadrature in it:
-        some 20 seconds on first use, however many transitions, and again for draws of other shapes, of which torch takes eight
-        at most.  It saves a tenth to a quarter of a step; :class:`~pyro_lvgp.infer.CompiledELBO` saves half and more, and is
-        for any likelihood.
+    :param compile: compile a transition with ``torch.compile``, for models with ``log_joint``: some 20 seconds on first use,
+        however many transitions, and again for draws of other shapes.  It saves a tenth to a quarter of a step;
+        :class:`~pyro_lvgp.infer.CompiledELBO` saves half and more, and is for any model.
     :param create_plates: as for Pyro's autoguides; by default the base guide's.
-    :raises ValueError: for arguments out of range, unknown sites, sites outside plates annealed under subsampling, or
-        ``compile`` without ``log_joint``.
+    :raises ValueError: for arguments out of range, unknown sites, sites outside plates annealed under subsampling, sites
+        outside the local plate that depend on those inside, or ``compile`` without ``log_joint``.
+    :raises TypeError: for a ``num_steps`` that is no integer, or another base guide.
 
     >>> from pyro.infer import SVI, Trace_ELBO
     >>> from pyro.optim import Adam
@@ -122,8 +123,7 @@ class AutoAnnealedLangevin(SampledGuide):
         compile: bool = False,
         create_plates: Callable[..., Any] | None = None,
     ):
-        if num_steps < 1:
-            raise ValueError(f"expected num_steps of 1 or more, got {num_steps}")
+        check_sizes(num_steps=num_steps)
         if dynamics not in get_args(Dynamics):
             raise ValueError(f"expected dynamics in {get_args(Dynamics)}, got {dynamics!r}")
         if not 0 < step_size < max_step_size:
@@ -133,6 +133,11 @@ class AutoAnnealedLangevin(SampledGuide):
         annealing.fixed_schedule(schedule, num_steps)
         if isinstance(sites, str):
             raise ValueError(f"expected a list of sites, got {sites!r}; write [{sites!r}]")
+        if not (base_guide is None or isinstance(base_guide, MeanFieldGuide)):
+            raise TypeError(
+                f"expected pyro_lvgp.guides.MeanFieldGuide(model, ...) as a base guide, got {type(base_guide).__name__}; any "
+                "guide can be the global_guide"
+            )
         if base_guide is not None and getattr(base_guide, "prototype_trace", None) is not None:
             raise ValueError(
                 "expected a base guide that has not run, got one that has; pass a new one, and set its locs and scales after "
@@ -148,8 +153,9 @@ class AutoAnnealedLangevin(SampledGuide):
         self._schedule, self._step_size, self._learn, self._max = schedule, step_size, learn_step_size, max_step_size
         self._damping = damping
         self._surrogate = (surrogate_model,)  # in a tuple, as Pyro keeps the model: not a submodule
+        self._within_plate = False  # whether that has been looked at
         self._compile = compile
-        self._compiled: Callable[..., State] | None = None
+        self._compiled: CompiledTransition | None = None
         if compile and not (isinstance(model, HasLogJoint) and surrogate_model is None):
             raise ValueError(
                 f"compile=True needs a model with log_joint, got {type(model).__name__}"
@@ -307,19 +313,21 @@ class AutoAnnealedLangevin(SampledGuide):
     def _dynamics(self, bases: Bases, drawn: Trace, args: tuple, kwargs: dict) -> tuple[Score, Transition]:
         """∇ log p in whitened coordinates, and a transition that climbs it."""
         through = self.differentiate_score and torch.is_grad_enabled()
-        damping = self.damping if self.dynamics == "underdamped" else torch.zeros(())
+        damping: Any = self.damping if self.dynamics == "underdamped" else torch.zeros(())
         if not self._pure:
             model, plate = self._surrogate[0] or self.model, self.local_plate
-            score: Score = TracedScore(model, self._whitened, bases, drawn, is_integrating(), plate, through, args, kwargs)
-            return score, partial(STEPS[self.dynamics], score, damping=damping)
+            traced = TracedScore(model, self._whitened, bases, drawn, is_integrating(), plate, through, args, kwargs)
+            if plate is not None and not self._within_plate:
+                traced.check_plate()
+                self._within_plate = True
+            return traced, partial(STEPS[self.dynamics], traced, damping=damping)
         statistics = read_statistics(self.model, drawn, is_integrating(), args, kwargs)
         score = partial(pure_score, self.model, self._whitened, bases, statistics, through)
         if not self._compile or is_recording():
             return score, partial(STEPS[self.dynamics], score, damping=damping)
         if self._compiled is None:
-            self._compiled = compiled_step()
-        step = partial(self._compiled, self.dynamics, self.model, self._whitened, bases, statistics, through, damping)
-        return score, step
+            self._compiled = CompiledTransition(self.dynamics, self.model, self._whitened)
+        return score, partial(self._compiled, bases, statistics, through, damping)
 
     def __getstate__(self):
         return super().__getstate__() | {"_surrogate": (None,), "_compiled": None}

@@ -358,7 +358,8 @@ class RandomFeatureGuide(SampledGuide):
         posterior = from_natural(linear, precision)
         mean, variance = function_moments(posterior, features)
         f_mean, theta = self.model.mean + mean, self.model.likelihood.theta()
-        told = self.model.likelihood.expected_log_prob(torch.nan_to_num(y), f_mean, variance.expand_as(f_mean), theta)
+        value = torch.nan_to_num(y, self.model.likelihood.stand_in)
+        told = self.model.likelihood.expected_log_prob(value, f_mean, variance.expand_as(f_mean), theta)
         bound = torch.where(torch.isnan(y), 0.0, told).sum(0) - divergence_from_prior(posterior)
         return bound.sum(0, keepdim=True) if self.weights == "shared" else bound
 

@@ -57,8 +57,9 @@ class SparseStructuredGPGuide(StructuredGPGuide):
     - With ``None``, q(u) is a Gaussian of its own for each series ("free"), which knows no new data.
 
     In a mini-batch of points of one series natural parameters are scaled by N/B.  All q(u) but the last then change with the
-    batch, and the bound is biased: upward, since each batch is scored by a posterior that saw it.  It is exact with
-    mini-batches of series, and with a free q(u).
+    batch, and the bound is biased: upward, since each batch is scored by a posterior that saw it.  With ``held_out`` of the
+    model it is an unbiased estimate of the bound of a q(u) that saw a part.  It is exact with mini-batches of series, and with
+    a free q(u).
 
     :meth:`condition` takes in data for good, which makes it a filter for streams.
 
@@ -249,7 +250,7 @@ def _projected(process: SparseProcess, encoder: nn.Module, y: Tensor, name: str)
     """Sites on f where the data are, projected on the inducing values."""
     loc, scale = (part.mT.unsqueeze(-3) for part in encoder(y))
     _check(name, process, loc, -2)
-    precision, information = _natural(loc, scale.square(), _told(y), process.weight)
+    precision, information = _natural(loc, scale.square(), _weight(process, y))
     return sparse_sites.gather(process.A, precision, information)
 
 
@@ -260,20 +261,20 @@ def _nearest(process: SparseProcess, encoder: OffsetNet | NeighbourNet, y: Tenso
     _check(name, process, loc, -1)
     loc, variance = _by_process(loc), _by_process(scale).square()
     gain, left = process.given_one(index) if isinstance(encoder, NeighbourNet) else (variance.new_ones(()), 0.0)
-    precision, information = _natural(loc, variance + left, _told(y)[..., None], process.weight)
+    precision, information = _natural(loc, variance + left, _weight(process, y)[..., None])
     natural = gain.square() * precision, gain * information
     precision, information = (sparse_sites.sum_at(index, part, process.num_inducing) for part in natural)
     return sparse_sites.gather(process.L.mT, precision, information)
 
 
-def _told(y: Tensor) -> Tensor:
-    """Which points have something observed, [*series, 1, 1, N]."""
-    return (~torch.isnan(y)).any(-1)[..., None, None, :]
+def _weight(process: SparseProcess, y: Tensor) -> Tensor:
+    """How many data each point stands for, [*series, 1, 1, N]: none where nothing is observed."""
+    return ((~torch.isnan(y)).any(-1) * process.weight)[..., None, None, :]
 
 
-def _natural(loc: Tensor, variance: Tensor, told: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-    """Precision and information of sites, zero where a point is told nothing."""
-    precision = weight * torch.where(told, variance.reciprocal(), 0.0)
+def _natural(loc: Tensor, variance: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Precision and information of sites, zero where a point stands for nothing."""
+    precision = torch.where(weight > 0.0, weight / variance, 0.0)
     return precision, precision * loc
 
 

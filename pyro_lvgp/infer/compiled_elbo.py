@@ -93,8 +93,7 @@ class CompiledELBO(ELBO):
         trained = tuple(param.requires_grad for param in params)
 
         def compile_this() -> None:
-            with pyro.validation_enabled(False):
-                recording = record(lambda: self._loss_and_gradients(model, guide, args, kwargs, params), tensors)
+            recording = record(lambda: self._loss_and_gradients(model, guide, args, kwargs, params), tensors)
             step.compiled[trained] = recording.draws, self._compile(recording, tensors)
 
         if trained not in step.compiled:

@@ -25,9 +25,11 @@ from pyro_lvgp.quadratic import Quadratic, RBFScore, evaluate, gaussian_quadrati
 class _Shared(NamedTuple):
     """What all rows share: sites and parameters, as they are now.
 
+    :param mean: offsets c_d.
     :param u_scale_tril: factor of the covariance of u, if a bound integrates u out; then ``u`` is its mean.
     """
 
+    mean: Float[Tensor, " D"]
     inducing_points: Float[Tensor, "M Q"]
     kernel: Theta
     Luu: Float[Tensor, "*batch M M"]
@@ -138,7 +140,7 @@ class BayesianGPLVM(RowModel):
             X = pyro.sample("X", dist.Normal(shared.inducing_points.new_zeros(self.latent_dim), 1.0).to_event(1))
             if y is None or observed is None:
                 return pyro.sample("y", self._function(X, shared).to_event(1))
-            value = torch.nan_to_num(y)
+            value = torch.nan_to_num(y, self.likelihood.stand_in)
             if not self._is_quadratic:
                 return pyro.sample("y", self._function(X, shared).mask(observed).to_event(1), obs=value)
             log_prob = self._log_likelihood(X, self._statistics(y, observed, shared))
@@ -160,7 +162,7 @@ class BayesianGPLVM(RowModel):
         infer: Any = {"covariance": "full"} | ({"integrated": integrated} if self.likelihood_term != "fitc" else {})
         with pyro.plate("outputs", self.data_dim, dim=-1):
             u = pyro.sample("u", dist.Normal(inducing_points.new_zeros(self.num_inducing), 1.0).to_event(1), infer=infer)
-        return _Shared(inducing_points, kernel, Luu, u, integrated.get("scale_tril"), likelihood)
+        return _Shared(self.mean, inducing_points, kernel, Luu, u, integrated.get("scale_tril"), likelihood)
 
     def _function(self, X: Tensor, shared: _Shared, term: LikelihoodTerm | None = None) -> NoisyFunction:
         """p(y | x, shared), entry by entry."""
@@ -169,7 +171,7 @@ class BayesianGPLVM(RowModel):
         Kuf = self.kernel.covariance(shared.inducing_points, points, shared.kernel)
         Kff = self.kernel.diagonal(points, shared.kernel)
         f_mean, f_variance = sparse_conditional(shared.Luu, Kuf, Kff, shared.u.unsqueeze(-3), shared.u_scale_tril)
-        f_mean = self.mean + f_mean.squeeze(-3)
+        f_mean = shared.mean + f_mean.squeeze(-3)
         return NoisyFunction(self.likelihood, f_mean, f_variance.squeeze(-3), term or self.likelihood_term, shared.likelihood)
 
     def statistics(self, y: Float[Tensor, "B D"], idx: Int[Tensor, " B"] | None = None) -> Statistics:
@@ -190,10 +192,10 @@ class BayesianGPLVM(RowModel):
     def _statistics(self, y: Tensor, observed: Tensor, shared: _Shared) -> Statistics:
         Luu_inv = invert_lower(shared.Luu)
         if not self._is_quadratic:
-            return Statistics(shared, Luu_inv, (torch.nan_to_num(y), observed))
+            return Statistics(shared, Luu_inv, (torch.nan_to_num(y, self.likelihood.stand_in), observed))
         assert shared.likelihood is not None
         precision = shared.likelihood.reciprocal().expand(*shared.likelihood.shape[:-1], self.data_dim)
-        residual = torch.nan_to_num(y) - self.mean
+        residual = torch.nan_to_num(y) - shared.mean
         form = gaussian_quadratic(residual, observed, precision, shared.u.unsqueeze(-3), shared.u_scale_tril)
         return Statistics(shared, Luu_inv, form)
 

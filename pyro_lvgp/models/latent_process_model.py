@@ -91,7 +91,8 @@ class LatentProcessModel(PyroModule):
         with _all(contexts):
             if y is None:
                 return pyro.sample("y", entries.to_event(1))
-            return pyro.sample("y", entries.mask(~torch.isnan(y)).to_event(1), obs=torch.nan_to_num(y))
+            value = torch.nan_to_num(y, self.likelihood.stand_in)
+            return pyro.sample("y", entries.mask(~torch.isnan(y)).to_event(1), obs=value)
 
     def series_plate(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> Any:
         """The plate over series, or a context that does nothing if there is one only."""

@@ -331,7 +331,7 @@ class LatentVariableModel(PyroModule):
     def _log_likelihood_rows(self, globals_: dict[str, Tensor], X: Tensor, Y: Tensor) -> Float[Tensor, " B"]:
         """Log p(y_n | x_n, globals) of what is observed."""
         entries = self._rows_given(globals_, X).base_dist
-        return entries.mask(~torch.isnan(Y)).log_prob(torch.nan_to_num(Y)).sum(-1)
+        return entries.mask(~torch.isnan(Y)).log_prob(torch.nan_to_num(Y, self.likelihood.stand_in)).sum(-1)
 
     def _first_latents(
         self, guide: Guide, Y: Tensor, globals_: dict[str, Tensor], prior: TorchDistributionMixin, num_starts: int

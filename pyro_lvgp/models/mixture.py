@@ -83,7 +83,10 @@ class MixturePrediction:
         Source: eq. 3.10 of the GP-VAE thesis.
         """
         missing = torch.isnan(y)
-        log_prob = torch.cat([part.log_prob(torch.nan_to_num(y)) for part in self.parts])
+        # In the place of what is missing stands what every support has: 0 of counts, else the mean.
+        log_prob = torch.cat(
+            [p.log_prob(torch.where(missing, 0.0 if p.support.is_discrete else p.mean, y)) for p in self.parts]
+        )
         if self.weights is None:
             return (log_prob.logsumexp(0) - math.log(len(log_prob))).masked_fill(missing, torch.nan)
         log_weights = self.weights.to(log_prob).log().reshape(-1, *[1] * y.dim())

@@ -147,7 +147,7 @@ class RandomFeatureLVM(RowModel):
         with rows:
             if y is None or observed is None:
                 return pyro.sample("y", entries().to_event(1))
-            value = y if assume(observed.all()) else torch.nan_to_num(y)
+            value = y if assume(observed.all()) else torch.nan_to_num(y, self.likelihood.stand_in)
             log_prob = self.likelihood.log_prob_of_rows(value, observed, f_mean, f_variance, theta)
             return pyro.sample("y", ObservedRows(value, log_prob, lambda: entries().mask(observed)), obs=value)
 
@@ -195,7 +195,7 @@ class RandomFeatureLVM(RowModel):
 
         Source: eqs. 29 and 30 of the SRFLVM paper; Khan and Lin (2017), "Conjugate-computation variational inference".
         """
-        observed, y, theta = ~torch.isnan(y), torch.nan_to_num(y), self.likelihood.theta()
+        observed, y, theta = ~torch.isnan(y), torch.nan_to_num(y, self.likelihood.stand_in), self.likelihood.theta()
         if isinstance(self.likelihood, Gaussian):
             assert theta is not None
             return gaussian_sites(y - self.mean, observed, theta)

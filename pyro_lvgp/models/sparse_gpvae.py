@@ -1,10 +1,11 @@
 """Gaussian-process variational autoencoders through inducing points."""
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import pyro
 import pyro.distributions as dist
+import torch
 from jaxtyping import Float, Int
 from pyro import poutine
 from pyro.distributions import constraints
@@ -44,8 +45,12 @@ class SparseGPVAE(LatentProcessModel):
     :param likelihood: p(y | decoder(f)); ``Gaussian()`` by default.
     :param independent_dim: number R of latent dimensions that are independent from point to point.
     :param num_data: number of series, or of points of the one series; needed with mini-batches only.
+    :param held_out: of a mini-batch of points of one series, the share that an encoder's q(u) is not made of.  The others
+        stand for all points there, and count once in the likelihood, where those held out stand for all the rest: the bound
+        of the q(u) of a random part of the data, without bias.  With 0 all of them are encoded and scored, and the bound is
+        too high.
     :param jitter: added to the diagonal of k(Z, Z), in units of its mean.
-    :raises ValueError: if the data do not fit, or a mini-batch comes without ``num_data``.
+    :raises ValueError: if the data do not fit, or a mini-batch comes without ``num_data``, or is too small to be divided.
 
     Source: section 3.4 of the GP-VAE thesis; Ashman et al. (2020), "Sparse Gaussian process variational autoencoders".
 
@@ -77,6 +82,7 @@ class SparseGPVAE(LatentProcessModel):
         *,
         independent_dim: int = 0,
         num_data: int | None = None,
+        held_out: float = 0.0,
         jitter: float = 1e-5,
     ):
         if not 2 <= inducing_points.dim() <= 4:
@@ -84,11 +90,13 @@ class SparseGPVAE(LatentProcessModel):
                 "expected inducing_points [points, columns], [latents, points, columns] or [series, latents, points, columns],"
                 f" got {list(inducing_points.shape)}; a single column needs [:, None]"
             )
+        if not 0.0 <= held_out < 1.0:
+            raise ValueError(f"expected held_out from 0 to below 1, got {held_out}; it is a share of a mini-batch")
         if not jitter >= 0.0:
             raise ValueError(f"expected jitter of 0 or more, got {jitter}")
         super().__init__(kernel, decoder, likelihood, independent_dim, num_data)
         self.inducing_points: Any = PyroParam(inducing_points.clone(), constraints.real)
-        self.jitter = jitter
+        self.held_out, self.jitter = held_out, jitter
         self.event_dims = {"u": ("inducing",), "f": ("latent",), "w": ("independent",), "y": ("output",)}
 
     def forward(
@@ -115,7 +123,7 @@ class SparseGPVAE(LatentProcessModel):
         mean, variance = process.marginals(u, integrated.get("scale_tril"))
         with series, points:
             f = pyro.sample("f", dist.Normal(mean.mT, variance.sqrt().mT).to_event(1))
-        return self._observe(f, theta, y, [series, points])
+        return self._observe(f, theta, y, [series, points, self._scale(x, y, idx)])
 
     def process(
         self, x: Float[Tensor, "*#series N P"], y: Tensor | None = None, idx: Int[Tensor, " batch"] | None = None
@@ -129,8 +137,28 @@ class SparseGPVAE(LatentProcessModel):
         Z = self.inducing_points
         if Z.dim() == 4:
             Z = (Z if idx is None else Z[idx]).unsqueeze(1)
-        weight = self._total(idx) / len(idx) if idx is not None and _is_one_series(x, y) else 1.0
+        weight: float | Tensor = 1.0
+        if idx is not None and _is_one_series(x, y):
+            told = self._told(idx)
+            weight = torch.where(told, self._total(idx) / told.sum(), 0.0) if self.held_out else self._total(idx) / len(idx)
         return SparseProcess(self.kernel, Z, as_inputs(x), self.kernel.theta(), jitter=self.jitter, weight=weight)
+
+    def _told(self, idx: Tensor) -> Tensor:
+        """Which points of a mini-batch q(u) is made of: the first ones, as mini-batches come in random order."""
+        told = torch.arange(len(idx), device=idx.device) < round((1.0 - self.held_out) * len(idx))
+        if not told.any() or (self.held_out and told.all()):
+            raise ValueError(
+                f"expected mini-batches of points to hold out {self.held_out} of, not all, got {len(idx)} points; take more"
+            )
+        return told
+
+    def _scale(self, x: Tensor, y: Tensor | None, idx: Tensor | None) -> AbstractContextManager[Any]:
+        """Within the plate: a point that q(u) is made of counts once, those held out stand for all others."""
+        if not self.held_out or idx is None or not _is_one_series(x, y):
+            return nullcontext()
+        told, N = self._told(idx), self._total(idx)
+        count = torch.where(told, 1.0, (N - told.sum()) / (~told).sum())
+        return poutine.scale(scale=count * (len(idx) / N))
 
     def points_plate(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> pyro.plate:
         """The plate over points, of which a mini-batch of one series shows some."""
