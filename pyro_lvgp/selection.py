@@ -26,13 +26,14 @@ def gap_folds(
 ) -> Bool[Tensor, "folds N D"]:
     """Entries to hide from a fit and to predict, in folds with gaps like those of the data.
 
-    Rows without a gap are dealt out to the folds; a fold hides its rows in all columns that have gaps elsewhere.
+    Rows that have what is missing elsewhere are dealt out to the folds.  A fold hides of each of its rows what another row,
+    drawn at random, misses; or, of consecutive rows, all columns that have gaps.
 
     :param y: data [N, D], NaN where missing.
     :param num_folds: number of folds.
-    :param consecutive: deal out runs of rows, for gaps that are blocks of time, and not rows here and there.
-    :param seed: of the rows here and there.
-    :raises ValueError: if the data are no matrix, have no gap, or fewer complete rows than folds.
+    :param consecutive: for gaps that are blocks of time: deal out runs of rows without a gap, and not rows here and there.
+    :param seed: of the rows here and there, and of the gaps that they are given.
+    :raises ValueError: if the data are no matrix, have no gap, or fewer rows to deal out than folds.
 
     >>> y = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, torch.nan]])
     >>> gap_folds(y, 2, consecutive=True).long()
@@ -47,17 +48,21 @@ def gap_folds(
     if y.dim() != 2:
         raise ValueError(f"expected data [rows, columns], got {list(y.shape)}; make folds of each series, and stack them")
     missing = torch.isnan(y)
-    complete = (~missing.any(1)).nonzero().squeeze(1)
+    gaps = missing.any(0)
+    rows = (~missing.any(1) if consecutive else (gaps & ~missing).any(1)).nonzero().squeeze(1)
     if not missing.any():
         raise ValueError("expected data with gaps to imitate, got complete data; hide entries of your choice as folds")
-    if not 1 <= num_folds <= len(complete):
-        raise ValueError(f"expected from 1 to {len(complete)} folds, the number of rows without a gap, got {num_folds}")
+    if not 1 <= num_folds <= len(rows):
+        raise ValueError(f"expected from 1 to {len(rows)} folds, the number of rows that can be dealt out, got {num_folds}")
+    hidden = gaps.expand(len(rows), -1)
     if not consecutive:
-        order = torch.randperm(len(complete), generator=torch.Generator().manual_seed(seed))
-        complete = complete[order.to(y.device)]
+        generator = torch.Generator().manual_seed(seed)
+        rows = rows[torch.randperm(len(rows), generator=generator).to(y.device)]
+        others = missing[missing.any(1)]
+        hidden = others[torch.randint(len(others), (len(rows),), generator=generator).to(y.device)]
     folds = torch.zeros(num_folds, *y.shape, dtype=torch.bool, device=y.device)
-    for fold, rows in zip(folds, complete.tensor_split(num_folds), strict=True):
-        fold[rows] = missing.any(0)
+    for fold, dealt, gap in zip(folds, rows.tensor_split(num_folds), hidden.tensor_split(num_folds), strict=True):
+        fold[dealt] = gap & ~missing[dealt]
     return folds
 
 

@@ -24,12 +24,29 @@ def y():
 @pytest.mark.parametrize("consecutive", [True, False])
 @pytest.mark.parametrize("num_folds", [1, 3, 39])
 def test_folds_deal_out_all_complete_rows_in_the_columns_with_gaps(y, consecutive, num_folds):
+    y[7, 2:] = nan if not consecutive else y[7, 2:]  # gaps are alike
     folds = gap_folds(y, num_folds, consecutive=consecutive)
     complete = ~torch.isnan(y).any(1)
     assert torch.equal(folds.sum(0), complete[:, None] * torch.tensor([0, 0, 1, 1]))
     sizes = folds[..., 2].sum(1)
     assert len(folds) == num_folds
     assert sizes.max() - sizes.min() <= 1
+
+
+def test_scattered_folds_have_the_gaps_of_other_rows():
+    """Of which none is a whole row."""
+    y = torch.randn(300, 6)
+    y[torch.rand(300, 6) < 0.2] = nan
+    missing = torch.isnan(y)
+    y[missing.all(1)], missing = 0.0, torch.isnan(y)
+    folds = gap_folds(y, 5)
+    assert folds.any(2).sum(0).max() == 1
+    hidden, others = folds.any(0), missing[missing.any(1)]
+    assert not (hidden & missing).any()
+    for row, gaps in zip(hidden, missing, strict=True):
+        assert (row == others & ~gaps).all(1).any()
+    share = hidden.float().mean(0)
+    assert (share - others.float().mean(0) * (~missing).float().mean(0)).abs().max() < 4.5 * (0.25 / 300) ** 0.5
 
 
 def test_folds_are_runs_of_rows_or_rows_here_and_there(y):
@@ -45,7 +62,9 @@ def test_folds_need_gaps_and_rows(y):
     with pytest.raises(ValueError, match="expected data with gaps"):
         gap_folds(torch.zeros(5, 2))
     with pytest.raises(ValueError, match="from 1 to 39 folds"):
-        gap_folds(y, 40)
+        gap_folds(y, 40, consecutive=True)
+    with pytest.raises(ValueError, match="from 1 to 40 folds"):
+        gap_folds(y, 41)
     with pytest.raises(ValueError, match="from 1 to 0 folds"):
         gap_folds(torch.full((3, 1), nan))
 

@@ -1,4 +1,4 @@
-"""The benchmarks of bouncing balls, estimators and mini-batches at a few steps, and the linear dynamical system where it is right."""
+"""The benchmarks of balls, estimators and mini-batches at a few steps, and the linear dynamical system where it is right."""
 
 import numpy as np
 import pytest
