@@ -128,6 +128,20 @@ def check_inputs(x: Tensor, y: Tensor) -> None:
             "expected inputs [points, columns] and data [points, outputs], or [series, points, ...] of either, got "
             f"{list(x.shape)} and {list(y.shape)}; a single column needs [:, None]"
         )
+    _check_numbers(x, y)
+
+
+def check_new_inputs(x_new: Tensor, x: Tensor, y: Tensor) -> None:
+    """Raise unless x_new [..., M, P] are finite inputs like x [..., N, P], of the data's dtype and device."""
+    if x_new.dim() not in (2, 3) or x_new.shape[-1] != x.shape[-1]:
+        raise ValueError(
+            f"expected new inputs [points, columns] or [series, points, columns] of {x.shape[-1]} columns, got "
+            f"{list(x_new.shape)}; a single column needs [:, None]"
+        )
+    _check_numbers(x_new, y)
+
+
+def _check_numbers(x: Tensor, y: Tensor) -> None:
     if not (x.is_floating_point() and x.dtype == y.dtype and x.device == y.device):
         raise TypeError(f"expected inputs and data of one floating-point dtype and device, got {x.dtype} and {y.dtype}")
     if not torch.isfinite(x).all():

@@ -715,6 +715,25 @@ def test_no_rows_and_no_series_are_refused():
             model.predict(guide, *args)
 
 
+@pytest.mark.parametrize(
+    ("x_new", "error", "message"),
+    [
+        (torch.tensor([0.5]), ValueError, r"of 1 columns, got \[1\]; a single column needs \[:, None\]"),
+        (torch.rand(3, 2), ValueError, r"of 1 columns, got \[3, 2\]"),
+        (torch.full((3, 1), torch.nan).double(), ValueError, "expected finite inputs, got NaN"),
+        (torch.rand(3, 1).float(), TypeError, "one floating-point dtype and device, got torch.float32 and torch.float64"),
+        (torch.arange(3)[:, None], TypeError, "one floating-point dtype and device, got torch.int64"),
+    ],
+)
+def test_new_inputs_that_do_not_fit(x_new, error, message, unchecked):
+    model = GPVAE(RBF(1, batch_shape=(2,)), MLP(2, D))
+    guide, x, y = StructuredGPGuide(model, FactorNet(D, 2)), torch.rand(N, 1), torch.randn(N, D)
+    with pytest.raises(error, match=message):
+        model.predict(guide, x, y, x_new)
+    with pytest.raises(ValueError, match=r"got \[5, 1\] and \[6, 3\]"):
+        model.predict(guide, x[1:], y)
+
+
 def test_data_that_fit():
     model, y = GPVAE(RBF(1, batch_shape=(2,)), MLP(2, D)), torch.randn(B, N, D)
     y[0], y[1, 2:], y[2, 3, 1] = torch.nan, torch.nan, torch.nan

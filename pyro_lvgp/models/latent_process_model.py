@@ -21,7 +21,7 @@ from pyro_lvgp.models.latent_variable_model import Guide
 from pyro_lvgp.models.mixture import Imputation, MixturePrediction
 from pyro_lvgp.networks import as_pyro_module
 from pyro_lvgp.quasi_random import even_draws
-from pyro_lvgp.validation import check_not_empty, check_series, check_sizes
+from pyro_lvgp.validation import check_inputs, check_new_inputs, check_not_empty, check_series, check_sizes
 
 
 class LatentProcessModel(PyroModule):
@@ -164,12 +164,14 @@ class LatentProcessModel(PyroModule):
         :param num_samples: draws of the latents.
         :param joint: draw latents jointly, as for trajectories, by a factorisation of their covariance at all inputs;
             otherwise each point from its marginal, which is faster.
-        :raises ValueError: if ``num_samples`` is not positive.
-        :raises TypeError: if the data have another dtype than the model.
+        :raises ValueError: if ``num_samples`` is not positive, or inputs do not fit or are not finite.
+        :raises TypeError: if inputs or data have another dtype than the model.
         """
         check_sizes(num_samples=num_samples)
         self._check_dtype(y)
+        check_inputs(x, y)
         at = x if x_new is None else x_new
+        check_new_inputs(at, x, y)
         mixture = []
         with torch.no_grad():
             for share in self._shares(guide, x, y, num_samples):
