@@ -34,6 +34,21 @@ def test_a_mixture_given_a_part_is_its_joint_density_over_the_marginal():
         assert mean[row, 1 - column] == Y[row, 1 - column]
 
 
+def test_a_third_of_the_observed_entries():
+    hidden = torch.rand(50, 12).argsort(-1) < 6
+    fold = half_hidden.third_of_observed(hidden, torch.Generator().manual_seed(0))
+    assert not (fold & hidden).any()
+    assert (fold.sum(-1) == 2).all()
+
+
+def test_shares_of_predictions():
+    parts = [half_hidden.Predicted(torch.full((1, 2), mean), torch.full((1, 2), mean - 1.0)) for mean in (0.0, 2.0)]
+    equal, first = half_hidden.pooled(parts), half_hidden.pooled(parts, [1.0, 0.0])
+    torch.testing.assert_close(equal.mean, torch.ones(1, 2))
+    torch.testing.assert_close(equal.log_density, torch.full((1, 2), math.log(0.5 * math.exp(-1.0) + 0.5 * math.exp(1.0))))
+    torch.testing.assert_close(first, parts[0])
+
+
 @pytest.mark.parametrize("name", list(half_hidden.METHODS))
 def test_methods_predict_rows_never_seen(name):
     train = torch.randn(200, 2) @ torch.randn(2, 12) + 0.1 * torch.randn(200, 12)
