@@ -649,7 +649,8 @@ def test_memory_is_saved_and_carried_on():
     assert not torch.equal(function(guide, x, nothing)[0], expected[0])
 
 
-def test_memory_is_part_of_the_guide_s_state():
+@pytest.mark.parametrize("first", ["model", "guide"])
+def test_memory_is_part_of_the_guide_s_state(first):
     model, guide = make()
     x, y = data()
     nothing = torch.full_like(y, torch.nan)
@@ -662,9 +663,12 @@ def test_memory_is_part_of_the_guide_s_state():
     model, guide = make()
     guide(x, y)
     state = torch.load(io.BytesIO(file.getvalue()))
-    guide.load_state_dict(state["guide"])  # moves the model's inducing points
-    model.load_state_dict(state["model"])
+    modules = {"model": model, "guide": guide}
+    for name in (first, *(modules.keys() - {first})):  # either moves the model's inducing points
+        modules[name].load_state_dict(state[name])
     assert_close(function(guide, x, nothing), expected)
+    history = fit(model, guide, x, y, loss=MeanFieldELBO("points"), num_steps=1, progress=False)
+    assert len(history.losses) == 1
 
 
 @pytest.mark.parametrize(

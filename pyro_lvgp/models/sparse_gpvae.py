@@ -169,6 +169,13 @@ class SparseGPVAE(LatentProcessModel):
     def create_plates(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> list[pyro.plate]:
         return [*super().create_plates(x, y, idx), self.points_plate(x, y, idx)]
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args) -> None:
+        # There may be more inducing points by then, or fewer, if a guide has taken in a stream.
+        stored, now = state_dict.get(f"{prefix}inducing_points_unconstrained"), self.inducing_points
+        if stored is not None and stored.shape[-2] != now.shape[-2] and stored.shape[-1] == now.shape[-1]:
+            self.inducing_points = PyroParam(stored.detach().to(now, copy=True), constraints.real)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def _by_point(self, f: Tensor) -> Tensor:
         return f
 
