@@ -734,6 +734,14 @@ def test_new_inputs_that_do_not_fit(x_new, error, message, unchecked):
         model.predict(guide, x[1:], y)
 
 
+def test_latents_without_an_encoder_know_no_other_series():
+    model = GPVAE(RBF(1, batch_shape=(2,)), MLP(3, D), independent_dim=1)
+    guide, x, y = StructuredGPGuide(model, FactorNet(D, 2)), torch.rand(N, 1), torch.randn(N, D)
+    guide(x, y)
+    with pytest.raises(ValueError, match="expected the data of the first call, which the parameters of 'w' are for"):
+        model.predict(guide, x[1:], y[1:])
+
+
 def test_data_that_fit():
     model, y = GPVAE(RBF(1, batch_shape=(2,)), MLP(2, D)), torch.randn(B, N, D)
     y[0], y[1, 2:], y[2, 3, 1] = torch.nan, torch.nan, torch.nan

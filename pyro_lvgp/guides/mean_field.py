@@ -176,7 +176,13 @@ class MeanFieldGuide(ModelGuide):
                     f"{list(loc.shape)} and {list(scale.shape)}; give it the latent_dim and the covariance of the site"
                 )
             return encoding
-        return attrgetter(name)(self.locs), attrgetter(name)(self.scales)
+        try:
+            return attrgetter(name)(self.locs), attrgetter(name)(self.scales)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}: expected the data of the first call, which the parameters of {name!r} are for; give the site an "
+                "encoder, to take others"
+            ) from error
 
     def forward(self, *args, **kwargs) -> dict[str, Tensor]:
         if self.prototype_trace is None:
