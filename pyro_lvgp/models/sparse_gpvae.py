@@ -45,10 +45,10 @@ class SparseGPVAE(LatentProcessModel):
     :param likelihood: p(y | decoder(f)); ``Gaussian()`` by default.
     :param independent_dim: number R of latent dimensions that are independent from point to point.
     :param num_data: number of series, or of points of the one series; needed with mini-batches only.
-    :param held_out: of a mini-batch of points of one series, the share that an encoder's q(u) is not made of.  The others
-        stand for all points there, and count once in the likelihood, where those held out stand for all the rest: the bound
-        of the q(u) of a random part of the data, without bias.  With 0 all of them are encoded and scored, and the bound is
-        too high.
+    :param held_out: of a mini-batch of points of one series, in random order, the last share, which an encoder's q(u) is not
+        made of.  The others stand for all points there, and count once in the likelihood, where those held out stand for all
+        the rest: an unbiased estimate of the bound of the q(u) of a part of the data.  With 0 all are encoded and scored, and
+        the estimate is too high.
     :param jitter: added to the diagonal of k(Z, Z), in units of its mean.
     :raises ValueError: if the data do not fit, or a mini-batch comes without ``num_data``, or is too small to be divided.
 
@@ -139,14 +139,16 @@ class SparseGPVAE(LatentProcessModel):
             Z = (Z if idx is None else Z[idx]).unsqueeze(1)
         weight: float | Tensor = 1.0
         if idx is not None and _is_one_series(x, y):
-            told = self._told(idx)
-            weight = torch.where(told, self._total(idx) / told.sum(), 0.0) if self.held_out else self._total(idx) / len(idx)
+            told = self._num_told(idx)
+            weight = self._total(idx) / told
+            if told < len(idx):
+                weight = torch.cat([x.new_full((told,), weight), x.new_zeros(len(idx) - told)])
         return SparseProcess(self.kernel, Z, as_inputs(x), self.kernel.theta(), jitter=self.jitter, weight=weight)
 
-    def _told(self, idx: Tensor) -> Tensor:
-        """Which points of a mini-batch q(u) is made of: the first ones, as mini-batches come in random order."""
-        told = torch.arange(len(idx), device=idx.device) < round((1.0 - self.held_out) * len(idx))
-        if not told.any() or (self.held_out and told.all()):
+    def _num_told(self, idx: Tensor) -> int:
+        """How many points of a mini-batch q(u) is made of, the first ones."""
+        told = round((1.0 - self.held_out) * len(idx))
+        if not told or (self.held_out and told == len(idx)):
             raise ValueError(
                 f"expected mini-batches of points to hold out {self.held_out} of, not all, got {len(idx)} points; take more"
             )
@@ -156,9 +158,10 @@ class SparseGPVAE(LatentProcessModel):
         """Within the plate: a point that q(u) is made of counts once, those held out stand for all others."""
         if not self.held_out or idx is None or not _is_one_series(x, y):
             return nullcontext()
-        told, N = self._told(idx), self._total(idx)
-        count = torch.where(told, 1.0, (N - told.sum()) / (~told).sum())
-        return poutine.scale(scale=count * (len(idx) / N))
+        told, total = self._num_told(idx), self._total(idx)
+        held_out = len(idx) - told
+        counts = torch.cat([x.new_ones(told), x.new_full((held_out,), (total - told) / held_out)])
+        return poutine.scale(scale=counts * (len(idx) / total))
 
     def points_plate(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> pyro.plate:
         """The plate over points, of which a mini-batch of one series shows some."""
