@@ -34,7 +34,8 @@ class GPVAE(LatentProcessModel):
         :class:`~pyro_lvgp.kernels.Stack` of different ones.
     :param decoder: a module that maps latents ``[*, Q + R]`` to the functions ``[*, D]`` under the likelihood; or to a pair of
         them and the likelihood's parameter, such as a variance, for each entry.
-    :param likelihood: p(y | decoder(f)); ``Gaussian()`` by default.
+    :param likelihood: p(y | decoder(f)); ``Gaussian()`` by default, one noise for all outputs.  ``Gaussian(data_dim=D)`` has
+        one for each, without which gaps are filled worse where outputs differ.
     :param independent_dim: number R of latent dimensions that are independent from point to point.
     :param num_data: number of series, or of points of the one series; needed with mini-batches only.
     :raises ValueError: if the data do not fit, or a mini-batch comes without ``num_data``.
