@@ -57,6 +57,7 @@ if __name__ == "__main__":
     assert 1 <= graphs[0] <= 2, graphs
     assert graphs[0] == graphs[1], graphs
     # By quadrature, whose gradient autograd takes.
+    pyro.clear_param_store()
     binary = BayesianGPLVM(8, 3, 2, num_inducing=4, likelihood=Bernoulli()).initialize((Y > 0.0).double())
     assert compare(binary, (Y > 0.0).double(), 2, "underdamped") == graphs[0]
     assert set(STEPS) == {"overdamped", "underdamped"}

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -12,9 +13,9 @@ from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_structure, tree_unflatten
 
-from pyro_lvgp.annealing import STEPS, Coordinates, Dynamics, State
+from pyro_lvgp.annealing import STEPS, Coordinates, Dynamics, State, Transition
 from pyro_lvgp.guides._coordinates import SiteCoordinates
 from pyro_lvgp.integration import IntegrateGaussians
 from pyro_lvgp.recording import record_pure
@@ -78,46 +79,43 @@ class CompiledTransition:
 
     def __init__(self, dynamics: Dynamics, model: HasLogJoint, sites: Whitened):
         self._step, self._model, self._sites = STEPS[dynamics], model, sites
-        self._compiled: dict[Hashable, tuple[Callable[..., tuple[Tensor, ...]], TreeSpec]] = {}
+        self._compiled: dict[Hashable, dict[Hashable, tuple[Callable[..., list[Tensor]], TreeSpec]]] = {}
 
-    def __call__(
-        self,
-        bases: Bases,
-        statistics: Any,
-        through: bool,
-        damping: Tensor,
-        state: State,
-        noise: Coordinates,
-        beta: Tensor,
-        step_size: Coordinates,
-    ) -> State:
-        leaves, structure = tree_flatten((bases, statistics, damping, state, noise, beta, step_size))
-        signature = (through, torch.is_grad_enabled(), structure, *map(_described, leaves))
-        if signature not in self._compiled:
-            self._compiled[signature] = self._compile(leaves, structure, through)
-        graph, structure_of_state = self._compiled[signature]
-        return tree_unflatten(graph(*_tensors(leaves)), structure_of_state)
+    def along(self, bases: Bases, statistics: Any, damping: Tensor, through: bool) -> Transition:
+        """The transition of a chain; what all its steps share is flattened once."""
+        shared, structure = tree_flatten((bases, statistics, damping))
+        signature = (through, torch.is_grad_enabled(), structure, *map(_described, shared))
+        graphs = self._compiled.setdefault(signature, {})
+        tensors = [leaf for leaf in shared if isinstance(leaf, Tensor)]
+
+        def step(state: State, noise: Coordinates, beta: Tensor, step_size: Coordinates) -> State:
+            moving = [*chain(*state), *noise, beta, *step_size]
+            signature = tuple(map(_described, moving))
+            if signature not in graphs:
+                moves = (state, noise, beta, step_size)
+                graphs[signature] = self._compile(shared, structure, moving, tree_structure(moves), through)
+            graph, structure_of_state = graphs[signature]
+            return tree_unflatten(graph(*tensors, *moving), structure_of_state)
+
+        return step
 
     def _compile(
-        self, leaves: list[Any], structure: TreeSpec, through: bool
-    ) -> tuple[Callable[..., tuple[Tensor, ...]], TreeSpec]:
+        self, shared: list[Any], structure: TreeSpec, moving: list[Tensor], structure_of_moving: TreeSpec, through: bool
+    ) -> tuple[Callable[..., list[Tensor]], TreeSpec]:
         found: list[TreeSpec] = []
 
         def transition(*tensors: Tensor) -> list[Tensor]:
             given = iter(tensors)
-            filled = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            bases, statistics, damping, state, noise, beta, step_size = tree_unflatten(filled, structure)
+            filled = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in shared]
+            bases, statistics, damping = tree_unflatten(filled, structure)
+            state, noise, beta, step_size = tree_unflatten(given, structure_of_moving)
             score = partial(pure_score, self._model, self._sites, bases, statistics, through)
             outputs, structure_of_state = tree_flatten(self._step(score, state, noise, beta, step_size, damping))
             found.append(structure_of_state)
             return outputs
 
-        graph = record_pure(transition, _tensors(leaves))
+        graph = record_pure(transition, [leaf for leaf in shared if isinstance(leaf, Tensor)] + moving)
         return torch.compile(graph, fullgraph=True, dynamic=False), found[0]
-
-
-def _tensors(leaves: list[Any]) -> list[Tensor]:
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def _described(leaf: Any) -> Hashable:

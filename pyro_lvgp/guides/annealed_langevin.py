@@ -327,7 +327,7 @@ class AutoAnnealedLangevin(SampledGuide):
             return score, partial(STEPS[self.dynamics], score, damping=damping)
         if self._compiled is None:
             self._compiled = CompiledTransition(self.dynamics, self.model, self._whitened)
-        return score, partial(self._compiled, bases, statistics, through, damping)
+        return score, self._compiled.along(bases, statistics, damping, through)
 
     def __getstate__(self):
         return super().__getstate__() | {"_surrogate": (None,), "_compiled": None}
