@@ -47,6 +47,7 @@ def test_list_names_every_benchmark_with_its_first_line(capsys):
         "half_hidden",
         "imputation",
         "longseries",
+        "minibatches",
         "oilflow",
         "srflvm",
         "srflvm_large",
