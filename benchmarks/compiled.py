@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import pyro
@@ -10,6 +10,7 @@ import pyro.distributions as dist
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch._inductor.utils import fresh_inductor_cache
 from tqdm import tqdm
 
 from benchmarks import gpvae as gpvae_benchmark
@@ -28,16 +29,15 @@ LEARNING_RATE, BATCH_SIZE = 1e-3, 200
 PUBLISHED: list[Row] = []
 NOTES = """\
 "steps": each model, guide and bound with `CompiledELBO` and without; medians of the steps of `fit`, of which blocks alternate
-between the two.  "compile" is what the slowest step takes over the median, and "pays after" the number of steps whose savings
-make up for it; torch finds earlier compilations on the disk, unless TORCHINDUCTOR_CACHE_DIR names an empty folder.  The
-Bayesian GPLVM is of oil flow: 1000 × 12, mini-batches of 200, Q = 10, M = 30.  GP-VAEs are of the EEG: 256 × 7 with gaps, Q =
-3, IndexNet, a decoder with one layer of 20; mini-batches of 100, as in the thesis, or all points and 30 inducing points.  The
-user's own model is Poisson factorisation of 500 × 30 counts with a latent of 5 dimensions for each row, of which 100 make a
-mini-batch.
+between the two.  "compile" is what the slowest step takes over the median, with nothing compiled before, and "pays after" the
+number of steps whose savings make up for it.  The Bayesian GPLVM is of oil flow: 1000 × 12, mini-batches of 200, Q = 10, M =
+30.  GP-VAEs are of the EEG: 256 × 7 with gaps, Q = 3, IndexNet, a decoder with one layer of 20; mini-batches of 100, as in the
+thesis, or all points and 30 inducing points.  The user's own model is Poisson factorisation of 500 × 30 counts with a latent
+of 5 dimensions for each row, of which 100 make a mini-batch.
 
-"chain of K": annealed guides of the Bayesian GPLVM, all rows at each step, in float32: as they are, with one transition
-compiled by `AutoAnnealedLangevin(compile=True)`, and with all of a step compiled by `CompiledELBO`.  What one chain compiles
-another would find, so each has a command of its own."""
+"chains": annealed guides of the Bayesian GPLVM, all rows at each step, in float32: as they are; "transition", with one
+transition compiled by `AutoAnnealedLangevin(compile=True)`; "all", with all of a step compiled by `CompiledELBO`; and "both",
+where what is compiled of a step calls one compiled transition again and again."""
 
 
 def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:
@@ -45,26 +45,21 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
     num_steps, block = (6, 3) if quick else (600, 100)
     for seed in range(seeds):
         for task in [only] if only else list(TASKS):
-            if task in CHAINS:
-                yield from measure_chain(CHAINS[task], num_steps=num_steps, block=block, seed=seed)
-            else:
-                for name, make in tqdm(CASES.items(), desc=f"{task}, seed {seed}", unit="case"):
-                    yield from measure(name, make, num_steps=num_steps, block=block, seed=seed)
+            measured, cases = TASKS[task]
+            for case in tqdm(cases, desc=f"{task}, seed {seed}", unit="case"):
+                yield from measured(case, num_steps=num_steps, block=block, seed=seed)
 
 
-def measure(
-    name: str, make: Callable[[], Case], *, num_steps: int, block: int, seed: int, backend: str = "inductor"
-) -> Iterator[Measurement]:
+def measure(name: str, *, num_steps: int, block: int, seed: int, backend: str = "inductor") -> Iterator[Measurement]:
     """Take steps of both by turns.
 
-    :param name: what is fitted.
-    :param make: makes it.
+    :param name: what is fitted, one of ``CASES``.
     :param num_steps: steps of each.
     :param block: steps of one before the other has its turn.
     :param seed: of the start and of the fit.
     :param backend: of :class:`~pyro_lvgp.infer.CompiledELBO`.
     """
-    plain, compiled = contestants(make, seed=seed, backend=backend)
+    plain, compiled = contestants(CASES[name], seed=seed, backend=backend)
     slow, fast = take_turns([plain, compiled], num_steps=num_steps, block=block, seed=seed)
     values = {
         "step [ms]": 1e3 * slow,
@@ -79,7 +74,7 @@ def measure(
 
 
 def measure_chain(length: int, *, num_steps: int, block: int, seed: int, backend: str = "inductor") -> Iterator[Measurement]:
-    """Take steps of an annealed guide by turns: as it is, with its transition compiled, and all of it.
+    """Take steps of an annealed guide by turns: as it is, with its transition compiled, with all of it, and with both.
 
     :param length: of the chain, K.
     :param num_steps: steps of each.
@@ -88,22 +83,22 @@ def measure_chain(length: int, *, num_steps: int, block: int, seed: int, backend
     :param backend: of :class:`~pyro_lvgp.infer.CompiledELBO`.
     """
     plain, everything = contestants(lambda: all_rows(length), seed=seed, backend=backend)
-    transition = Contestant(seeded(seed)(lambda: all_rows(length, compile=True)))
-    seconds = take_turns([plain, transition, everything], num_steps=num_steps, block=block, seed=seed)
-    values = {
-        "step [ms]": 1e3 * seconds[0],
-        "transition compiled [ms]": 1e3 * seconds[1],
-        "all compiled [ms]": 1e3 * seconds[2],
-        "compile transition [s]": transition.compile_seconds,
-        "compile all [s]": everything.compile_seconds,
-    }
+    transition, both = contestants(lambda: all_rows(length, compile=True), seed=seed, backend=backend)
+    compiled = {"transition": transition, "all": everything, "both": both}
+    seconds = take_turns([plain, *compiled.values()], num_steps=num_steps, block=block, seed=seed)
+    values = {"step [ms]": 1e3 * seconds[0]}
+    values |= {f"{what} compiled [ms]": 1e3 * median for what, median in zip(compiled, seconds[1:], strict=True)}
+    values |= {f"compile {what} [s]": contestant.compile_seconds for what, contestant in compiled.items()}
     settings: Settings = {"steps": num_steps, "optimiser": f"fused Adam, rate {LEARNING_RATE:g}", "dtype": "float32"}
     for metric, value in values.items():
         yield Measurement("chains", f"K = {length}", metric, value, sum(plain.seconds), settings)
 
 
 def take_turns(fits: Sequence[Contestant], *, num_steps: int, block: int, seed: int) -> list[float]:
-    """Median seconds of the steps of each, taken in blocks by turns."""
+    """Median seconds of the steps of each, taken in blocks by turns, with nothing compiled before."""
+    for contestant in fits:
+        with fresh_inductor_cache():
+            contestant.train(2, seed=seed)
     for done in range(0, num_steps, block):
         for contestant in fits:
             contestant.train(min(block, num_steps - done), seed=seed + done)
@@ -193,5 +188,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "GP-VAE, sparse": sparse_gpvae,
     "a user's own, mean field": users_own,
 }
-CHAINS = {f"chain of {K}": K for K in (5, 10, 20)}
-TASKS = ("steps", *CHAINS)
+TASKS: dict[str, tuple[Callable[..., Iterator[Measurement]], Collection[Any]]] = {
+    "steps": (measure, CASES),
+    "chains": (measure_chain, (5, 10, 20)),
+}

@@ -14,6 +14,10 @@ from torch.overrides import TorchFunctionMode
 from pyro_lvgp.seeding import seeded
 
 _ASSUMED: ContextVar[list[Tensor] | None] = ContextVar("assumed", default=None)
+_DRAWS_LIKE: dict[Any, Any] = {
+    torch.ops.aten.randn_like.default: torch.ops.aten.randn.default,
+    torch.ops.aten.rand_like.default: torch.ops.aten.rand.default,
+}
 _VALUE_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
@@ -97,13 +101,13 @@ def record_pure(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tens
     """The operations of a function of tensors that draws nothing, as a graph to be differentiated, or compiled.
 
     :param function: maps the inputs to tensors.
-    :param inputs: tensors of the shapes that the graph is for.
+    :param inputs: tensors of the shapes that the graph is for; one that is here twice stands for two.
     :raises ValueError: if what the function does depends on the values of tensors.
 
     >>> record_pure(lambda x: (x.exp(),), [torch.zeros(2)])(torch.ones(2))
     (tensor([2.7183, 2.7183]),)
     """
-    recorded = _operations(function, inputs)
+    recorded = _operations(function, [x.detach().requires_grad_(x.requires_grad) for x in inputs])
     return GraphModule(recorded, recorded.graph)
 
 
@@ -125,8 +129,13 @@ def _operations(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
 def _take_out_draws(graph: Graph) -> Graph:
     """Random operations as a graph of their own; their results become further inputs of this one.
 
-    If some depend on inputs, all stay, in their order.
+    If some depend on the values of inputs, all stay, in their order.
     """
+    for node in graph.nodes:
+        if node.target in _DRAWS_LIKE and node.meta["tensor_meta"].memory_format is torch.contiguous_format:
+            described = node.meta["tensor_meta"]
+            node.target, node.args = _DRAWS_LIKE[node.target], (list(described.shape),)
+            node.kwargs = {"dtype": described.dtype, "device": node.meta["val"].device}
     fixed: set[Node] = set()
     for node in graph.nodes:
         if node.op == "call_function" and fixed.issuperset(node.all_input_nodes):

@@ -1,9 +1,7 @@
 """What an annealed chain climbs: the score of the model's log joint in whitened coordinates, traced or as a pure function."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -13,12 +11,10 @@ from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_structure, tree_unflatten
 
-from pyro_lvgp.annealing import STEPS, Coordinates, Dynamics, State, Transition
+from pyro_lvgp.annealing import Coordinates
 from pyro_lvgp.guides._coordinates import SiteCoordinates
 from pyro_lvgp.integration import IntegrateGaussians
-from pyro_lvgp.recording import record_pure
 
 Bases = tuple[tuple[Tensor, Tensor], ...]  # loc and scale of each site
 
@@ -67,60 +63,6 @@ def pure_score(
     scores = model.score(values, statistics)
     white = (site.pull_back(scores[name], scale) for (name, site), (_, scale) in zip(sites.sites, bases, strict=True))
     return tuple(white) if differentiable else tuple(score.detach() for score in white)
-
-
-class CompiledTransition:
-    """Transitions along pure scores, each shape of whose tensors has a compiled graph.
-
-    :param dynamics: name of the transition.
-    :param model: whose score they climb.
-    :param sites: the annealed sites.
-    """
-
-    def __init__(self, dynamics: Dynamics, model: HasLogJoint, sites: Whitened):
-        self._step, self._model, self._sites = STEPS[dynamics], model, sites
-        self._compiled: dict[Hashable, dict[Hashable, tuple[Callable[..., list[Tensor]], TreeSpec]]] = {}
-
-    def along(self, bases: Bases, statistics: Any, damping: Tensor, through: bool) -> Transition:
-        """The transition of a chain; what all its steps share is flattened once."""
-        shared, structure = tree_flatten((bases, statistics, damping))
-        signature = (through, torch.is_grad_enabled(), structure, *map(_described, shared))
-        graphs = self._compiled.setdefault(signature, {})
-        tensors = [leaf for leaf in shared if isinstance(leaf, Tensor)]
-
-        def step(state: State, noise: Coordinates, beta: Tensor, step_size: Coordinates) -> State:
-            moving = [*chain(*state), *noise, beta, *step_size]
-            signature = tuple(map(_described, moving))
-            if signature not in graphs:
-                moves = (state, noise, beta, step_size)
-                graphs[signature] = self._compile(shared, structure, moving, tree_structure(moves), through)
-            graph, structure_of_state = graphs[signature]
-            return tree_unflatten(graph(*tensors, *moving), structure_of_state)
-
-        return step
-
-    def _compile(
-        self, shared: list[Any], structure: TreeSpec, moving: list[Tensor], structure_of_moving: TreeSpec, through: bool
-    ) -> tuple[Callable[..., list[Tensor]], TreeSpec]:
-        found: list[TreeSpec] = []
-
-        def transition(*tensors: Tensor) -> list[Tensor]:
-            given = iter(tensors)
-            filled = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in shared]
-            bases, statistics, damping = tree_unflatten(filled, structure)
-            state, noise, beta, step_size = tree_unflatten(given, structure_of_moving)
-            score = partial(pure_score, self._model, self._sites, bases, statistics, through)
-            outputs, structure_of_state = tree_flatten(self._step(score, state, noise, beta, step_size, damping))
-            found.append(structure_of_state)
-            return outputs
-
-        graph = record_pure(transition, [leaf for leaf in shared if isinstance(leaf, Tensor)] + moving)
-        return torch.compile(graph, fullgraph=True, dynamic=False), found[0]
-
-
-def _described(leaf: Any) -> Hashable:
-    """What a graph is made for: everything but the values of tensors."""
-    return (leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
 
 
 def read_statistics(model: HasLogJoint, drawn: Trace, integrate: bool, args: tuple, kwargs: dict) -> Any:

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from pyro_lvgp import annealing
-from pyro_lvgp.annealing import STEPS, Coordinates, Dynamics, Schedule, Score, State, Transition
+from pyro_lvgp.annealing import STEPS, Coordinates, Dynamics, Schedule, Score, State
 from pyro_lvgp.distributions import PathDelta
+from pyro_lvgp.guides._compiled_chain import CompiledChain
 from pyro_lvgp.guides._sampled import SampledGuide
 from pyro_lvgp.guides._targets import (
     Bases,
-    CompiledTransition,
     HasLogJoint,
     TracedScore,
     Whitened,
@@ -35,7 +35,6 @@ from pyro_lvgp.guides._targets import (
 )
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
 from pyro_lvgp.integration import is_integrating
-from pyro_lvgp.recording import is_recording
 from pyro_lvgp.validation import check_sizes
 
 
@@ -155,7 +154,7 @@ class AutoAnnealedLangevin(SampledGuide):
         self._surrogate = (surrogate_model,)  # in a tuple, as Pyro keeps the model: not a submodule
         self._within_plate = False  # whether that has been looked at
         self._compile = compile
-        self._compiled: CompiledTransition | None = None
+        self._compiled: CompiledChain | None = None
         if compile and not (isinstance(model, HasLogJoint) and surrogate_model is None):
             raise ValueError(
                 f"compile=True needs a model with log_joint, got {type(model).__name__}"
@@ -298,7 +297,6 @@ class AutoAnnealedLangevin(SampledGuide):
         return tuple(noise), tuple(bases)
 
     def _run(self, z: Coordinates, bases: Bases, drawn: Trace, downwards: bool, args: tuple, kwargs: dict) -> State:
-        score, transition = self._dynamics(bases, drawn, args, kwargs)
         beta = self.beta if self._schedule != "learned" else annealing.increasing_schedule(self.increments)
         step_size = tuple(attrgetter(name)(self.step_sizes) for name in self.annealed)
         if downwards:
@@ -308,26 +306,28 @@ class AutoAnnealedLangevin(SampledGuide):
             eta.reshape(eta.shape[:1] + (1,) * (x.dim() - eta.dim() + 1) + eta.shape[1:])
             for eta, x in zip(step_size, z, strict=True)
         )
-        return annealing.anneal(transition, annealing.initial_state(score, z, self.dynamics), beta, step_size)
-
-    def _dynamics(self, bases: Bases, drawn: Trace, args: tuple, kwargs: dict) -> tuple[Score, Transition]:
-        """∇ log p in whitened coordinates, and a transition that climbs it."""
-        through = self.differentiate_score and torch.is_grad_enabled()
         damping: Any = self.damping if self.dynamics == "underdamped" else torch.zeros(())
+        through = self.differentiate_score and torch.is_grad_enabled()
         if not self._pure:
-            model, plate = self._surrogate[0] or self.model, self.local_plate
-            traced = TracedScore(model, self._whitened, bases, drawn, is_integrating(), plate, through, args, kwargs)
-            if plate is not None and not self._within_plate:
-                traced.check_plate()
-                self._within_plate = True
-            return traced, partial(STEPS[self.dynamics], traced, damping=damping)
-        statistics = read_statistics(self.model, drawn, is_integrating(), args, kwargs)
-        score = partial(pure_score, self.model, self._whitened, bases, statistics, through)
-        if not self._compile or is_recording():
-            return score, partial(STEPS[self.dynamics], score, damping=damping)
+            score: Score = self._traced_score(bases, drawn, through, args, kwargs)
+        else:
+            statistics = read_statistics(self.model, drawn, is_integrating(), args, kwargs)
+            score = partial(pure_score, self.model, self._whitened, bases, statistics, through)
+        state = annealing.initial_state(score, z, self.dynamics)
+        if not self._compile:
+            return annealing.anneal(partial(STEPS[self.dynamics], score, damping=damping), state, beta, step_size)
         if self._compiled is None:
-            self._compiled = CompiledTransition(self.dynamics, self.model, self._whitened)
-        return score, self._compiled.along(bases, statistics, damping, through)
+            self._compiled = CompiledChain(self.dynamics, self.model, self._whitened)
+        what = {"bases": bases, "statistics": statistics, "damping": damping, "through": through}
+        return self._compiled.anneal(state, beta, step_size, **what)
+
+    def _traced_score(self, bases: Bases, drawn: Trace, through: bool, args: tuple, kwargs: dict) -> TracedScore:
+        model, plate = self._surrogate[0] or self.model, self.local_plate
+        score = TracedScore(model, self._whitened, bases, drawn, is_integrating(), plate, through, args, kwargs)
+        if plate is not None and not self._within_plate:
+            score.check_plate()
+            self._within_plate = True
+        return score
 
     def __getstate__(self):
         return super().__getstate__() | {"_surrogate": (None,), "_compiled": None}

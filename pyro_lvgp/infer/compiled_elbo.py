@@ -1,10 +1,8 @@
 """Any of the bounds, with its gradients, compiled into one graph."""
 
 import itertools
-import logging
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyro
@@ -18,6 +16,7 @@ from pyro.util import warn_if_nan
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
+from pyro_lvgp.compilation import Compiled, compile_graph
 from pyro_lvgp.infer._parameters import unconstrained
 from pyro_lvgp.infer.differentiable import DifferentiableELBO
 from pyro_lvgp.recording import Recording, record
@@ -44,8 +43,7 @@ class CompiledELBO(ELBO):
     :param bound: :class:`MeanFieldELBO`, :class:`ImportanceWeightedELBO`, :class:`StructuredELBO`, or Pyro's ``Trace_ELBO`` or
         ``TraceMeanField_ELBO``.
     :param backend: of ``torch.compile``.
-    :param options: of the backend.  Those of ``"inductor"`` have defaults: the draws of torch's own generators rather than
-        the compiler's, which are float32; and on the CPU a wrapper in C++ around its kernels.
+    :param options: of the backend, beside those of :func:`~pyro_lvgp.compilation.compile_graph`.
     :raises TypeError: for other bounds.
     :raises ValueError: at the second step, if what model or guide do depends on the values of tensors.
 
@@ -122,25 +120,11 @@ class CompiledELBO(ELBO):
     def _get_trace(self, model: Any, guide: Any, args: tuple, kwargs: dict) -> tuple[Trace, Trace]:
         return self.bound._get_trace(model, guide, args, kwargs)
 
-    @torch.no_grad()
-    def _compile(self, recording: Recording, tensors: Sequence[Tensor]) -> Callable[..., tuple[Tensor, ...]]:
-        options = self.options
-        if self.backend == "inductor":
-            on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
-            options = {"fallback_random": True, "cpp_wrapper": on_cpu, **options}
-        graph = recording.graph
-        compiled = torch.compile(graph, fullgraph=True, dynamic=False, backend=self.backend, options=options or None)
-        with seeded(0), _quiet_compiler():
+    def _compile(self, recording: Recording, tensors: Sequence[Tensor]) -> Compiled:
+        with seeded(0):
             draws = recording.draws()
-            found, expected = (run(*tensors, *draws) for run in (compiled, graph))
-        if recording.is_random or _are_close(found, expected):
-            return compiled
-        warnings.warn(
-            f"the compiler {self.backend!r} errs: the same operations have other results when compiled. They are run one by "
-            "one instead, still without Python and Pyro around them",
-            stacklevel=3,
-        )
-        return graph
+            options: dict[str, Any] = {"backend": self.backend, "options": self.options, "compare": not recording.is_random}
+            return compile_graph(recording.graph, [*tensors, *draws], **options)
 
     def _loss_and_gradients(
         self, model: Any, guide: Any, args: tuple, kwargs: dict[str, Any], params: Sequence[Tensor]
@@ -167,11 +151,11 @@ class _Step:
     def __init__(self, capture: Trace):
         self._params = {name: unconstrained(site) for name, site in capture.nodes.items() if site["type"] == "param"}
         self._in_store = self._params.keys() & pyro.get_param_store().keys()
-        self.compiled: dict[tuple[bool, ...], tuple[Callable[[], tuple], Callable[..., tuple]]] = {}
+        self.compiled: dict[tuple[bool, ...], tuple[Callable[[], tuple], Compiled]] = {}
         self.num_broken, self.patience = 0, 10
 
     @torch.no_grad()
-    def run(self, trained: tuple[bool, ...], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def run(self, trained: tuple[bool, ...], tensors: Sequence[Tensor]) -> Sequence[Any]:
         """What the graph returns, at new draws."""
         draws, compiled = self.compiled[trained]
         return compiled(*tensors, *draws())
@@ -204,35 +188,6 @@ class _Unconstrained(NamedTuple):
 def _param(value: _Unconstrained) -> _Unconstrained:
     """A parameter site."""
     return value
-
-
-@contextmanager
-def _quiet_compiler() -> Iterator[None]:
-    """Without what torch says about its own parts: what it deprecates, and which operations its C++ wrapper hands on."""
-    log = logging.getLogger("torch._inductor.ir")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            warnings.simplefilter("ignore", DeprecationWarning)
-            yield
-    finally:
-        log.setLevel(level)
-
-
-def _are_close(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> bool:
-    """Whether loss and gradients are the same but for rounding, which terms of the size of the loss leave behind."""
-    loss = expected[0]
-    assert loss is not None
-    eps = torch.finfo(loss.dtype).eps
-    for one, other in zip(found, expected, strict=True):
-        if one is None or other is None or not other.numel() or not other.is_floating_point():
-            continue
-        slack = eps**0.25 * float(other.abs().max()) + eps**0.75 * abs(float(loss))
-        if not torch.allclose(one, other, rtol=0.0, atol=slack, equal_nan=True):
-            return False
-    return True
 
 
 def _described(leaf: Any) -> Hashable:
