@@ -21,6 +21,7 @@ def compile_graph(
     backend: str = "inductor",
     options: Mapping[str, Any] | None = None,
     compare: bool = True,
+    guarded: bool = True,
 ) -> Compiled:
     """The graph, compiled for tensors of these shapes; or the graph itself, with a warning, if the compiler errs.
 
@@ -30,6 +31,8 @@ def compile_graph(
     :param options: of the backend.  Those of ``"inductor"`` have defaults: the draws of torch's own generators rather than
         the compiler's, which are float32; and on the CPU a wrapper in C++ around its kernels.
     :param compare: whether compiled results differ from the graph's only by rounding is looked at; not for graphs that draw.
+    :param guarded: whether ``torch.compile`` looks at shapes and strides at each call, and compiles anew for other ones; False
+        takes the time of that away, of contiguous tensors that are alike at all calls.
 
     >>> from pyro_lvgp.recording import record_pure
     >>> x = torch.ones(2)
@@ -40,8 +43,11 @@ def compile_graph(
     if backend == "inductor":
         on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
         options = {"fallback_random": True, "cpp_wrapper": on_cpu, **options}
-    compiled = torch.compile(graph, fullgraph=True, dynamic=False, backend=backend, options=options or None)
     with _quiet_compiler():
+        if guarded or backend != "inductor":
+            compiled = torch.compile(graph, fullgraph=True, dynamic=False, backend=backend, options=options or None)
+        else:
+            compiled = torch._inductor.compile(graph, list(tensors), options=options)
         found = compiled(*tensors)
     if not compare or _are_close(found, graph(*tensors)):
         return compiled

@@ -9,16 +9,18 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyro_lvgp.annealing import STEPS, Coordinates, Dynamics, State, anneal
 from pyro_lvgp.compilation import Compiled, compile_graph
+from pyro_lvgp.gradient_graphs import split_gradient
 from pyro_lvgp.guides._targets import Bases, HasLogJoint, Whitened, pure_score
 from pyro_lvgp.recording import is_recording, record_pure
 
 
 class CompiledChain:
-    """Runs chains; each shape of what a transition takes has two graphs, which all its steps share.
+    """Runs chains; each shape of what a transition takes has graphs that all its steps share.
 
     The first chain of a shape runs as always.  To whoever records or compiles what is around it, a later one is one operation,
     and its gradient another.
@@ -65,7 +67,8 @@ class CompiledChain:
             score = partial(pure_score, self._model, self._sites, bases, statistics, through)
             return anneal(partial(self._step, score, damping=damping), state, beta, step_size)
         noise = [torch.randn_like(z) for _ in range(len(beta)) for z in state.z]
-        end = _Chain.apply(self._transitions[signature], *compress(leaves, is_tensor), *start, beta, *step_size, *noise)
+        taken = [*compress(leaves, is_tensor), *start, beta, *step_size, *noise]
+        end = _Chain.apply(self._transitions[signature], torch.is_grad_enabled(), *taken)
         return tree_unflatten(end, structure_of_state)
 
 
@@ -73,7 +76,7 @@ class _Transition:
     """A transition and its gradient, recorded at once and compiled when they are first needed.
 
     :param function: takes shared tensors and a state as lists, then β, step sizes and noise; returns the next state.
-    :param shared: tensors like those that all steps share; those that need a gradient get one.
+    :param shared: tensors like those that all steps share; those that a gradient reaches get one.
     :param moving: a state, β, step sizes and noise.
     :param num_state: number of tensors in a state.
     """
@@ -81,40 +84,50 @@ class _Transition:
     def __init__(
         self, function: Callable[..., list[Tensor]], shared: Sequence[Tensor], moving: Sequence[Tensor], num_state: int
     ):
-        self._function, self._num_state, self._num_sites = function, num_state, (len(moving) - num_state - 1) // 2
-        self._trained = [x.requires_grad for x in shared]
+        self._function, self.num_state, self._num_sites = function, num_state, (len(moving) - num_state - 1) // 2
+        self._trained = self._reached(shared, moving)
+        taken, like_state, like_totals = [*shared, *moving], moving[:num_state], compress(shared, self._trained)
         with torch.no_grad():
-            self._next = _Graph(self._step, [*shared, *moving])
-            self._previous = _Graph(self._pull_back, [*shared, *moving, *moving[:num_state], *compress(shared, self._trained)])
+            self._next = _Graph(record_pure(self._step, taken))
+            joint = record_pure(self._step_and_pull_back, [*taken, *like_state, *like_totals])
+        forward, backward, kept = split_gradient(joint, len(taken), num_state)
+        self._next_keeping, self._previous = _Graph(forward), _Graph(backward)
+        self._kept = [node.meta["val"] for node in kept]
         self.number = next(_NUMBERS)
         _TRANSITIONS[self.number] = self
 
-    def climb(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """All K + 1 states of a chain, those of each tensor in one."""
+    def climb(self, tensors: Sequence[Tensor], keep: bool) -> list[Tensor]:
+        """All K + 1 states of a chain, those of each tensor in one; and what its steps keep for gradients, if they are to."""
         shared, state, schedule, noise = self._split(_detached(tensors))
-        states = [state]
+        step = self._next_keeping if keep else self._next
+        states, kept = [state], []
         for k in range(len(schedule[0])):
             moving = [*states[-1], *(x[k] for x in schedule), *self._of_step(k, noise)]
-            states.append(self._next(*shared, *moving))
-        return [torch.stack(rows) for rows in zip(*states, strict=True)]
+            following, dear = _parts(step(*shared, *moving), self.num_state)
+            states.append(following)
+            kept.append(dear)
+        return [torch.stack(rows) for steps in (states, kept) for rows in zip(*steps, strict=True)]
 
-    def descend(self, tensors: Sequence[Tensor], states: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor]:
+    def descend(self, tensors: Sequence[Tensor], climbed: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor]:
         """Gradients, from those in the last state: in the shared tensors that need one, the start, β, and step sizes."""
         shared, _, schedule, noise = self._split(_detached(tensors))
         totals: Sequence[Tensor] = [torch.zeros_like(x) for x in compress(shared, self._trained)]
         by_step = []
         for k in reversed(range(len(schedule[0]))):
-            moving = [*(x[k] for x in states), *(x[k] for x in schedule), *self._of_step(k, noise)]
-            found = self._previous(*shared, *moving, *gradients, *totals)
-            gradients, of_schedule, totals = _parts(found, len(states), len(schedule))
+            states, kept = _parts([x[k] for x in climbed], self.num_state)
+            moving = [*states, *(x[k] for x in schedule), *self._of_step(k, noise)]
+            found = self._previous(*shared, *moving, *kept, *gradients, *totals)
+            gradients, of_schedule, totals = _parts(found, self.num_state, len(schedule))
             by_step.append(of_schedule)
         of_schedule = [torch.stack(rows[::-1]) for rows in zip(*by_step, strict=True)]
         return [x.clone(memory_format=torch.contiguous_format) for x in (*totals, *gradients)] + of_schedule
 
-    def empty_states(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def empty_climb(self, tensors: Sequence[Tensor], keep: bool) -> list[Tensor]:
         """Tensors like those of :meth:`climb`."""
         _, start, schedule, _ = self._split(tensors)
-        return [x.new_empty((len(schedule[0]) + 1, *x.shape)) for x in start]
+        num_steps, kept = len(schedule[0]), self._kept if keep else []
+        states = [x.new_empty((num_steps + 1, *x.shape)) for x in start]
+        return states + [start[0].new_empty((num_steps, *x.shape), dtype=x.dtype) for x in kept]
 
     def empty_gradients(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Tensors like those of :meth:`descend`."""
@@ -125,11 +138,11 @@ class _Transition:
         """Gradients of :meth:`descend` where the tensors stand that they belong to."""
         found = iter(gradients)
         of_shared = [next(found) if needed else None for needed in self._trained]
-        return [*of_shared, *found, *[None] * (num_tensors - len(self._trained) - self._num_state - 1 - self._num_sites)]
+        return [*of_shared, *found, *[None] * (num_tensors - len(self._trained) - self.num_state - 1 - self._num_sites)]
 
     def _split(self, tensors: Sequence[Tensor]) -> list[Sequence[Tensor]]:
         """Tensors by what they are: shared, a state, β and step sizes, and what comes after these."""
-        return _parts(tensors, len(self._trained), self._num_state, 1 + self._num_sites)
+        return _parts(tensors, len(self._trained), self.num_state, 1 + self._num_sites)
 
     def _of_step(self, k: int, noise: Sequence[Tensor]) -> Sequence[Tensor]:
         return noise[k * self._num_sites : (k + 1) * self._num_sites]
@@ -138,11 +151,23 @@ class _Transition:
         shared, state, schedule, noise = self._split(tensors)
         return self._function(shared, state, *schedule, *noise)
 
-    def _pull_back(self, *tensors: Tensor) -> list[Tensor]:
-        """Gradients in what a step takes, from those in what it returns; those in shared tensors are added up."""
+    def _reached(self, shared: Sequence[Tensor], moving: Sequence[Tensor]) -> list[bool]:
+        """Which of the shared tensors need a gradient, and have one."""
+        leaves = [x.detach().requires_grad_(x.requires_grad) for x in shared]
+        state, rest = map(_detached, _parts(moving, self.num_state))
+        with torch.enable_grad():
+            following = self._function(leaves, [x.requires_grad_() for x in state], *rest)
+            total = torch.stack([x.sum() for x in following]).sum()
+        found = iter(torch.autograd.grad(total, [*state, *(x for x in leaves if x.requires_grad)], allow_unused=True))
+        for _ in state:
+            next(found)
+        return [x.requires_grad and next(found) is not None for x in leaves]
+
+    def _step_and_pull_back(self, *tensors: Tensor) -> list[Tensor]:
+        """What a step returns; and gradients in what it takes, from those in this; those in shared tensors are added up."""
         shared, state, schedule, rest = self._split(tensors)
-        noise, gradients, totals = _parts(rest, self._num_sites, self._num_state)
-        shared = [x.detach().requires_grad_(needed) for x, needed in zip(shared, self._trained, strict=True)]
+        noise, gradients, totals = _parts(rest, self._num_sites, self.num_state)
+        shared = [x.detach().requires_grad_(trained) for x, trained in zip(shared, self._trained, strict=True)]
         state, schedule = ([x.detach().requires_grad_() for x in part] for part in (state, schedule))
         with torch.enable_grad():
             following = self._function(shared, state, *schedule, *noise)
@@ -156,62 +181,59 @@ class _Transition:
             materialize_grads=True,
         )
         of_moving, of_shared = _parts(found, len(moving))
-        return [*of_moving, *(total + x for total, x in zip(totals, of_shared, strict=True))]
+        return [*_detached(following), *of_moving, *(total + x for total, x in zip(totals, of_shared, strict=True))]
 
 
 class _Graph:
-    """A function of tensors, recorded, and compiled when it is first called.
+    """A recorded graph, compiled when it is first called."""
 
-    :param function: to record.
-    :param tensors: like those that it will be called with.
-    """
-
-    def __init__(self, function: Callable[..., list[Tensor]], tensors: list[Tensor]):
-        self._graph = record_pure(function, tensors)
+    def __init__(self, graph: GraphModule):
+        self._graph = graph
         self._compiled: Compiled | None = None
 
     def __call__(self, *tensors: Tensor) -> Sequence[Any]:
         if is_recording():  # which what is compiled does not allow
             return self._graph(*tensors)
+        alike = [x.contiguous() for x in tensors]
         if self._compiled is None:
-            self._compiled = compile_graph(self._graph, tensors)
-        return self._compiled(*tensors)
+            self._compiled = compile_graph(self._graph, alike, guarded=False)
+        return self._compiled(*alike)
 
 
 class _Chain(Function):
     """A chain, from its tensors to those of the last state."""
 
     @staticmethod
-    def forward(ctx: Any, transition: _Transition, *tensors: Tensor) -> tuple[Tensor, ...]:
-        states = _climb(transition.number, list(tensors))
+    def forward(ctx: Any, transition: _Transition, keep: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
+        climbed = _climb(transition.number, list(tensors), keep)
         ctx.transition, ctx.num_tensors = transition, len(tensors)
-        ctx.save_for_backward(*tensors, *states)
-        return tuple(x[-1] for x in states)
+        ctx.save_for_backward(*tensors, *climbed)
+        return tuple(x[-1] for x in climbed[: transition.num_state])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        tensors, states = map(list, _parts(ctx.saved_tensors, ctx.num_tensors))
-        found = _descend(ctx.transition.number, tensors, states, list(gradients))
-        return None, *ctx.transition.in_order(found, len(tensors))
+        tensors, climbed = map(list, _parts(ctx.saved_tensors, ctx.num_tensors))
+        found = _descend(ctx.transition.number, tensors, climbed, list(gradients))
+        return None, None, *ctx.transition.in_order(found, len(tensors))
 
 
 @torch.library.custom_op("pyro_lvgp::climb", mutates_args=())
-def _climb(number: int, tensors: list[Tensor]) -> list[Tensor]:
-    return _TRANSITIONS[number].climb(tensors)
+def _climb(number: int, tensors: list[Tensor], keep: bool) -> list[Tensor]:
+    return _TRANSITIONS[number].climb(tensors, keep)
 
 
 @_climb.register_fake
-def _(number: int, tensors: list[Tensor]) -> list[Tensor]:
-    return _TRANSITIONS[number].empty_states(tensors)
+def _(number: int, tensors: list[Tensor], keep: bool) -> list[Tensor]:
+    return _TRANSITIONS[number].empty_climb(tensors, keep)
 
 
 @torch.library.custom_op("pyro_lvgp::descend", mutates_args=())
-def _descend(number: int, tensors: list[Tensor], states: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
-    return _TRANSITIONS[number].descend(tensors, states, gradients)
+def _descend(number: int, tensors: list[Tensor], climbed: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+    return _TRANSITIONS[number].descend(tensors, climbed, gradients)
 
 
 @_descend.register_fake
-def _(number: int, tensors: list[Tensor], states: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+def _(number: int, tensors: list[Tensor], climbed: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
     return _TRANSITIONS[number].empty_gradients(tensors)
 
 

@@ -76,9 +76,10 @@ class AutoAnnealedLangevin(SampledGuide):
     :param global_guide: a guide for the sites that are not annealed; by default those of the base guide.  A plain function
         takes plates that the annealed sites share from ``guide.plates``.
     :param surrogate_model: a model of the same sites that the chain climbs instead; the bound remains that of ``model``.
-    :param compile: compile a transition with ``torch.compile``, for models with ``log_joint``: half a minute on first use,
-        however many transitions, and again for draws of other shapes.  It saves a tenth to a third of a step;
-        :class:`~pyro_lvgp.infer.CompiledELBO` saves half and more, and is for any model.
+    :param compile: compile a transition and its gradient, for models with ``log_joint``: seconds on first use, however many
+        transitions, and again for draws of other shapes.  Together with :class:`~pyro_lvgp.infer.CompiledELBO`, or
+        ``fit(compile=True)``, it saves half of a step; that alone saves more, compiles longer chains for longer, and is for
+        any model.
     :param create_plates: as for Pyro's autoguides; by default the base guide's.
     :raises ValueError: for arguments out of range, unknown sites, sites outside plates annealed under subsampling, sites
         outside the local plate that depend on those inside, or ``compile`` without ``log_joint``.
