@@ -90,11 +90,13 @@ class _Transition:
         with torch.no_grad():
             self._next = _Graph(record_pure(self._step, taken))
             joint = record_pure(self._step_and_pull_back, [*taken, *like_state, *like_totals])
-        forward, backward, kept = split_gradient(joint, len(taken), num_state)
+        forward, backward, dear = split_gradient(joint, len(taken), num_state)
         self._next_keeping, self._previous = _Graph(forward), _Graph(backward)
-        self._kept = [node.meta["val"] for node in kept]
-        self.number = next(_NUMBERS)
-        _TRANSITIONS[self.number] = self
+        self._kept = [node.meta["val"] for node in dear]
+        # Compiled code is kept on the disk by the text of a graph, which so has to tell what its operations return.
+        kept = [(list(x.shape), x.dtype) for x in self._kept]
+        self.name = f"{next(_NUMBERS)}: keeps {kept}, trains {self._trained}"
+        _TRANSITIONS[self.name] = self
 
     def climb(self, tensors: Sequence[Tensor], keep: bool) -> list[Tensor]:
         """All K + 1 states of a chain, those of each tensor in one; and what its steps keep for gradients, if they are to."""
@@ -205,7 +207,7 @@ class _Chain(Function):
 
     @staticmethod
     def forward(ctx: Any, transition: _Transition, keep: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
-        climbed = _climb(transition.number, list(tensors), keep)
+        climbed = _climb(transition.name, list(tensors), keep)
         ctx.transition, ctx.num_tensors = transition, len(tensors)
         ctx.save_for_backward(*tensors, *climbed)
         return tuple(x[-1] for x in climbed[: transition.num_state])
@@ -213,32 +215,32 @@ class _Chain(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         tensors, climbed = map(list, _parts(ctx.saved_tensors, ctx.num_tensors))
-        found = _descend(ctx.transition.number, tensors, climbed, list(gradients))
+        found = _descend(ctx.transition.name, tensors, climbed, list(gradients))
         return None, None, *ctx.transition.in_order(found, len(tensors))
 
 
 @torch.library.custom_op("pyro_lvgp::climb", mutates_args=())
-def _climb(number: int, tensors: list[Tensor], keep: bool) -> list[Tensor]:
-    return _TRANSITIONS[number].climb(tensors, keep)
+def _climb(name: str, tensors: list[Tensor], keep: bool) -> list[Tensor]:
+    return _TRANSITIONS[name].climb(tensors, keep)
 
 
 @_climb.register_fake
-def _(number: int, tensors: list[Tensor], keep: bool) -> list[Tensor]:
-    return _TRANSITIONS[number].empty_climb(tensors, keep)
+def _(name: str, tensors: list[Tensor], keep: bool) -> list[Tensor]:
+    return _TRANSITIONS[name].empty_climb(tensors, keep)
 
 
 @torch.library.custom_op("pyro_lvgp::descend", mutates_args=())
-def _descend(number: int, tensors: list[Tensor], climbed: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
-    return _TRANSITIONS[number].descend(tensors, climbed, gradients)
+def _descend(name: str, tensors: list[Tensor], climbed: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+    return _TRANSITIONS[name].descend(tensors, climbed, gradients)
 
 
 @_descend.register_fake
-def _(number: int, tensors: list[Tensor], climbed: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
-    return _TRANSITIONS[number].empty_gradients(tensors)
+def _(name: str, tensors: list[Tensor], climbed: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+    return _TRANSITIONS[name].empty_gradients(tensors)
 
 
 _NUMBERS = count()
-_TRANSITIONS: WeakValueDictionary[int, _Transition] = WeakValueDictionary()  # operations take numbers, not objects
+_TRANSITIONS: WeakValueDictionary[str, _Transition] = WeakValueDictionary()  # operations take names, not objects
 
 
 def _parts(items: Sequence[Any], *sizes: int) -> list[Sequence[Any]]:
