@@ -47,6 +47,8 @@ def compile_graph(
         if guarded or backend != "inductor":
             compiled = torch.compile(graph, fullgraph=True, dynamic=False, backend=backend, options=options or None)
         else:
+            for node in graph.graph.find_nodes(op="placeholder"):
+                node.meta.clear()  # of the recording, which are not the compiler's own
             compiled = torch._inductor.compile(graph, list(tensors), options=options)
         found = compiled(*tensors)
     if not compare or _are_close(found, graph(*tensors)):

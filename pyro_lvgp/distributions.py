@@ -186,6 +186,11 @@ class PrecisionNormal(dist.TorchDistribution):
     def variance(self):
         return invert_lower(self.precision_tril).square().sum(-2).expand(self.shape())
 
+    @property
+    def multivariate_normal(self) -> dist.MultivariateNormal:
+        """The same, with an analytic KL."""
+        return dist.MultivariateNormal(self.loc, precision_matrix=self.precision_tril @ self.precision_tril.mT)
+
     def rsample(self, sample_shape=()):
         noise = torch.randn(self.shape(sample_shape), dtype=self.loc.dtype, device=self.loc.device)
         return self.loc + self._by_factor(partial(torch.linalg.solve_triangular, upper=False, left=False), noise)

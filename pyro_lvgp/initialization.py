@@ -19,8 +19,8 @@ def linear_latents(
 ) -> tuple[Float[Tensor, "N Q"], Float[Tensor, "N D"]]:
     """Latents of unit variance from PCA or factor analysis, and Y with its gaps filled by the same linear model.
 
-    Gaps (NaN) are filled by turns: fit the linear model, fill with its reconstruction, fit again.  Beyond
-    ``min(N, D)`` components, latents are drawn from N(0, 1).
+    Gaps (NaN) are filled by turns: fit the linear model, fill with its reconstruction, fit again.  Beyond the rank of the
+    centred data, and the factors that factor analysis finds, latents are drawn at random.  All columns are centred.
 
     :param Y: data.
     :param latent_dim: number of latent dimensions Q.
@@ -38,17 +38,28 @@ def linear_latents(
     values = Y.detach().cpu().double().numpy()
     missing = np.isnan(values)
     filled = np.where(missing, np.nanmean(values, axis=0), values)
-    rank = min(latent_dim, *values.shape)
+    rank = _centred_rank(filled, latent_dim, seed)
     linear = PCA(rank, whiten=True, random_state=seed) if method == "pca" else FactorAnalysis(rank, random_state=seed)
-    for _ in range(num_iterations if missing.any() else 0):
+    for _ in range(num_iterations if rank and missing.any() else 0):
         scores = linear.fit_transform(filled)
         reconstruction = linear.inverse_transform(scores) if method == "pca" else scores @ linear.components_ + linear.mean_
         filled = np.where(missing, reconstruction, values)
-    X = linear.fit_transform(filled)
-    X = X / np.maximum(X.std(0), 1e-6)
-    extra = np.random.default_rng(seed).standard_normal((len(X), latent_dim - rank))
+    X = linear.fit_transform(filled) if rank else filled[:, :0]
+    X = X[:, X.std(0) > 1e-6]  # factors that explain nothing have scores of zero
+    extra = np.random.default_rng(seed).standard_normal((latent_dim - X.shape[1], len(X))).T
     X = np.concatenate([X, extra], axis=1)
+    X = X - X.mean(0)
+    X = X / np.where(len(X) > 1, X.std(0), 1.0)
     return torch.as_tensor(X).to(Y), torch.as_tensor(filled).to(Y)
+
+
+def _centred_rank(values: np.ndarray, most: int, seed: int) -> int:
+    """Rank of the data less their column means, ``most`` at most: that of as many random combinations of columns."""
+    random = np.random.default_rng(seed).standard_normal((values.shape[1], most))
+    combinations = (values - values.mean(0)) @ random
+    # The means are rounded relative to the data, not to what is left of them.
+    rounding = np.finfo(float).eps * max(*values.shape, most) * np.linalg.norm(values)
+    return int((np.linalg.svd(combinations, compute_uv=False) > rounding).sum())
 
 
 def cluster_centres(X: Float[Tensor, "N Q"], num_centres: int, *, seed: int = 0) -> Float[Tensor, "M Q"]:

@@ -369,13 +369,17 @@ class NegativeBinomial(_WithParameter):
 
     @torch.no_grad()
     def start(self, y, f):
-        """Match moments: ``Σ (y − m)² = Σ m + Σ m² / r`` with means m in proportion to eᶠ; r is 10⁴ at most."""
+        """Match moments: ``Σ (y − m)² = Σ m + Σ m² / r`` with means m in proportion to eᶠ.
+
+        r is 30 times the mean count at most, and 10⁴: beyond it hardly matters, but f = log m − log r would lie so far out
+        that natural gradients crawl.
+        """
         if self._theta in self._pyro_samples or not all(parameter.requires_grad for parameter in self.parameters()):
             return
         observed = ~torch.isnan(y)
         y, m = torch.nan_to_num(y), f.exp().masked_fill(~observed, 0.0)
         m = m * (y.sum(0) / m.sum(0))
-        square, excess = m.square().sum(0), ((y - m).square() - m).sum(0)
-        if not self._per_output:
-            square, excess = square.sum(), excess.sum()
-        self.dispersion = torch.where(excess > 0.0, square / excess, torch.inf).clamp(max=1e4).to(self.theta())
+        sums = torch.stack([m.square().sum(0), ((y - m).square() - m).sum(0), y.sum(0), observed.to(y).sum(0)])
+        square, excess, total, number = sums if self._per_output else sums.sum(-1)
+        most = (30.0 * total / number).clamp(1.0, 1e4)
+        self.dispersion = torch.where(excess > 0.0, square / excess, torch.inf).minimum(most).to(self.theta())

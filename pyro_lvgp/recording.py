@@ -102,12 +102,18 @@ def record_pure(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tens
 
     :param function: maps the inputs to tensors.
     :param inputs: tensors of the shapes that the graph is for; one that is here twice stands for two.
-    :raises ValueError: if what the function does depends on the values of tensors.
+    :raises ValueError: if what the function does depends on the values of tensors, or it reads a parameter.
 
     >>> record_pure(lambda x: (x.exp(),), [torch.zeros(2)])(torch.ones(2))
     (tensor([2.7183, 2.7183]),)
     """
     recorded = _operations(function, [x.detach().requires_grad_(x.requires_grad) for x in inputs])
+    for node in recorded.graph.find_nodes(op="get_attr"):
+        if (fixed := getattr(recorded, node.target)).requires_grad:
+            raise ValueError(
+                f"expected a function of its arguments, got one that reads a parameter of shape {list(fixed.shape)}, which "
+                "would have no gradient; pass it as an argument, or return it from statistics(...)"
+            )
     return GraphModule(recorded, recorded.graph)
 
 

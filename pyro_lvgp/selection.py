@@ -27,7 +27,8 @@ def gap_folds(
     """Entries to hide from a fit and to predict, in folds with gaps like those of the data.
 
     Rows that have what is missing elsewhere are dealt out to the folds.  A fold hides of each of its rows what another row,
-    drawn at random, misses; or, of consecutive rows, all columns that have gaps.
+    drawn at random, misses; or, of consecutive rows, all columns that have gaps.  Rows of which nothing is observed pad the
+    data: they are gaps to imitate only if there are no others.
 
     :param y: data [N, D], NaN where missing.
     :param num_folds: number of folds.
@@ -48,17 +49,19 @@ def gap_folds(
     if y.dim() != 2:
         raise ValueError(f"expected data [rows, columns], got {list(y.shape)}; make folds of each series, and stack them")
     missing = torch.isnan(y)
-    gaps = missing.any(0)
-    rows = (~missing.any(1) if consecutive else (gaps & ~missing).any(1)).nonzero().squeeze(1)
+    of_told_rows = missing & ~missing.all(1, keepdim=True)
+    gaps = of_told_rows if of_told_rows.any() else missing
+    columns = gaps.any(0)
+    rows = (~missing.any(1) if consecutive else (columns & ~missing).any(1)).nonzero().squeeze(1)
     if not missing.any():
         raise ValueError("expected data with gaps to imitate, got complete data; hide entries of your choice as folds")
     if not 1 <= num_folds <= len(rows):
         raise ValueError(f"expected from 1 to {len(rows)} folds, the number of rows that can be dealt out, got {num_folds}")
-    hidden = gaps.expand(len(rows), -1)
+    hidden = columns.expand(len(rows), -1)
     if not consecutive:
         generator = torch.Generator().manual_seed(seed)
         rows = rows[torch.randperm(len(rows), generator=generator).to(y.device)]
-        others = missing[missing.any(1)]
+        others = gaps[gaps.any(1)]
         hidden = others[torch.randint(len(others), (len(rows),), generator=generator).to(y.device)]
     folds = torch.zeros(num_folds, *y.shape, dtype=torch.bool, device=y.device)
     for fold, dealt, gap in zip(folds, rows.tensor_split(num_folds), hidden.tensor_split(num_folds), strict=True):

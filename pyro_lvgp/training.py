@@ -56,8 +56,8 @@ def fit(
     loss: ELBO | None = None,
     num_steps: int = 1000,
     batch_size: int | None = None,
-    learning_rate: float = 0.01,
-    schedule: Schedule = "constant",
+    learning_rate: float | None = None,
+    schedule: Schedule | None = None,
     optim: PyroOptim | None = None,
     blocks: Sequence[Block] | None = None,
     compile: bool = False,
@@ -82,11 +82,12 @@ def fit(
     :param loss: bound to climb; ``Trace_ELBO()`` by default, or that of ``BlockCoordinateVI``.
     :param num_steps: number of steps, or of sweeps through the blocks.
     :param batch_size: rows in a mini-batch; None for all rows at every step.
-    :param learning_rate: of Adam.
-    :param schedule: ``"cosine"`` lowers the learning rate to zero; a function maps the step to a factor.
+    :param learning_rate: of Adam; 0.01 by default.
+    :param schedule: ``"constant"`` by default; ``"cosine"`` lowers the learning rate to zero; a function maps the step to a
+        factor.
     :param optim: an optimiser of your own instead; ``learning_rate`` and ``schedule`` are then not used.
     :param blocks: blocks of parameters that move in turn, each by an optimiser of its own or in closed form, such as
-        ``guide.blocks()`` of a :class:`~pyro_lvgp.guides.RandomFeatureGuide`.
+        ``guide.blocks()`` of a :class:`~pyro_lvgp.guides.RandomFeatureGuide`, which takes a learning rate itself.
     :param compile: compile the bound and its gradients into one graph (:class:`~pyro_lvgp.infer.CompiledELBO`), with blocks
         those of the blocks without a bound of their own.  Worth its wait, half a minute or more at the second step, where
         many steps follow whose time is Pyro's rather than that of arithmetic.
@@ -98,8 +99,9 @@ def fit(
     :param early_stopping: a score to watch; the fit ends in the state that had the lowest.
     :returns: the history.
     :raises TypeError: if the data are no tensors, or more or fewer than the model takes.
-    :raises ValueError: if the data are unfit for the model, ``batch_size`` is out of range, both ``optim`` and ``blocks`` are
-        given, the bound or the score becomes NaN, or what is to be compiled depends on the values of tensors.
+    :raises ValueError: if the data are unfit for the model, ``batch_size`` is out of range, ``optim``, ``learning_rate`` or
+        ``schedule`` is given beside ``blocks``, the bound or the score becomes NaN, or what is to be compiled depends on the
+        values of tensors.
 
     >>> from pyro_lvgp.guides import MeanFieldGuide
     >>> from pyro_lvgp.models import BayesianGPLVM
@@ -127,9 +129,15 @@ def fit(
         raise ValueError(f"expected batch_size from 1 to {num_rows}, the rows of the data, got {batch_size}")
     if optim is not None and blocks is not None:
         raise ValueError("expected an optimiser or blocks, got both; give each block an optimiser of its own")
+    settings = {"learning_rate": learning_rate, "schedule": schedule}
+    if blocks is not None and (given := [name for name, value in settings.items() if value is not None]):
+        raise ValueError(
+            f"expected blocks alone, which have optimisers of their own, got {' and '.join(given)} too; set them in the "
+            "blocks, as in guide.blocks(learning_rate=0.01)"
+        )
     if loss is not None and not isinstance(loss, ELBO):
         raise TypeError(f"expected loss to be a bound, got {loss!r}; make one of the class, such as Trace_ELBO()")
-    factor = _factor(schedule, num_steps)
+    factor = _factor("constant" if schedule is None else schedule, num_steps)
     svi: SVI | BlockCoordinateVI
     if blocks is not None:
         svi = BlockCoordinateVI(model, guide, blocks, loss=loss)
@@ -138,7 +146,8 @@ def fit(
     else:
         bound = loss or Trace_ELBO()
         if optim is None:
-            optim = JointOptim(torch.optim.Adam, {"lr": learning_rate, "fused": True}, schedule=factor)
+            adam = {"lr": 0.01 if learning_rate is None else learning_rate, "fused": True}
+            optim = JointOptim(torch.optim.Adam, adam, schedule=factor)
         svi = SVI(model, guide, optim, CompiledELBO(bound) if compile else bound)
     watch = Watch(early_stopping, (model, guide))
     result = FitResult(scores=watch.scores, num_entries=int((~torch.isnan(data)).sum()) if args else 1)

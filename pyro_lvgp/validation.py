@@ -133,10 +133,11 @@ def check_inputs(x: Tensor, y: Tensor) -> None:
 
 def check_new_inputs(x_new: Tensor, x: Tensor, y: Tensor) -> None:
     """Raise unless x_new [..., M, P] are finite inputs like x [..., N, P], of the data's dtype and device."""
-    if x_new.dim() not in (2, 3) or x_new.shape[-1] != x.shape[-1]:
+    check_not_empty(x_new, "x")
+    if x_new.dim() < 2 or x_new.shape[:-2] not in ((), y.shape[:-2]) or x_new.shape[-1] != x.shape[-1]:
         raise ValueError(
-            f"expected new inputs [points, columns] or [series, points, columns] of {x.shape[-1]} columns, got "
-            f"{list(x_new.shape)}; a single column needs [:, None]"
+            f"expected new inputs [points, columns], or [series, points, columns] for the series of the data, "
+            f"{list(y.shape[:-2])}, of {x.shape[-1]} columns, got {list(x_new.shape)}; a single column needs [:, None]"
         )
     _check_numbers(x_new, y)
 

@@ -41,6 +41,17 @@ def compare(model, Y, num_steps, dynamics):
     return compiler.call_count
 
 
+def assert_draws_without_gradients(model, Y):
+    found = []
+    for compile in (False, True):
+        guide = new_guide(model, Y, num_steps=2, compile=compile)
+        for _ in range(2):  # the first run is not compiled
+            torch.manual_seed(5)
+            draws = guide.sample_posterior(3, Y)["X"]
+        found.append(draws)
+    torch.testing.assert_close(found[1], found[0])
+
+
 def operations_of_a_step(model, Y, num_steps):
     """How many make up the bound and its gradients, apart from the draws, and how many of them are chains."""
     guide = new_guide(model, Y, num_steps=num_steps, compile=True)
@@ -68,6 +79,7 @@ if __name__ == "__main__":
     Y[2, 1] = torch.nan
     model = BayesianGPLVM(8, 3, 2, num_inducing=4).initialize(Y)
     assert [compare(model, Y, num_steps, "overdamped") for num_steps in (2, 6)] == [2, 2]
+    assert_draws_without_gradients(model, Y)
     # By quadrature, whose gradient autograd takes.
     pyro.clear_param_store()
     binary = BayesianGPLVM(8, 3, 2, num_inducing=4, likelihood=Bernoulli()).initialize((Y > 0.0).double())

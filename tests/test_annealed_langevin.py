@@ -21,6 +21,8 @@ from pyro_lvgp.infer import ImportanceWeightedELBO, MeanFieldELBO
 from pyro_lvgp.kernels import Linear
 from pyro_lvgp.likelihoods import Bernoulli, Gaussian, NegativeBinomial, Poisson
 from pyro_lvgp.models import BayesianGPLVM
+from pyro_lvgp.networks import ZeroImputation
+from pyro_lvgp.recording import record_pure
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -651,6 +653,8 @@ def test_effective_sample_size_of_known_weights():
     assert torch.allclose(
         effective_sample_size(torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, -torch.inf]])), torch.tensor([3.0, 2.0])
     )
+    far = torch.full((100,), -1e7, dtype=torch.float32)
+    assert torch.allclose(effective_sample_size(far), torch.tensor(100.0, dtype=torch.float32))
 
 
 def test_pareto_k_without_a_tail():
@@ -716,3 +720,69 @@ def test_draws_reach_prediction_and_new_rows():
     filled = model.impute(guide, Y, num_samples=4).mean
     assert torch.equal(filled[~torch.isnan(Y)], Y[~torch.isnan(Y)])
     assert model.infer_latents(guide, Y[:2], num_steps=5).mean.shape == (2, 2)
+
+
+def hierarchy(y):
+    level = pyro.sample("level", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(y)):
+        x = pyro.sample("x", dist.Normal(level, 1.0))
+        pyro.sample("y", dist.Normal(x, 1.0), obs=y)
+
+
+@pytest.mark.parametrize("bound", [MeanFieldELBO, ImportanceWeightedELBO])
+def test_draws_of_some_sites_again_are_refused_where_all_have_one_weight(bound):
+    y, guide = torch.randn(5), AutoAnnealedLangevin(hierarchy, num_steps=2)
+    with pytest.raises(
+        ValueError, match=r"as many draws of each annealed site, got \[1, 3\]: .* take num_samples=1 or Trace_ELBO"
+    ):
+        bound(num_samples=3).loss(hierarchy, guide, y)
+    assert math.isfinite(bound(num_samples=1).loss(hierarchy, guide, y))
+    assert math.isfinite(Trace_ELBO(num_particles=3, vectorize_particles=True, max_plate_nesting=1).loss(hierarchy, guide, y))
+
+
+def test_weights_are_those_of_all_sites_before_the_first_call_too():
+    y, guide = torch.randn(5), AutoAnnealedLangevin(hierarchy, num_steps=2)
+    assert [log_weights(hierarchy, guide, y, num_samples=4).shape for _ in range(2)] == [(4,), (4,)]
+
+
+def test_the_start_of_a_chain_has_a_name_of_its_own():
+    def model(y):
+        with pyro.plate("data", len(y)):
+            scale = pyro.sample("x_noise", dist.LogNormal(0.0, 1.0))
+            x = pyro.sample("x", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(x, scale), obs=y)
+
+    y, guide = torch.randn(3), AutoAnnealedLangevin(model, local_plate="data", sites=["x"], num_steps=1)
+    guide(y)
+    known = poutine.condition(guide, {"x_noise": torch.ones(3)})
+    assert not torch.allclose(known(y)["x"], known(y)["x"])
+
+
+def test_a_subclass_with_another_forward_is_traced():
+    class Shifted(BayesianGPLVM):
+        def forward(self, y, idx=None):
+            with poutine.reparam(config={}):
+                return super().forward(y, idx)
+
+    Y = torch.randn(4, 3)
+    guide = AutoAnnealedLangevin(Shifted(4, 3, 1, num_inducing=3), num_steps=1)
+    guide(Y)
+    assert not guide._pure
+
+
+def test_a_log_joint_that_reads_a_parameter_is_not_recorded():
+    scale = torch.ones((), requires_grad=True)
+    with pytest.raises(ValueError, match="one that reads a parameter of shape"):
+        record_pure(lambda x: [x * scale], [torch.ones(2)])
+
+
+def test_inferred_latents_start_at_the_encoding_of_the_base():
+    Y = torch.randn(6, 3)
+    model = BayesianGPLVM(6, 3, 2, num_inducing=3).initialize(Y)
+    base = MeanFieldGuide(model, encoders={"X": ZeroImputation(3, 2, (4,))})
+    guide = AutoAnnealedLangevin(model, num_steps=1, base_guide=base)
+    guide(Y)
+    loc, scale = base.encoders.X(Y)
+    found = model.infer_latents(guide, Y, num_steps=0)
+    torch.testing.assert_close(found.mean, loc)
+    torch.testing.assert_close(found.variance.sqrt(), scale)

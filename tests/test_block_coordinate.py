@@ -8,7 +8,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer import SVI, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO, config_enumerate
 from pyro.infer.autoguide import AutoNormal
 from pyro.nn import PyroModule, PyroParam
 from torch import nn
@@ -208,6 +208,52 @@ def test_what_is_frozen_later_is_not_updated():
     g.precision_unconstrained.requires_grad_(False)
     vi.step(args[0][:3], args[1][:3])
     assert torch.equal(g.precision, updated)
+
+
+@pytest.mark.usefixtures("_local")
+def test_what_is_frozen_before_the_first_step_may_be_in_a_block():
+    """By gradient and in closed form, of its own or beside others, whether the closed form has its value or not."""
+    args = data()
+    for with_frozen in (True, False):
+        pyro.clear_param_store()
+        m, g = Model(), Guide()
+        m.noise_unconstrained.requires_grad_(False)
+        g.precision_unconstrained.requires_grad_(False)
+
+        def update(X, y, with_frozen=with_frozen):
+            frozen = {"guide.precision": torch.full((Q,), 7.0)} if with_frozen else {}
+            return {"guide.w.mean": torch.ones(Q)} | frozen
+
+        def nothing(X, y):
+            raise AssertionError("there is nothing to move")
+
+        blocks = [
+            Block("noise", params=["model.noise"], optim=adam()),
+            Block("w", params=["guide.w.*", "guide.precision"], update=update),
+            Block("precision", params=["guide.precision"], update=nothing),
+        ]
+        vi = BlockCoordinateVI(m, g, blocks, loss=exact_loss)
+        before = exact_loss(m, g, *args).item()
+        assert vi.step(*args) == pytest.approx(before)
+        assert m.noise == 0.5
+        assert torch.equal(g.precision, torch.ones(Q))
+        torch.testing.assert_close(g.w.mean.detach(), torch.ones(Q))
+        assert vi.state_dict()["optimizers"] == {}
+
+
+def test_guides_with_discrete_sites_are_told_of_other_bounds():
+    def model():
+        pyro.sample("z", dist.Bernoulli(0.5))
+
+    def guide():
+        pyro.sample("z", dist.Bernoulli(pyro.param("p", torch.tensor(0.3), constraint=constraints.unit_interval)))
+
+    blocks = [Block("p", params=["p"], optim=adam())]
+    with pytest.raises(NotImplementedError, match="fully reparameterized") as error:
+        BlockCoordinateVI(model, guide, blocks).step()
+    assert "Pass loss=Trace_ELBO() or TraceEnum_ELBO()" in error.value.__notes__[0]
+    BlockCoordinateVI(model, guide, blocks, loss=Trace_ELBO()).step()
+    BlockCoordinateVI(model, config_enumerate(guide), blocks, loss=TraceEnum_ELBO()).step()
 
 
 class Spying(TraceMeanField_ELBO):

@@ -318,6 +318,18 @@ def test_fit_compiles():
     assert ends[1][1] == pytest.approx(ends[0][1])
 
 
+def test_true_and_one_are_two_arguments():
+    def model(y, flag):
+        loc = pyro.param("loc", torch.tensor(0.0))
+        pyro.sample("y", dist.Normal(loc, 0.3 if flag is True else 1.0).expand([6]).to_event(1), obs=y)
+
+    y, bound = torch.randn(6), CompiledELBO(Trace_ELBO(), backend="eager")
+    losses = [bound.loss_and_grads(model, lambda y, flag: None, y, flag) for flag in (1, 1, True, True, 1, 1)]
+    assert losses == pytest.approx(
+        [Trace_ELBO().loss(model, lambda y, flag: None, y, flag) for flag in (1, 1, True, True, 1, 1)]
+    )
+
+
 def test_a_compiler_that_errs_is_found_out(monkeypatch):
     def compile(graph, **options):
         return lambda *inputs: tuple(1.1 * x if x is not None and x.is_floating_point() else x for x in graph(*inputs))

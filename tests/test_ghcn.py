@@ -46,7 +46,7 @@ def test_records_become_arrays(upstream):
     expected[-1, 0, 0] = 8.8
     np.testing.assert_allclose(data.Y, expected, rtol=1e-6)
     assert (data.lat[0], data.lon[0], data.elev[0], data.name) == (35.6831, 139.767, 36.0, "ghcn_daily")
-    assert data["name"].tolist() == ["TOKYO"]
+    assert data.station_name.tolist() == ["TOKYO"]
     assert data.columns.tolist() == ["TMAX", "TMIN", "PRCP", "SNWD"]
     assert data.units["Y"] == "maximum temperature [°C], minimum temperature [°C], precipitation [mm], snow depth [mm]"
     assert set(data) == set(data.units)
@@ -57,6 +57,13 @@ def test_all_stations_of_a_country_in_the_order_of_the_list(upstream):
     data = ghcn_daily("JA", [1980], ["TMAX"])
     assert data.station.tolist() == ["JA000047401", "JA000047662"]
     np.testing.assert_allclose(data.Y[:2, :, 0], [[np.nan, 11.2], [0.5, np.nan]], rtol=1e-6)
+
+
+def test_names_may_be_arrays(upstream):
+    names = ["JA000047662", "JA000047401"], [1980], ["TMIN", "TMAX"]
+    data, expected = ghcn_daily(*map(np.array, names)), ghcn_daily(*names)
+    for key in expected:
+        np.testing.assert_array_equal(data[key], expected[key])
 
 
 def test_unknown_elevation_is_nan(upstream):
@@ -94,6 +101,8 @@ def test_interrupted_download_leaves_nothing(upstream, tmp_path):
         (("", [1980]), "expected stations, got ''"),
         (("JA", []), "expected a year or more, got none"),
         (("JA", [1980], []), "expected variables of TMAX, .*, got none"),
+        ((np.array([]), [1980]), r"expected stations, got \[\]"),
+        (("JA", [1980], ["TMAX", "TMIN", "TMAX"]), "expected each variable once, got TMAX, TMIN, TMAX; leave out"),
     ],
 )
 def test_what_is_unknown_is_refused(upstream, args, message):
@@ -102,7 +111,9 @@ def test_what_is_unknown_is_refused(upstream, args, message):
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("args", [("JA", 1980), ("JA", "1980"), ("JA", ["1980"]), ("JA", [1980], "TMAX")])
+@pytest.mark.parametrize(
+    "args", [("JA", 1980), ("JA", np.int64(1980)), ("JA", "1980"), ("JA", ["1980"]), ("JA", [1980], "TMAX")]
+)
 def test_kinds_of_arguments_are_checked(upstream, args):
     with pytest.raises(TypeError, match="expected"):
         ghcn_daily(*args)

@@ -1,6 +1,7 @@
 """GP-VAEs: with linear decoders against the multi-output Gaussian processes that they are; their shapes, priors and errors."""
 
 import math
+import re
 from typing import NamedTuple
 
 import pyro
@@ -790,6 +791,37 @@ def test_data_of_another_dtype():
             use()
 
 
+@pytest.mark.parametrize("outputs", [1, D])
+def test_a_likelihood_of_another_number_of_outputs(outputs):
+    model = GPVAE(RBF(1), nn.Linear(1, outputs), Gaussian(data_dim=D + 1))
+    with pytest.raises(ValueError, match=f"expected a likelihood of {outputs} outputs, .* got one with {D + 1} parameters"):
+        model(torch.rand(N, 1), torch.randn(N, outputs))
+
+
+def test_a_parameter_that_the_likelihood_does_not_have():
+    class Pair(nn.Module):
+        def forward(self, latents):
+            return latents, latents.exp()
+
+    with pytest.raises(ValueError, match="returns functions alone, as Poisson has no parameter, got a pair"):
+        GPVAE(RBF(1), Pair(), Poisson())(torch.rand(N, 1), torch.ones(N, 1))
+
+
+def test_guides_that_keep_no_process_do_not_predict():
+    model, _, x, y = make_exact(1)
+    guide = MeanFieldGuide(model)
+    guide(x, y)
+    with pytest.raises(TypeError, match=r"expected a guide that keeps the process f, .* got Normal"):
+        model.predict(guide, x, y, torch.rand(2, 1))
+
+
+@pytest.mark.parametrize("num_series", [1, B + 1])
+def test_new_inputs_of_other_series(num_series, unchecked):
+    model, guide, x, y = make_exact(1, B)
+    with pytest.raises(ValueError, match=rf"for the series of the data, \[{B}\], of 1 columns"):
+        model.predict(guide, x, y, torch.rand(num_series, 2, 1))
+
+
 @pytest.mark.parametrize("num_steps", [0, -1])
 def test_forecasts_look_ahead(num_steps):
     model, guide, _, y = make_exact(1)
@@ -800,3 +832,12 @@ def test_forecasts_look_ahead(num_steps):
 def test_a_negative_number_of_latents():
     with pytest.raises(ValueError, match="expected independent_dim of 0 or more, got -1"):
         GPVAE(RBF(1), MLP(1, D), independent_dim=-1)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("shape", [(), (7,), (1, 1), (7, 3), (5, 7, 1)])
+def test_densities_are_asked_of_the_entries_predicted(shape):
+    mixture = MixturePrediction((dist.Normal(torch.zeros(5, 7, 1), 1.0),))
+    assert mixture.log_prob(torch.zeros(7, 1)).shape == (7, 1)
+    with pytest.raises(ValueError, match=rf"expected y of shape \[7, 1\], .* got {re.escape(str(list(shape)))}; expand"):
+        mixture.log_prob(torch.zeros(shape))

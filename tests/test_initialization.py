@@ -90,6 +90,30 @@ def test_more_latents_than_components(dtype, shape):
         assert abs(X[:, rank:].square().mean() - 1) < 4 * (2 / (60 * 4)) ** 0.5
 
 
+@pytest.mark.parametrize("method", ["pca", "factor-analysis"])
+def test_unit_variance_below_the_rank(dtype, method):
+    """Fewer rows than latents, constant columns, one function many times over, and an indicator of groups."""
+    constant = torch.randn(20, 3) * torch.tensor([1.0, 0.0, 0.0]) + torch.tensor([0.0, 0.1, 3.3])
+    cases = [(torch.randn(N, 9), Q) for N, Q in ((2, 2), (3, 3), (5, 5), (4, 6))]
+    cases += [(constant, 2), (torch.zeros(10, 3), 2), (torch.full((1000, 2), 0.1), 2)]
+    cases += [(torch.randn(3000, 1).expand(-1, 3), 3), (torch.eye(4).repeat(10, 1), 4)]
+    for Y, Q in cases:
+        X, _ = linear_latents(Y.to(dtype), Q, method=method)
+        torch.testing.assert_close(X.mean(0), torch.zeros(Q, dtype=dtype), rtol=0.0, atol=1e-6)
+        torch.testing.assert_close(X.std(0, correction=0), torch.ones(Q, dtype=dtype))
+
+
+def test_what_varies_comes_before_random_columns():
+    Y = torch.randn(20, 3) * torch.tensor([0.0, 1.0, 0.0])
+    X, _ = linear_latents(Y, 2)
+    assert torch.corrcoef(torch.stack([X[:, 0], Y[:, 1]]))[0, 1].abs().item() == pytest.approx(1.0, abs=1e-5)
+    assert torch.corrcoef(X.T)[0, 1].abs() < 0.9
+
+
+def test_one_row_lies_at_the_centre():
+    assert torch.equal(linear_latents(torch.randn(1, 3), 2)[0], torch.zeros(1, 2))
+
+
 def test_constant_data_give_finite_latents():
     X, _ = linear_latents(torch.ones(10, 3) + torch.tensor([1e-3, 0.0, 0.0]) * torch.randn(10, 1), 2)
     assert X.isfinite().all()

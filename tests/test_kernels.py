@@ -13,6 +13,7 @@ from pyro.nn import PyroModule, PyroSample
 from torch.autograd import gradcheck, gradgradcheck
 
 from pyro_lvgp import covariance
+from pyro_lvgp.gaussian_process import GaussianProcess
 from pyro_lvgp.kernels import RBF, Kernel, Linear, Matern, Periodic, Product, Stack, Sum, as_kernel
 
 
@@ -152,6 +153,29 @@ def test_active_dims():
     assert kernel.diag(X).shape == (5,)
     assert (kernel * Periodic(1, active_dims=[0]))(X, Z).shape == (5, 3)
     assert not any("columns" in name for name in kernel.state_dict())
+
+
+@pytest.mark.parametrize("changed", ["_covariance", "covariance", "_diagonal", "diagonal", "_select", "theta"])
+def test_a_subclass_with_another_covariance_has_no_chain_but_its_own(changed):
+    Same = type("Same", (Matern,), {"_parameters_text": lambda self: ""})
+    Other = type("Other", (Same,), {changed: getattr(Matern, changed)})
+    Derived = type("Derived", (Other,), {})
+    Chained = type("Chained", (Derived,), {"chain": Matern.chain})
+    Said = type("Said", (Other,), {"is_markov": True})
+    found = {cls.__name__: cls(1).is_markov for cls in (Same, Other, Derived, Chained, Said)}
+    assert found == {"Same": True, "Other": False, "Derived": False, "Chained": True, "Said": True}
+    assert not (Matern(1) + Other(1)).is_markov
+
+
+def test_warped_time_is_modelled_beyond_the_points_that_are_taken_by_chains():
+    class Warped(Matern):
+        def _covariance(self, X, Z, theta):
+            return super()._covariance(X.log(), Z.log(), theta)
+
+    X = torch.linspace(1.0, 50.0, 300, dtype=torch.float64)[:, None]
+    f, kernel = X.squeeze(-1).sin(), Warped(1, 0.5).double()
+    expected = GaussianProcess(Matern(1, 0.5).double(), X.log()).log_prob(f)
+    torch.testing.assert_close(GaussianProcess(kernel, X).log_prob(f), expected, rtol=1e-3, atol=0.0)
 
 
 def test_dtype_follows_the_tensors_given_and_to(dtype):

@@ -147,3 +147,21 @@ def test_refuses_what_it_cannot_do(holes, unchecked):
     heavy = dist.StudentT(4.0, torch.zeros(Q), 1.0).to_event(1)
     with pytest.raises(ValueError, match="expected a Gaussian over vectors or a mixture of them"):
         model.infer_latents(guide, holes, method="laplace", prior=heavy)
+
+
+@pytest.mark.parametrize("weights", ["collapsed", "filled", "explicit"])
+def test_weights_are_integrated_out_of_predictions(weights):
+    """With latents and frequencies that are known, by many draws of the weights."""
+    Y = torch.randn(12, 3)
+    model = RandomFeatureLVM(12, 3, 2, num_frequencies=4).initialize(Y)
+    guide = RandomFeatureGuide(model, weights=weights, frequencies="gaussian")
+    guide(Y)
+    for part in (guide.X, guide.omega):
+        part.scale = torch.full_like(part.scale, 1e-6)
+    guide(Y)
+    at = torch.randn(5, 2)
+    many, exact = model.predict(guide, at, num_samples=4000), model.predictive(guide, at)
+    assert (exact.f_variance > 0.0).all()
+    torch.testing.assert_close(exact.f_variance, many.f_variance, rtol=0.1, atol=0.0)
+    error = (exact.f_mean - many.f_mean) / (many.f_variance / 4000).sqrt()
+    assert error.abs().max() < 4.0

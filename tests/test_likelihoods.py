@@ -1,3 +1,6 @@
+import re
+from functools import partial
+
 import pyro.distributions as dist
 import pytest
 import torch
@@ -6,6 +9,7 @@ from torch.distributions import Independent, kl_divergence
 
 from pyro_lvgp.distributions import NoisyFunction
 from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, Likelihood, LogNormal, NegativeBinomial, Poisson, StudentT
+from pyro_lvgp.models import BayesianGPLVM, RandomFeatureLVM
 from pyro_lvgp.quadrature import gauss_hermite
 
 LIKELIHOODS = {
@@ -136,6 +140,16 @@ def test_binomial_count_must_be_whole_and_positive(count, unchecked):
         Binomial(count)
 
 
+@pytest.mark.parametrize("model", [partial(BayesianGPLVM, num_inducing=4), RandomFeatureLVM])
+def test_binomial_counts_are_for_outputs(model):
+    for count in (torch.tensor(5), torch.tensor([5]), torch.tensor([5, 6, 7])):
+        model(10, 3, 2, likelihood=Binomial(count))
+    for count in (torch.tensor([5, 6]), torch.full((10, 3), 5)):
+        shape = str(list(count.shape))
+        with pytest.raises(ValueError, match=rf"one for each of 3 outputs, got {re.escape(shape)} of them"):
+            model(10, 3, 2, likelihood=Binomial(count))
+
+
 def test_prior_on_a_shared_variance_lines_up_with_particles():
     likelihood = Gaussian()
     likelihood.variance = PyroSample(dist.LogNormal(torch.zeros(3, 1), 1.0))  # as under a plate of 3 particles
@@ -213,11 +227,16 @@ def test_dispersion_starts_where_moments_match(shared):
 
 
 def test_dispersion_of_counts_with_no_more_noise_than_poissons_is_large():
-    likelihood = NegativeBinomial(5.0, data_dim=2)
-    f = torch.ones(50, 2)
-    y = torch.tensor([3.0, 0.0]).expand(50, 2)
+    """30 times the mean of the counts that are there, within [1, 10⁴]: farther out natural gradients crawl."""
+    likelihood = NegativeBinomial(5.0, data_dim=3)
+    f = torch.ones(50, 3)
+    y = torch.tensor([3.0, 0.0, 1e4]).repeat(50, 1)
+    y[:20] = torch.nan
     likelihood.start(y, f)
-    torch.testing.assert_close(likelihood.dispersion.detach(), torch.full((2,), 1e4))
+    torch.testing.assert_close(likelihood.dispersion.detach(), torch.tensor([90.0, 1.0, 1e4]))
+    shared = NegativeBinomial(5.0)
+    shared.start(y[:, :2], f[:, :2])
+    assert shared.dispersion.item() == pytest.approx(45.0)
 
 
 def test_dispersion_stays_where_it_is_known_or_has_a_prior():

@@ -228,6 +228,22 @@ def test_series_show_what_was_seen_the_band_and_what_was_hidden():
     assert {text.get_text() for text in fig.legends[0].get_texts()} == {"hidden truth", "prediction ± 2 sd", "seen"}
 
 
+def test_series_are_drawn_from_the_first_time_to_the_last():
+    t, shuffled = np.linspace(0.0, 1.0, 20), np.random.default_rng(0).permutation(20)
+    values = {
+        "mean": t[:, None],
+        "stddev": 0.1 + t[:, None],
+        "seen": np.where(t < 0.5, t, np.nan)[:, None],
+        "truth": t[:, None],
+    }
+    (ax,) = plots.plot_series(t, **values).axes
+    (other,) = plots.plot_series(t[shuffled], **{name: value[shuffled] for name, value in values.items()}).axes
+    for line, expected in zip(other.lines, ax.lines, strict=True):
+        np.testing.assert_array_equal(line.get_xydata(), expected.get_xydata())
+    band, expected = (axes.collections[0].get_paths()[0].vertices for axes in (other, ax))
+    np.testing.assert_array_equal(band, expected)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -10,6 +10,7 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer.autoguide import AutoDelta, AutoNormal
 from pyro.nn import PyroSample
 from pyro.optim import Adam
 from torch.distributions import MultivariateNormal, kl_divergence
@@ -23,7 +24,7 @@ from pyro_lvgp.infer import BlockCoordinateVI, MeanFieldELBO
 from pyro_lvgp.integration import Bounding
 from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, LogNormal, NegativeBinomial, Poisson, StudentT
 from pyro_lvgp.models import RandomFeatureLVM
-from pyro_lvgp.networks import IndexNet
+from pyro_lvgp.networks import IndexNet, ZeroImputation
 from pyro_lvgp.seeding import seeded
 from pyro_lvgp.training import fit
 
@@ -162,6 +163,8 @@ def test_latents_are_those_of_the_guide(Y):
     idx = torch.tensor([3, 1])
     torch.testing.assert_close(guide.latents(Y[idx], idx).stddev, guide.X.scale[idx])
     pyro.clear_param_store()
+    with pytest.raises(ValueError, match=r"expected all 12 rows, .* got 5 rows; .* model.infer_latents\(guide, Y\)"):
+        guide.latents(Y[:5])
     _, guide = _pair(Y, encoder=IndexNet(D, Q, (4,)))
     torch.testing.assert_close(guide.latents(Y).mean, guide.median(Y, num_samples=2)["X"])
     with pytest.raises(ValueError, match="expected data for the encoder"):
@@ -188,12 +191,12 @@ def test_latents_need_a_guide_that_has_run(Y):
 
 
 def test_touching_points_start_where_the_data_are():
-    """Counts without overdispersion have a large r, and a small mean far out on the logit scale."""
+    """Counts without overdispersion have an r far above their mean, which is then far out on the logit scale."""
     counts = torch.poisson(torch.full((40, 5), 3.0))
     model = RandomFeatureLVM(40, 5, 2, num_frequencies=8, likelihood=NegativeBinomial()).initialize(counts)
     guide = RandomFeatureGuide(model)
     guide(counts)
-    assert model.likelihood.dispersion > 1000.0
+    assert model.likelihood.dispersion.item() == pytest.approx(30.0 * counts.mean().item())
     torch.testing.assert_close(guide.a.c.detach(), (model.likelihood.function(counts).square() + 1.0).sqrt().detach())
     BlockCoordinateVI(model, guide, guide.blocks()).step(counts)
     mean = model.reconstruct(guide, counts, num_samples=4).mean
@@ -249,6 +252,32 @@ def test_filled_weights_may_be_collapsed_after_the_fit():
     q, _ = _traces(model, guide, Y)
     torch.testing.assert_close(q["a"]["fn"].mean, exact.mean)
     torch.testing.assert_close(q["a"]["fn"].precision_tril, exact.precision_tril)
+
+
+def test_gaps_rest_while_weights_are_collapsed():
+    Y = _holes(torch.randn(N, D))
+    model, guide = _pair(Y, weights="filled")
+    BlockCoordinateVI(model, guide, guide.blocks()).step(Y)
+    gaps = guide.a.gaps.detach().clone()
+    guide.weights = "collapsed"
+    BlockCoordinateVI(model, guide, guide.blocks()).step(Y)
+    assert torch.equal(guide.a.gaps, gaps)
+    guide.weights = "filled"
+    BlockCoordinateVI(model, guide, guide.blocks()).step(Y)
+    assert not torch.equal(guide.a.gaps, gaps)
+
+
+@pytest.mark.parametrize(
+    ("weights", "others"),
+    [("filled", ["explicit", "shared"]), ("collapsed", ["filled", "explicit"]), ("explicit", ["collapsed", "shared"])],
+)
+def test_weights_stay_what_they_ran_with(Y, weights, others):
+    _, guide = _pair(Y, weights=weights, frequencies="gaussian")
+    guide.weights = weights
+    for other in others:
+        with pytest.raises(ValueError, match=f"weights=\"{weights}\" of a guide that has run with them, got '{other}'"):
+            guide.weights = other
+    assert guide.weights == weights
 
 
 def test_filling_gaps_raises_the_bound_to_that_of_the_exact_means():
@@ -721,6 +750,13 @@ class TestBadInput:
         guide = RandomFeatureGuide(RandomFeatureLVM(N, D, Q), weights="filled")
         with pytest.raises(ValueError, match="expected weights in"):
             guide.weights = "colapsed"
+        with pytest.raises(ValueError, match='expected frequencies="gaussian"'):
+            guide.weights = "explicit"
+        guide.weights = "collapsed"
+        guide = RandomFeatureGuide(model)
+        for other in ("filled", "collapsed"):
+            with pytest.raises(ValueError, match=r"expected a Gaussian.* got Poisson"):
+                guide.weights = other
 
     def test_inputs_of_the_kernel(self, Y):
         model, guide = _pair(Y)
@@ -728,6 +764,15 @@ class TestBadInput:
             model.kernel(guide, torch.randn(5, 3))
         with pytest.raises(TypeError, match="dtype"):
             model.kernel(guide, torch.randn(5, Q), torch.randn(5, Q, dtype=torch.float32))
+
+    @pytest.mark.parametrize("autoguide", [AutoNormal, AutoDelta])
+    def test_guides_without_a_density_of_frequencies(self, Y, autoguide):
+        model = RandomFeatureLVM(N, D, Q, num_frequencies=F, num_components=C)
+        guide = autoguide(model, create_plates=model.create_plates)
+        guide(Y)
+        for call in (model.kernel, model.spectral_density):
+            with pytest.raises(TypeError, match="omega is a Normal or a DiagonalMixture, got one that samples a Delta"):
+                call(guide, torch.randn(5, Q))
 
     def test_components_in_use_need_a_guide_that_has_run(self):
         with pytest.raises(RuntimeError, match="expected a guide that has run once"):
@@ -737,6 +782,17 @@ class TestBadInput:
         _, guide = _pair(Y, encoder=IndexNet(D, Q))
         with pytest.raises(ValueError, match="expected data for the encoder"):
             guide()
+
+    @pytest.mark.parametrize(
+        ("encoder", "shape"),
+        [
+            (IndexNet(D, Q + 1, (4,)), r"\[12, 3\]"),
+            (ZeroImputation(D, Q, (4,), covariance="full"), r"\[12, 2, 2\]"),
+        ],
+    )
+    def test_encoder_of_other_latents(self, Y, encoder, shape):
+        with pytest.raises(ValueError, match=rf"loc and scale of shape \[12, 2\] from the encoder, got .*{shape}; give it"):
+            _pair(Y, encoder=encoder.double())
 
     def test_sizes(self):
         with pytest.raises(ValueError, match="num_components of 2 or more"):

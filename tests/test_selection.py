@@ -58,6 +58,23 @@ def test_folds_are_runs_of_rows_or_rows_here_and_there(y):
     assert not torch.equal(scattered, gap_folds(y, 3, seed=1))
 
 
+@pytest.mark.parametrize("consecutive", [True, False])
+def test_rows_of_padding_are_no_gaps_to_imitate(consecutive):
+    y = torch.randn(12, 3)
+    y[8:], y[2:4, 0] = nan, nan
+    folds = gap_folds(y, 2, consecutive=consecutive)
+    assert torch.equal(folds[:, :8], gap_folds(y[:8], 2, consecutive=consecutive))
+    assert torch.equal(folds.any(0).any(0), torch.tensor([True, False, False]))
+    assert not folds[:, 8:].any()
+
+
+@pytest.mark.parametrize("consecutive", [True, False])
+def test_whole_rows_are_the_gaps_if_there_are_no_others(consecutive):
+    y = torch.randn(12, 3)
+    y[8:] = nan
+    assert torch.equal(gap_folds(y, 2, consecutive=consecutive).sum(0), (~torch.isnan(y)).long())
+
+
 def test_folds_need_gaps_and_rows(y):
     with pytest.raises(ValueError, match="expected data with gaps"):
         gap_folds(torch.zeros(5, 2))

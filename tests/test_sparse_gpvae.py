@@ -619,6 +619,19 @@ def test_more_inducing_points_keep_the_posterior(form, series):
     assert_close(function(guide, x, nothing), before, atol=1e-6)
 
 
+@pytest.mark.parametrize("moved", [False, True])
+def test_other_series_than_those_remembered_change_nothing(moved):
+    model, guide = make()
+    x, y = data(3)
+    guide(x, y)
+    memory, Z = guide.condition(x, y), model.inducing_points.detach().clone()
+    for part in (0, slice(0, 1), slice(0, 2)):
+        with pytest.raises(ValueError, match="expected the 3 series that the guide remembers"):
+            guide.condition(x[part], y[part], inducing_points=Z + 0.5 if moved else None)
+    assert guide.memory is memory
+    assert torch.equal(model.inducing_points, Z)
+
+
 def test_a_stream_moves_on_with_its_inducing_points():
     """Points added where new data come; in the end as good as if all had been there from the first."""
     _, guide = make()

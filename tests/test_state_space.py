@@ -205,6 +205,7 @@ HARD = {
     "one place": (torch.zeros(40), 1e4),
     "two places": (torch.arange(40.0) % 2, 1e4),
     "far apart": (1e3 * torch.arange(40.0), 1e4),
+    "worlds apart": (3.2e7 * 0.7 * torch.arange(40.0), 1e4),
     "at large": (1e4 + 0.1 * torch.arange(40.0), 10.0),
     "very sharp": (0.1 * torch.arange(40.0), 1e8),
 }

@@ -860,3 +860,40 @@ def test_guides_that_cannot_be_reparameterised():
 
     with pytest.raises(ValueError, match="'k' with Poisson; use a distribution with has_rsample"):
         StructuredELBO().loss(model, model, torch.zeros(1))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS[:1], ids=lambda e: "-".join(e.values()))
+def test_processes_whose_priors_depend_on_each_other_are_refused(estimator):
+    def model(t, y):
+        level = pyro.sample("level", GaussianProcess(RBF(1, lengthscale=0.3), t))
+        rough = pyro.sample("rough", dist.MultivariateNormal(level, matern(t) + 1e-6 * torch.eye(len(t))))
+        with pyro.plate("points", len(t)):
+            pyro.sample("y", dist.Normal(rough, 0.3), obs=y[:, 0])
+
+    t, y = torch.linspace(0.0, 1.0, N)[:, None], torch.randn(N, 1)
+    guide = StructuredGPGuide(model, sites={"level": IndexNet(1, 1), "rough": IndexNet(1, 1)})
+    with torch.no_grad(), pytest.raises(ValueError, match="'rough', whose prior depends on 'level'; take Trace_ELBO"):
+        StructuredELBO(**estimator).loss(model, guide, t, y)
+    assert math.isfinite(Trace_ELBO().loss(model, guide, t, y))
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_frozen_parameters_of_networks_stay_frozen(local):
+    with pyro.settings.context(module_local_params=local):
+        decoder = nn.Linear(Q, D)
+        decoder.weight.requires_grad_(False)
+        before = decoder.weight.clone(), decoder.bias.clone()
+        model = GPVAE(Matern(1, 1.5, batch_shape=(Q,)), decoder)
+        svi = SVI(model, StructuredGPGuide(model, IndexNet(D, Q)), Adam({"lr": 0.1}), StructuredELBO())
+        svi.step(*make_data())
+        assert torch.equal(model.decoder.weight, before[0])
+        assert not torch.equal(model.decoder.bias, before[1])
+
+
+def test_networks_that_share_a_parameter_are_refused():
+    first, second = nn.Linear(Q, Q), nn.Linear(Q, Q)
+    second.weight = first.weight
+    with pytest.raises(ValueError, match=r"'0\.weight' and '2\.weight' as one"):
+        GPVAE(RBF(1, batch_shape=(Q,)), nn.Sequential(first, nn.Tanh(), second))
+    twice = nn.Linear(Q, Q)
+    GPVAE(RBF(1, batch_shape=(Q,)), nn.Sequential(twice, nn.Tanh(), twice))

@@ -354,6 +354,49 @@ class TestJointOptim:
         for a, b in zip(expected[6:], _trajectory(second, range(6, 12)), strict=True):
             assert _same(a, b)
 
+    def test_state_continues_exactly_without_names(self, tmp_path):
+        """Under module_local_params, where parameters of one shape are told apart by their values."""
+
+        def make():
+            torch.manual_seed(0)
+            guide = AutoNormal(lambda: [pyro.sample(name, dist.Normal(0.0, 1.0)) for name in "abcdefgh"])
+            guide()
+            return guide, JointOptim(torch.optim.Adam, {"lr": 0.1}, schedule=lambda step: 0.8**step)
+
+        def run(guide, optim, steps):
+            svi = SVI(guide.model, guide, optim, Trace_ELBO())
+            for step in steps:
+                torch.manual_seed(step)
+                svi.step()
+            return _values(guide)
+
+        with pyro.settings.context(module_local_params=True):
+            expected = run(*make(), range(12))
+            guide, optim = make()
+            run(guide, optim, range(6))
+            optim.save(str(tmp_path / "optim.pt"))
+            second, resumed = make()
+            second.load_state_dict(guide.state_dict())
+            resumed.load(str(tmp_path / "optim.pt"))
+            assert len(resumed.get_state()["nameless"]) == 16
+            assert _same(run(second, resumed, range(6, 12)), expected)
+            # A running optimiser goes back too, if its parameters do.
+            resumed.load(str(tmp_path / "optim.pt"))
+            second.load_state_dict(guide.state_dict())
+            assert _same(run(second, resumed, range(6, 12)), expected)
+            third, forgetful = make()
+            forgetful.load(str(tmp_path / "optim.pt"))
+            with pytest.raises(ValueError, match=r"parameters as they were.*got one of shape \[\].*load the parameters"):
+                run(third, forgetful, range(1))
+            # The first step of Adam is as long in all parameters: some are the same still.
+            guide, optim = make()
+            run(guide, optim, range(1))
+            second, resumed = make()
+            second.load_state_dict(guide.state_dict())
+            resumed.set_state(optim.get_state())
+            with pytest.raises(ValueError, match=r"expected parameters that differ.*got \d with one value, of shape \[\]"):
+                run(second, resumed, range(1, 2))
+
     def test_state_matters(self):
         """Without it Adam goes elsewhere, so the test above can fail."""
         expected = _trajectory(JointOptim(optim_args={"lr": 0.1}))
@@ -437,3 +480,10 @@ def test_blocks_sweep_as_they_do_by_hand():
     assert found[0][2] == 4.0
     with pytest.raises(ValueError, match="expected an optimiser or blocks, got both"):
         fit(model, guide, y, blocks=blocks, optim=Adam({"lr": 0.1}), progress=False)
+    for settings, named in (
+        ({"learning_rate": 0.1}, "learning_rate"),
+        ({"schedule": "constant"}, "schedule"),
+        ({"learning_rate": 0.1, "schedule": "cosine"}, "learning_rate and schedule"),
+    ):
+        with pytest.raises(ValueError, match=rf"expected blocks alone, .* got {named} too; .* guide.blocks\(learning_rate="):
+            fit(model, guide, y, blocks=blocks, **settings, progress=False)

@@ -36,9 +36,9 @@ class _Station(NamedTuple):
 
 
 def ghcn_daily(
-    stations: str | Sequence[str],
-    years: Iterable[int],
-    variables: Sequence[str] = ("TMAX", "TMIN", "TAVG", "PRCP", "SNWD"),
+    stations: str | Iterable[str],
+    years: Iterable[int | np.integer],
+    variables: Iterable[str] = ("TMAX", "TMIN", "TAVG", "PRCP", "SNWD"),
     *,
     download: bool = True,
 ) -> Dataset:
@@ -53,8 +53,8 @@ def ghcn_daily(
     :param variables: of "TMAX", "TMIN", "TAVG" [°C], "PRCP", "SNOW", "SNWD" [mm], "AWND" [m/s].
     :param download: whether to download what is neither in the folder nor in the cache.
     :returns: ``Y`` [days, stations, variables], NaN where missing; ``dates``, ``lat``, ``lon``, ``elev``, ``station``,
-        ``name`` and ``columns``.
-    :raises ValueError: for an unknown station or variable, no year, or a file in another format.
+        ``station_name`` and ``columns``.
+    :raises ValueError: for an unknown station or variable, a variable named twice, no year, or a file in another format.
     :raises TypeError: for one year or variable where a list of them is expected, or years that are not numbers.
     :raises FileNotFoundError: if a file is not on this machine and may not be downloaded, or ``PYRO_LVGP_DATA`` names no
         folder.
@@ -69,18 +69,22 @@ def ghcn_daily(
 
     Source: Menne et al. (2012), "An overview of the Global Historical Climatology Network-Daily database".
     """
-    if isinstance(years, int | str) or isinstance(variables, str):
+    if isinstance(years, int | np.integer | str) or isinstance(variables, str):
         raise TypeError(
             f"expected lists of years and of variables, got {years!r} and {variables!r}; write [1980] and ['TMAX']"
         )
+    variables = list(variables)
     unknown = [name for name in variables if name not in _VARIABLES]
     if unknown or not variables:
         raise ValueError(f"expected variables of {', '.join(_VARIABLES)}, got {', '.join(unknown) or 'none'}")
+    if len(set(variables)) < len(variables):
+        raise ValueError(f"expected each variable once, got {', '.join(variables)}; leave out what is named again")
     dates = _days(years)
     known = _read_stations(_find(_STATIONS, download))
+    stations = stations if isinstance(stations, str) else list(map(str, stations))
     if not stations:
         raise ValueError(f"expected stations, got {stations!r}; 'JA' stands for all of Japan")
-    chosen = [name for name in known if name.startswith(stations)] if isinstance(stations, str) else list(stations)
+    chosen = [name for name in known if name.startswith(stations)] if isinstance(stations, str) else stations
     for name in chosen or [str(stations)]:
         if name not in known:
             raise ValueError(f"expected stations of {_STATIONS}, got {name!r}; identifiers have 11 characters")
@@ -95,7 +99,7 @@ def ghcn_daily(
         "lon": np.array([station.lon for station in where]),
         "elev": np.array([station.elev for station in where]),
         "station": np.array(chosen),
-        "name": np.array([station.name for station in where]),
+        "station_name": np.array([station.name for station in where]),
         "columns": np.array(variables),
     }
     units = {
@@ -105,7 +109,7 @@ def ghcn_daily(
         "lon": "longitude [degrees east]",
         "elev": "elevation [m], NaN if unknown",
         "station": "identifier",
-        "name": "name of the station",
+        "station_name": "name of the station",
         "columns": "variables of Y",
     }
     return Dataset(
@@ -120,7 +124,7 @@ def ghcn_daily(
     )
 
 
-def _days(years: Iterable[int]) -> np.ndarray:
+def _days(years: Iterable[int | np.integer]) -> np.ndarray:
     """All days of the years."""
     chosen = sorted(set(years))
     if not chosen:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from pyro import poutine
+from pyro.infer.autoguide import AutoGuide
 from pyro.ops.stats import fit_generalized_pareto
 from torch import Tensor
 
@@ -47,6 +48,9 @@ def log_weights(
     >>> log_weights(model, MeanFieldGuide(model), torch.zeros(4), num_samples=10, local_plate="data").shape
     torch.Size([10, 4])
     """
+    if isinstance(guide, AutoGuide) and guide.prototype_trace is None:
+        with torch.no_grad(), seeded(seed):
+            guide(*args, **kwargs)  # which tells its plate
     plate = local_plate or getattr(guide, "local_plate", getattr(model, "local_plate", None))
     if plate is None:
         options: Any = {"chunk_size": 1000, "predict": False, "log_likelihood": False}
@@ -64,7 +68,8 @@ def effective_sample_size(log_weights: Float[Tensor, "S *batch"]) -> Float[Tenso
     >>> effective_sample_size(torch.zeros(8, 2))
     tensor([8., 8.])
     """
-    return (2.0 * log_weights.logsumexp(0) - (2.0 * log_weights).logsumexp(0)).exp()
+    weights = (log_weights - log_weights.amax(0)).exp()
+    return weights.sum(0).square() / weights.square().sum(0)
 
 
 def pareto_k(log_weights: Float[Tensor, "S *batch"]) -> Float[Tensor, "*batch"]:

@@ -256,4 +256,4 @@ def _detached(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def _described(leaf: Any) -> Hashable:
     """What a graph is made for: everything but the values of tensors."""
-    return (leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
+    return (leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad) if isinstance(leaf, Tensor) else (type(leaf), leaf)

@@ -196,7 +196,7 @@ class AutoAnnealedLangevin(SampledGuide):
             self.local_plate = None
         self._others = tuple(name for name in self.base_guide.coordinates if name not in names)
         self._whitened = Whitened(tuple((name, self.base_guide.coordinates[name]) for name in names))
-        offers = isinstance(self.model, HasLogJoint) and self.model.local_sites == set(names)
+        offers = isinstance(self.model, HasLogJoint) and self.model.local_sites == set(names) and _is_whole(type(self.model))
         self._pure = offers and self._surrogate[0] is None
         if self._compile and not self._pure:
             raise ValueError(f"compile=True anneals the sites of the model's log_joint, got {sorted(names)}; see sites=")
@@ -293,8 +293,15 @@ class AutoAnnealedLangevin(SampledGuide):
                 base = self.base_guide.loc_and_scale(name, args)
                 prior = dist.Normal(torch.zeros_like(base[0]), 1.0).to_event(site.event_dim)
                 # In no trace: the Delta accounts for it.
-                noise.append(pyro.sample(f"{name}_noise", prior, infer={"is_auxiliary": True, "_do_not_trace": True}))
+                untraced: Any = {"is_auxiliary": True, "_do_not_trace": True}
+                noise.append(pyro.sample(f"_pyro_lvgp_start_of_{name}", prior, infer=untraced))
             bases.append(base)
+        if len(num_draws := {z.numel() // max(loc.numel(), 1) for z, (loc, _) in zip(noise, bases, strict=True)}) > 1:
+            raise ValueError(
+                f"expected as many draws of each annealed site, got {sorted(num_draws)}: the bound draws those in its plate "
+                "again and not the others, but a chain has one weight for all; take num_samples=1 or Trace_ELBO, or anneal that "
+                "plate alone by local_plate"
+            )
         return tuple(noise), tuple(bases)
 
     def _run(self, z: Coordinates, bases: Bases, drawn: Trace, downwards: bool, args: tuple, kwargs: dict) -> State:
@@ -332,6 +339,12 @@ class AutoAnnealedLangevin(SampledGuide):
 
     def __getstate__(self):
         return super().__getstate__() | {"_surrogate": (None,), "_compiled": None}
+
+
+def _is_whole(model: type) -> bool:
+    """Whether the log joint is that of the model's forward, which a subclass may have changed alone."""
+    defines = next(vars(cls).keys() for cls in model.__mro__ if {"forward", "log_joint"} & vars(cls).keys())
+    return "log_joint" in defines
 
 
 def _outside_inference_mode(value: Any) -> Any:

@@ -52,7 +52,8 @@ class RandomFeatureGuide(SampledGuide):
     :param weights: ``"collapsed"``, the exact :math:`q(a_d \mid X, \omega, y)` of a Gaussian likelihood, or for logistic ones
         that of their Pólya-gamma bound; it costs a pass over all rows at each step, and where entries are missing an L × L
         factor for each output.  ``"filled"`` is that of Gaussian data whose gaps are filled: one factor for all, and a looser
-        bound.  After such a fit, ``guide.weights = "collapsed"`` predicts by the exact weights given the latents found.
+        bound.  After such a fit, ``guide.weights = "collapsed"`` predicts by the exact weights given the latents found, and
+        ``"filled"`` goes back; no other choice can be changed once the guide has run.
         ``"explicit"`` keeps a Gaussian for each output, for mini-batches and other likelihoods; it wants frequencies that stay
         where they are, hence ``"gaussian"`` ones.  ``"shared"`` is the same with one covariance for all outputs, one factor
         instead of D: of Gaussian data with one variance and no gaps it has the same bound, elsewhere a looser one.  By
@@ -64,7 +65,7 @@ class RandomFeatureGuide(SampledGuide):
     :param init_scale: first standard deviation of the latents, without an encoder.
     :param seed: seed of the first assignments or frequencies.
     :raises ValueError: for an unknown choice, or one that the likelihood or the other choice rules out; for a call without
-        data if an encoder wants them.
+        data if an encoder wants them, or an encoder that is not one of ``latent_dim`` latents with a scale each.
 
     Parameters go by site: ``alpha.shape``, ``alpha.rate``; ``v.a``, ``v.b``; ``omega.logits`` [F, C], or ``omega.loc`` and
     ``omega.scale`` [F, Q]; ``X.loc``, ``X.scale`` [N, Q], or the encoder's; of collapsed weights ``a.c`` [N, D], where the
@@ -99,35 +100,35 @@ class RandomFeatureGuide(SampledGuide):
         weights = weights or ("collapsed" if model.is_conjugate else "explicit")
         frequencies = frequencies or ("gaussian" if weights in _KEPT else "mixture")
         _check_choice("frequencies", frequencies, Frequencies)
-        _check_choice("weights", weights, Weights)
-        if weights == "collapsed" and not model.is_conjugate:
-            raise ValueError(
-                "expected a Gaussian, Bernoulli, binomial or negative binomial likelihood for collapsed weights, got "
-                f'{type(model.likelihood).__name__}; use weights="explicit"'
-            )
-        if weights == "filled" and not isinstance(model.likelihood, Gaussian):
-            raise ValueError(f'expected a Gaussian likelihood for weights="filled", got {type(model.likelihood).__name__}')
-        if weights in _KEPT and frequencies == "mixture":
-            raise ValueError(
-                f'expected frequencies="gaussian" with {weights} weights, got "mixture": its draws are other frequencies at '
-                "each step, for which the weights do not hold"
-            )
+        _check_weights(weights, model, frequencies)
         if not init_scale > 0.0:
             raise ValueError(f"expected a positive init_scale, got {init_scale}")
         super().__init__(model)
         self.encoders = PyroModule()
         if encoder is not None:
             self.encoders.X = as_pyro_module(encoder)
-        self.frequencies, self.weights, self._init_scale, self._seed = frequencies, weights, init_scale, seed
+        self.frequencies, self._weights, self._init_scale, self._seed = frequencies, weights, init_scale, seed
 
     @property
     def weights(self) -> Weights:
-        """Which posterior the weights have; after a fit with filled ones, it can be set to ``"collapsed"``."""
+        """Which posterior the weights have; after a fit with filled ones, it can be set to ``"collapsed"`` and back.
+
+        :raises ValueError: if it is set to what the constructor would not take, or, once the guide has run, to what it has no
+            parameters for.
+        """
         return self._weights
 
     @weights.setter
     def weights(self, value: Weights) -> None:
-        _check_choice("weights", value, Weights)
+        _check_weights(value, self.model, self.frequencies)
+        if self.prototype_trace is not None and value != self.weights:
+            if not hasattr(self.a, "gaps") or value in _KEPT:
+                raise ValueError(
+                    f'expected weights="{self.weights}" of a guide that has run with them, got {value!r}; only filled weights '
+                    "can be collapsed later, and filled again: make a new guide"
+                )
+            # Nothing depends on the gaps of collapsed weights, so that no block holds them.
+            self.a.gaps_unconstrained.requires_grad_(value == "filled")
         self._weights = value
 
     def _setup_prototype(self, y: Tensor | None = None, idx: Tensor | None = None):
@@ -201,15 +202,28 @@ class RandomFeatureGuide(SampledGuide):
 
         :param y: observations, which an encoder needs, NaN where missing.
         :param idx: indices of the rows in y; None for all rows.
-        :raises ValueError: if the guide has an encoder and y is None.
+        :raises ValueError: if the guide has an encoder and y is None, or none and y are not all rows nor the rows ``idx``; if
+            the encoder is for latents of another shape.
         :raises RuntimeError: if the guide has not run yet.
         """
         self._check_has_run()
         if hasattr(self.encoders, "X"):
             if y is None:
                 raise ValueError("expected data for the encoder, got none; call the guide with them")
-            return dist.Normal(*self.encoders.X(y))
+            loc, scale = self.encoders.X(y)
+            expected = (*y.shape[:-1], self.model.latent_dim)
+            if not loc.shape == scale.shape == expected:
+                raise ValueError(
+                    f"expected loc and scale of shape {list(expected)} from the encoder, got {list(loc.shape)} and "
+                    f'{list(scale.shape)}; give it latent_dim={self.model.latent_dim} and covariance="diagonal"'
+                )
+            return dist.Normal(loc, scale)
         loc, scale = self.X.loc, self.X.scale
+        if y is not None and idx is None and len(y) != len(loc):
+            raise ValueError(
+                f"expected all {len(loc)} rows, or the indices of some in training, got {len(y)} rows; those of new ones are "
+                "model.infer_latents(guide, Y)"
+            )
         return dist.Normal(loc, scale) if idx is None else dist.Normal(loc[idx], scale[idx])
 
     def _check_has_run(self) -> None:
@@ -417,6 +431,22 @@ class RandomFeatureGuide(SampledGuide):
 def _check_choice(name: str, value: str, known: Any) -> None:
     if value not in get_args(known):
         raise ValueError(f"expected {name} in {get_args(known)}, got {value!r}")
+
+
+def _check_weights(weights: Weights, model: RandomFeatureLVM, frequencies: Frequencies) -> None:
+    _check_choice("weights", weights, Weights)
+    if weights == "collapsed" and not model.is_conjugate:
+        raise ValueError(
+            "expected a Gaussian, Bernoulli, binomial or negative binomial likelihood for collapsed weights, got "
+            f'{type(model.likelihood).__name__}; use weights="explicit"'
+        )
+    if weights == "filled" and not isinstance(model.likelihood, Gaussian):
+        raise ValueError(f'expected a Gaussian likelihood for weights="filled", got {type(model.likelihood).__name__}')
+    if weights in _KEPT and frequencies == "mixture":
+        raise ValueError(
+            f'expected frequencies="gaussian" with {weights} weights, got "mixture": its draws are other frequencies at '
+            "each step, for which the weights do not hold"
+        )
 
 
 def _real(value: Tensor) -> PyroParam:

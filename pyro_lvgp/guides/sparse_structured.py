@@ -134,12 +134,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
             return super()._posterior(name, prior, args)
         sites = self._sites_of_data(name, process, args)
         if self.memory is not None:
-            if self.memory.information.shape[:-2] not in ((), sites.information.shape[:-2]):
-                raise ValueError(
-                    f"expected the {len(self.memory.information)} series that the guide remembers, got "
-                    f"{list(sites.information.shape[:-2])}; give it all of them, with rows of NaN where nothing is new"
-                )
-            sites = _product(sites, Sites(self.memory.precision, self.memory.information))
+            sites = _product(Sites(self.memory.precision, self.memory.information), sites)
         loc, scale_tril = sparse_sites.posterior(sites)
         return dist.MultivariateNormal(loc, scale_tril=scale_tril).expand(prior.batch_shape)
 
@@ -169,20 +164,26 @@ class SparseStructuredGPGuide(StructuredGPGuide):
             check_inputs(args[0], y)
         check_values(y.reshape(-1, y.shape[-1]), rows=False, columns=False)
         name, process = self._process(args)
-        sites = None if self.memory is None else Sites(self.memory.precision, self.memory.information)
-        if inducing_points is not None:
-            old, before = process, self.model.inducing_points.detach()
-            self._move(inducing_points)
-            try:
-                _, process = self._process(args)
-            except Exception:
-                self._move(before)
-                raise
-            if sites is not None:
-                wide = Sites(sites.precision.unsqueeze(-4), sites.information.unsqueeze(-3))
-                sites = _by_series(sparse_sites.carry(wide, process.whitened_covariance(old)))
-        new = self._sites_of_data(name, process, args)
-        self.memory = Memory(self.model.inducing_points.detach().clone(), *(new if sites is None else _product(sites, new)))
+        if inducing_points is None:
+            return self._remember(name, process, process, args)
+        before = self.model.inducing_points.detach()
+        self._move(inducing_points)
+        try:
+            return self._remember(name, process, self._process(args)[1], args)
+        except Exception:
+            self._move(before)
+            raise
+
+    def _remember(self, name: str, old: SparseProcess, process: SparseProcess, args: tuple) -> Memory:
+        """Carry the memory from the old inducing values to those of a process, and add what the data say of these."""
+        sites = self._sites_of_data(name, process, args)
+        if self.memory is not None:
+            known = Sites(self.memory.precision, self.memory.information)
+            if process is not old:
+                wide = Sites(known.precision.unsqueeze(-4), known.information.unsqueeze(-3))
+                known = _by_series(sparse_sites.carry(wide, process.whitened_covariance(old)))
+            sites = _product(known, sites)
+        self.memory = Memory(self.model.inducing_points.detach().clone(), *sites)
         return self.memory
 
     def restore(self, memory: Memory | None) -> None:
@@ -293,9 +294,14 @@ def _check(name: str, process: SparseProcess, loc: Tensor, dim: int) -> None:
         )
 
 
-def _product(one: Sites, other: Sites) -> Sites:
-    """Natural parameters add up."""
-    return Sites(one.precision + other.precision, one.information + other.information)
+def _product(known: Sites, new: Sites) -> Sites:
+    """Natural parameters add up; what is known of one series serves all."""
+    if known.information.shape[:-2] not in ((), new.information.shape[:-2]):
+        raise ValueError(
+            f"expected the {len(known.information)} series that the guide remembers, got {list(new.information.shape[:-2])}; "
+            "give it all of them, with rows of NaN where nothing is new"
+        )
+    return Sites(known.precision + new.precision, known.information + new.information)
 
 
 def _by_series(sites: Sites) -> Sites:

@@ -60,7 +60,8 @@ class StructuredGPGuide(ModelGuide):
     :raises ValueError: for a site that is not there or has another prior, an encoding of the wrong shape, or a prior that has
         no linear-time method.
 
-    Encoders see the last floating-point argument of the model, which is given by its position.
+    Encoders see the last floating-point argument of the model, which is given by its position: inputs, exposures and the like
+    come before the data.
 
     Source: eqs. 3.5 and 3.28 of the GP-VAE thesis; Ashman et al. (2020), "Sparse Gaussian process variational autoencoders".
 

@@ -43,7 +43,8 @@ class Block:
     :param num_steps: gradient steps in each sweep.
     :param loss: bound of these gradients; that of the inference by default.
     :param update: called with the arguments of model and guide, without gradients, it returns the new value of every
-        parameter of the block by its name, to move the block in closed form.
+        parameter of the block by its name, to move the block in closed form; values of frozen ones may be there, and are not
+        used.
     :param damping: ρ in (0, 1], or a function of the number of sweeps taken.
     :raises ValueError: for a block without parameters, with neither or both of ``optim`` and ``update``, with settings of
         the other, or with settings out of range.
@@ -97,14 +98,14 @@ class BlockCoordinateVI:
     moves by gradient has an optimiser of its own, and nothing else requires gradients while it moves.
 
     The first step runs guide and model once to find their parameters.  Each that requires gradients must be in exactly one
-    block; ``requires_grad_(False)`` holds a parameter fixed, then or later.  One that model and guide share goes by its name
-    in the model.
+    block; ``requires_grad_(False)`` holds a parameter fixed, then or later, and a block left without others is passed over.
+    One that model and guide share goes by its name in the model.
 
     :param model: a Pyro model.
     :param guide: a Pyro guide.
     :param blocks: the blocks, in the order of a sweep.
-    :param loss: the bound to climb, ``TraceMeanField_ELBO()`` by default; or, as for ``SVI``, a function of model, guide and
-        their arguments that returns minus a bound, to differentiate.
+    :param loss: the bound to climb, ``TraceMeanField_ELBO()`` by default, which takes no discrete sites of a guide; or, as
+        for ``SVI``, a function of model, guide and their arguments that returns minus a bound, to differentiate.
     :param check_updates: evaluate the loss before and after each closed form, with the same random numbers; of an exact loss,
         which no exact closed form raises, once (True), and of an estimate by draws so many times, on average of which it must
         not rise by more than four standard errors.
@@ -174,12 +175,12 @@ class BlockCoordinateVI:
         """
         if not self._members:
             self._start(args, kwargs)
-        by_the_way = any(block.optim is not None and block.loss is None for block in self.blocks)
+        by_the_way = any(block.name in self._optimizers and block.loss is None for block in self.blocks)
         losses = [] if by_the_way else [self.evaluate_loss(*args, **kwargs)]
         for block in self.blocks:
             if block.update is not None:
                 self._solve(block, args, kwargs)
-            else:
+            elif block.name in self._optimizers:
                 value = self._climb(block, block.loss or self.loss, args, kwargs)
                 losses += [value] if block.loss is None else []
         self._num_sweeps += 1
@@ -220,8 +221,9 @@ class BlockCoordinateVI:
         self._members = _partition(self.blocks, parameters)
         self._tensors = {parameter.tensor for parameter in parameters.values()}
         for block in self.blocks:
-            if block.optim is not None:
-                tensors = [parameter.tensor for parameter in self._members[block.name].values()]
+            members = self._members[block.name].values()
+            tensors = [parameter.tensor for parameter in members if parameter.tensor.requires_grad]
+            if block.optim is not None and tensors:
                 optimizer = block.optim(tensors)
                 if not isinstance(optimizer, torch.optim.Optimizer):
                     raise TypeError(
@@ -244,7 +246,7 @@ class BlockCoordinateVI:
                 value.backward()
             return torch_item(value)
 
-        own = {parameter.tensor for parameter in self._members[block.name].values()}
+        own = {tensor for group in optimizer.param_groups for tensor in group["params"]}
         with held(self._tensors - own):
             try:
                 losses = [optimizer.step(closure) for _ in range(block.num_steps)]
@@ -255,22 +257,24 @@ class BlockCoordinateVI:
     def _solve(self, block: Block, args: tuple, kwargs: dict[str, Any]) -> None:
         """Move to the values of the closed form, or part of the way."""
         assert block.update is not None
+        members = self._members[block.name]
+        movable = {name for name, parameter in members.items() if parameter.tensor.requires_grad}
+        if not movable:
+            return
         before = self._comparable_losses(args, kwargs)
         rho = block._check_damping(block.damping(self._num_sweeps) if callable(block.damping) else block.damping)
-        members = self._members[block.name]
         with torch.no_grad():
             values = block.update(*args, **kwargs)
             if not isinstance(values, Mapping) or not all(isinstance(value, Tensor) for value in values.values()):
                 raise TypeError(f"block {block.name!r}: expected update to return tensors by name, got {values!r}")
-            if values.keys() != members.keys():
+            if not movable <= values.keys() <= members.keys():
                 raise ValueError(
                     f"block {block.name!r}: expected update to return values of {sorted(members)}, got {sorted(values)}"
                 )
             # The values may be the parameters themselves: compute all before writing any.
-            moved = {name: members[name].towards(value, rho, name) for name, value in values.items()}
+            moved = {name: members[name].towards(values[name], rho, name) for name in movable}
             for name, value in moved.items():
-                if members[name].tensor.requires_grad:
-                    members[name].tensor.copy_(value)
+                members[name].tensor.copy_(value)
         if self.check_updates:
             rise = self._comparable_losses(args, kwargs) - before
             error = rise.std() / self.check_updates**0.5 if self.check_updates > 1 else 0.0
@@ -292,7 +296,12 @@ class BlockCoordinateVI:
     def _watched(self) -> Iterator[None]:
         """Run a bound; raise if parameters turn up that are in no block."""
         with Bounding(), poutine.trace(param_only=True) as capture:
-            yield
+            try:
+                yield
+            except NotImplementedError as error:
+                if "reparameterized" in str(error):
+                    error.add_note("Pass loss=Trace_ELBO() or TraceEnum_ELBO(), which take guides with discrete sites.")
+                raise
         sites = capture.trace.nodes.items() if self._tensors else ()
         if new := [name for name, site in sites if unconstrained(site) not in self._tensors]:
             raise RuntimeError(
@@ -303,22 +312,22 @@ class BlockCoordinateVI:
 
 def _partition(blocks: Sequence[Block], parameters: Mapping[str, Parameter]) -> dict[str, dict[str, Parameter]]:
     """Parameters of each block, which must share out all that are not frozen."""
-    trainable = {name: parameter for name, parameter in parameters.items() if parameter.tensor.requires_grad}
-    owners: dict[str, list[str]] = {name: [] for name in trainable}
+    owners: dict[str, list[str]] = {name: [] for name in parameters}
     faults = []
     for block in blocks:
-        chosen = {f"pattern {key!r}": {name for name in trainable if fnmatchcase(name, key)} for key in block.params}
+        chosen = {f"pattern {key!r}": {name for name in parameters if fnmatchcase(name, key)} for key in block.params}
         for key in block.sites:
-            names = {name for name, parameter in trainable.items() if parameter.of_guide and f".{key}." in f".{name}."}
+            names = {name for name, parameter in parameters.items() if parameter.of_guide and f".{key}." in f".{name}."}
             chosen[f"site {key!r}"] = names
         faults += [f"{key} of block {block.name!r} fits none" for key, names in chosen.items() if not names]
         for name in set().union(*chosen.values()):
             owners[name].append(block.name)
-    faults += [f"{name!r} is in no block" for name, found in owners.items() if not found]
-    faults += [f"{name!r} is in blocks {found}" for name, found in owners.items() if len(found) > 1]
+    to_share = {name: found for name, found in owners.items() if parameters[name].tensor.requires_grad}
+    faults += [f"{name!r} is in no block" for name, found in to_share.items() if not found]
+    faults += [f"{name!r} is in blocks {found}" for name, found in to_share.items() if len(found) > 1]
     if faults:
         raise ValueError(
-            f"expected each parameter in exactly one block, got: {'; '.join(faults)}. Parameters: {', '.join(trainable)}; "
+            f"expected each parameter in exactly one block, got: {'; '.join(faults)}. Parameters: {', '.join(parameters)}; "
             "requires_grad_(False) keeps others out"
         )
-    return {block.name: {name: trainable[name] for name in trainable if owners[name] == [block.name]} for block in blocks}
+    return {block.name: {name: parameters[name] for name in owners if block.name in owners[name]} for block in blocks}

@@ -192,4 +192,4 @@ def _param(value: _Unconstrained) -> _Unconstrained:
 
 def _described(leaf: Any) -> Hashable:
     """What a graph is made for: everything but the values of tensors."""
-    return (leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf
+    return (leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else (type(leaf), leaf)

@@ -39,6 +39,8 @@ class JointOptim(PyroOptim):
         self._clip_norm, self._schedule = clip_norm, schedule
         self._constructor, self._args = optim_constructor, dict(optim_args or {})
         self._known: set[Tensor] = set()
+        self._unrestored: set[Tensor] = set()
+        self._nameless_waiting: list[tuple[Tensor, dict]] = []
         self._optimizer: torch.optim.Optimizer | None = None
         self._base_lrs: list[float] = []
         self._num_steps = 0
@@ -47,6 +49,8 @@ class JointOptim(PyroOptim):
         params = set(params)
         if new := params - self._known:
             self._add(new)
+        if unrestored := params & self._unrestored:
+            self._restore(unrestored)
         for idle in self._known - params:
             idle.grad = None
         if self._clip_norm is not None:
@@ -68,26 +72,68 @@ class JointOptim(PyroOptim):
             self._optimizer.add_param_group({"params": ordered})
         self._base_lrs = [*self._base_lrs, self._optimizer.param_groups[-1]["lr"]]
         self._known |= new
-        self._restore(ordered)
+        self._unrestored |= new
 
-    def _restore(self, params: Iterable[Tensor]) -> None:
+    def _restore(self, params: set[Tensor]) -> None:
+        assert self._optimizer is not None
         for param in params:
-            state = self._state_waiting_to_be_consumed.pop(_name(param), None)
-            if state is not None and self._optimizer is not None:
+            name = _name(param)
+            state = self._state_waiting_to_be_consumed.pop(name, None) if name else self._nameless_state(param)
+            if state is not None:
                 self._optimizer.state[param] = state
+        self._unrestored -= params
+
+    def _nameless_state(self, param: Tensor) -> dict | None:
+        """The waiting state of the parameter that had this value: SVI hands parameters over in no order."""
+        waiting = self._nameless_waiting
+        alike = [i for i, (value, _) in enumerate(waiting) if torch.equal(value.to(param), param)]
+        if any(not _equal(waiting[i][1], waiting[alike[0]][1]) for i in alike):
+            raise ValueError(
+                f"expected parameters that differ, to know them again without names, got {len(alike)} with one value, of "
+                f"shape {list(param.shape)}; save the state some steps later, or do without module_local_params"
+            )
+        if alike:
+            return waiting.pop(alike[0])[1]
+        if waiting:
+            raise ValueError(
+                "expected parameters as they were when the state of the optimiser was saved, of shapes "
+                f"{[list(value.shape) for value, _ in waiting]}, got one of shape {list(param.shape)} "
+                "or with another value; before the next step, load the parameters of model and guide that were saved with it"
+            )
+        return None
 
     def get_state(self) -> dict:
-        """State of every parameter by its name in the param store, and the number of steps taken."""
-        state = dict(self._state_waiting_to_be_consumed)
+        """Number of steps taken, and the state of every parameter.
+
+        It goes by the name in the param store, or, where there is none as under ``module_local_params``, by the value.
+        """
+        state, nameless = {}, []
         if self._optimizer is not None:
-            state |= {_name(param): self._optimizer.state[param] for param in self._known}
-        return {"num_steps": self._num_steps, "state": state}
+            for param in self._known:
+                moments = self._optimizer.state[param]
+                if name := _name(param):
+                    state[name] = moments
+                elif param not in self._unrestored or not self._nameless_waiting:
+                    nameless.append((param.detach().clone(), moments))
+        state |= self._state_waiting_to_be_consumed
+        return {"num_steps": self._num_steps, "state": state, "nameless": [*nameless, *self._nameless_waiting]}
 
     def set_state(self, state_dict: dict) -> None:
-        """Restore what ``get_state`` returned; parameters take their state when they are first seen."""
+        """Restore what ``get_state`` returned; parameters take their state when they are next seen.
+
+        Those without names must by then have the values they had, which must tell them apart; else that step raises a
+        ``ValueError``.
+        """
         self._num_steps = state_dict["num_steps"]
         self._state_waiting_to_be_consumed.update(state_dict["state"])
-        self._restore(self._known)
+        self._nameless_waiting = list(state_dict.get("nameless", ()))
+        self._unrestored = set(self._known)
+
+
+def _equal(state: dict, other: dict) -> bool:
+    return state.keys() == other.keys() and all(
+        value is other[key] or torch.equal(torch.as_tensor(value), torch.as_tensor(other[key])) for key, value in state.items()
+    )
 
 
 def _name(param: Tensor) -> str:

@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
+from weakref import WeakSet
 
 import torch
 from pyro import poutine
@@ -14,14 +15,16 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import prune_subsample_sites
 from pyro.util import check_model_guide_match, check_site_shape
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from pyro_lvgp import gaussian_sites
 from pyro_lvgp.distributions import without_independent
-from pyro_lvgp.gaussian_process import StructuredPosterior
+from pyro_lvgp.gaussian_process import GaussianProcess, StructuredPosterior
 from pyro_lvgp.infer._terms import Sites, check_reparameterised, log_ratio
 from pyro_lvgp.infer.differentiable import DifferentiableELBO
 from pyro_lvgp.integration import IntegrateGaussians, Integrating
 from pyro_lvgp.masking import Masking
+from pyro_lvgp.seeding import seeded
 from pyro_lvgp.validation import position_of_data
 
 Value = Literal["semi-analytic", "doubly-stochastic"]
@@ -45,7 +48,8 @@ class StructuredELBO(DifferentiableELBO):
     of them otherwise, which is noisier.  All four have one mean, and gradients of one mean.  Other sites of the model enter
     by their analytic KL where there is one.
 
-    Data must be independent of each other given f, each observed entry given the f_n of its point.  Mini-batches of series are
+    Data must be independent of each other given f, each observed entry given the f_n of its point, and no process may have a
+    prior that depends on another.  Mini-batches of series are
     exact; in a mini-batch of points of one series the normaliser Z is that of those points alone, and the bound is biased
     (eq. 3.25), little if lengthscales are short.
 
@@ -58,7 +62,8 @@ class StructuredELBO(DifferentiableELBO):
         scored.
     :param vectorize_particles: draw particles along a dimension left of every plate; False one after the other.
     :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
-    :raises ValueError: for an unknown estimator, or a guide site that cannot be reparameterised.
+    :raises ValueError: for an unknown estimator, a guide site that cannot be reparameterised, or a process whose prior depends
+        on another.
 
     ``rescale`` and ``masking`` shape what ``loss_and_grads`` climbs and returns; ``loss`` is always minus the bound.
 
@@ -96,6 +101,7 @@ class StructuredELBO(DifferentiableELBO):
             num_particles=num_particles, vectorize_particles=vectorize_particles, max_plate_nesting=max_plate_nesting
         )
         self.value, self.gradient, self.rescale, self.masking = value, gradient, rescale, masking
+        self._checked: WeakSet[Any] = WeakSet()
 
     def loss(self, model: Any, guide: Any, *args, **kwargs) -> float:
         """Minus an estimate of the bound, without gradients, ``rescale`` or ``masking``."""
@@ -125,6 +131,10 @@ class StructuredELBO(DifferentiableELBO):
         draw = _DrawMarginals(detach=self.gradient == "score")
         with Integrating():
             guide_trace = poutine.trace(draw(guide)).get_trace(*args, **kwargs)
+            if draw.count > 1 and guide not in self._checked:
+                with seeded(0), torch.enable_grad(), poutine.block():
+                    _RefuseNested()(guide)(*args, **kwargs)
+                self._checked.add(guide)
         integrated = IntegrateGaussians(guide_trace)(model)
         model_trace = poutine.trace(poutine.replay(integrated, guide_trace)).get_trace(*args, **kwargs)
         if is_validation_enabled():
@@ -196,12 +206,45 @@ class _DrawMarginals(Messenger):
     def __init__(self, detach: bool):
         super().__init__()
         self._detach = detach
+        self.count = 0
 
     def _pyro_sample(self, msg):
         q = structured(msg["fn"])
         if q is not None and msg["value"] is None:
+            self.count += 1
             draw = q.rsample_marginals()
             msg["value"] = draw.detach() if self._detach else draw
+
+
+class _RefuseNested(Messenger):
+    """Raise if the prior of a process depends on another: its KL would need joint draws of that."""
+
+    def __init__(self):
+        super().__init__()
+        self._means: dict[str, Tensor] = {}
+
+    def _pyro_sample(self, msg):
+        q = structured(msg["fn"])
+        if q is None:
+            return
+        parts = [x for x in _parts(q.prior) if x.requires_grad]
+        if parts and self._means:
+            total = torch.stack([x.sum() for x in parts]).sum()
+            gradients = torch.autograd.grad(total, list(self._means.values()), allow_unused=True, retain_graph=True)
+            for name, gradient in zip(self._means, gradients, strict=True):
+                if gradient is not None:
+                    raise ValueError(
+                        f"expected processes with priors of their own, got {msg['name']!r}, whose prior depends on {name!r}; "
+                        "take Trace_ELBO, which draws them jointly"
+                    )
+        msg["value"] = self._means[msg["name"]] = q.mean.detach().requires_grad_()
+
+
+def _parts(prior: Any) -> list[Tensor]:
+    """What a prior is made of."""
+    if isinstance(prior, GaussianProcess):
+        return [leaf for leaf in tree_leaves((prior.X, prior.theta)) if isinstance(leaf, Tensor)]
+    return [prior.loc, prior.scale_tril]
 
 
 def _without_value(x: Tensor) -> Tensor:

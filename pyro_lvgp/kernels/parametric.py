@@ -13,6 +13,8 @@ from pyro_lvgp.kernels.base import Kernel, Theta
 from pyro_lvgp.state_space import Chain, matern
 
 _Value = float | int | Tensor
+# What a chain must agree with.
+_OF_THE_COVARIANCE = {"_covariance", "covariance", "_diagonal", "diagonal", "_select", "theta"}
 
 
 class _Parametric(Kernel):
@@ -194,7 +196,9 @@ class Matern(_Stationary):
 
     @property
     def is_markov(self) -> bool:
-        return self.input_dim == 1 and self.active_dims is None
+        # The chain of a class is not that of a subclass with another covariance.
+        last = next(cls for cls in type(self).__mro__ if not vars(cls).keys().isdisjoint({"chain", *_OF_THE_COVARIANCE}))
+        return "chain" in vars(last) and self.input_dim == 1 and self.active_dims is None
 
     def chain(self, steps: Float[Tensor, "*#batch T"], theta: Theta) -> Chain:
         variance, lengthscale = theta

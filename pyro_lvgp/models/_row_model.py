@@ -6,7 +6,7 @@ from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
 from pyro_lvgp.initialization import InitialLatents, linear_latents
-from pyro_lvgp.likelihoods import Likelihood, as_likelihood
+from pyro_lvgp.likelihoods import Binomial, Likelihood, as_likelihood
 from pyro_lvgp.models.latent_variable_model import LatentVariableModel
 from pyro_lvgp.param_store import shared_parameters, warn_if_shared
 from pyro_lvgp.validation import check_data, check_index, check_sizes, check_tensors, check_values
@@ -19,7 +19,7 @@ class RowModel(LatentVariableModel):
 
     :param likelihood: p(y | f); ``Gaussian()`` if None.
     :param sizes: further sizes to check.
-    :raises ValueError: if a size is not positive, or the likelihood has parameters of another number of outputs.
+    :raises ValueError: if a size is not positive, or the likelihood has parameters or counts of another number of outputs.
     """
 
     def __init__(self, num_data: int, data_dim: int, latent_dim: int, likelihood: Likelihood | None, **sizes: int):
@@ -31,6 +31,12 @@ class RowModel(LatentVariableModel):
             raise ValueError(
                 f"expected a likelihood of {data_dim} outputs, got one with {theta.shape[-1]} parameters; pass "
                 f"data_dim={data_dim} to it"
+            )
+        shape = self.likelihood.total_count.shape if isinstance(self.likelihood, Binomial) else ()
+        if shape not in ((), (1,), (data_dim,)):
+            raise ValueError(
+                f"expected one total_count, or one for each of {data_dim} outputs, got {list(shape)} of them; counts that "
+                "differ from row to row would not hold for new rows: pass one, or a tensor of one for each column"
             )
         self.register_buffer("mean", torch.zeros(data_dim))
 

@@ -8,11 +8,13 @@ from pyro import poutine
 from pyro.poutine import Trace
 from torch import Tensor, nn
 
-from pyro_lvgp.gaussian_process import GaussianProcess
+from pyro_lvgp.distributions import without_independent
+from pyro_lvgp.gaussian_process import GaussianProcess, StructuredPosterior
 from pyro_lvgp.kernels import Kernel
 from pyro_lvgp.likelihoods import Likelihood
 from pyro_lvgp.models.latent_process_model import LatentProcessModel, as_inputs
 from pyro_lvgp.quasi_random import even_draws
+from pyro_lvgp.state_space_posterior import StateSpacePosterior
 
 
 class GPVAE(LatentProcessModel):
@@ -103,7 +105,12 @@ class GPVAE(LatentProcessModel):
 
     def _draw(self, posterior: Trace, x: Tensor, x_new: Tensor | None, num_samples: int, joint: bool) -> Tensor:
         """Draws of f [draws, *series, 1, Q, M]."""
-        site: Any = posterior.nodes["f"]["fn"]
-        process = site.base_dist if x_new is None else site.base_dist.at(as_inputs(x_new), joint=joint)
+        process: Any = without_independent(posterior.nodes["f"]["fn"])
+        if not isinstance(process, StructuredPosterior | StateSpacePosterior):
+            raise TypeError(
+                f"expected a guide that keeps the process f, such as StructuredGPGuide, got {type(process).__name__} at that "
+                "site, which knows nothing between the data"
+            )
+        process = process if x_new is None else process.at(as_inputs(x_new), joint=joint)
         f = process.sample((num_samples,)) if joint else even_draws(num_samples, process, dim=-2)
         return f if f.dim() > 3 else f.unsqueeze(1)

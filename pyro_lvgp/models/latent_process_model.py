@@ -81,11 +81,21 @@ class LatentProcessModel(PyroModule):
             error.add_note(f"the decoder was given {latents.shape[-1]} latent dimensions, and numbers of {latents.dtype}")
             raise
         if isinstance(function, tuple):
+            if theta is None:
+                raise ValueError(
+                    f"expected a decoder that returns functions alone, as {type(self.likelihood).__name__} has no parameter, "
+                    "got a pair; take another likelihood"
+                )
             function, theta = function
         if y is not None and function.shape[-1] != y.shape[-1]:
             raise ValueError(
                 f"expected data of {function.shape[-1]} outputs, as many as the decoder has, got {y.shape[-1]}; mend the "
                 "decoder"
+            )
+        if theta is not None and theta.shape[-1:] not in ((), (1,), function.shape[-1:]):
+            raise ValueError(
+                f"expected a likelihood of {function.shape[-1]} outputs, as many as the decoder has, got one with "
+                f"{theta.shape[-1]} parameters; pass data_dim={function.shape[-1]} to it"
             )
         entries = self.likelihood.distribution(function, theta)
         with _all(contexts):

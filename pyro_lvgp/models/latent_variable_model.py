@@ -16,7 +16,7 @@ from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 
-from pyro_lvgp.distributions import NoisyFunction
+from pyro_lvgp.distributions import NoisyFunction, PrecisionNormal
 from pyro_lvgp.integration import IntegrateGaussians
 from pyro_lvgp.laplace import Entries, gaussian_components, laplace
 from pyro_lvgp.seeding import seeded
@@ -309,6 +309,9 @@ class LatentVariableModel(PyroModule):
         drawn = self._trace_of_nothing(guide)
         for name in ("X", "data"):  # leaves what rows share
             drawn.nodes.pop(name, None)
+        for site in drawn.nodes.values():
+            if isinstance(site.get("fn"), PrecisionNormal):  # which bounds must not integrate over
+                site["fn"] = site["fn"].multivariate_normal
 
         def entries(X: Tensor) -> NoisyFunction:
             check_not_empty(X, "X")
@@ -337,7 +340,8 @@ class LatentVariableModel(PyroModule):
         self, guide: Guide, Y: Tensor, globals_: dict[str, Tensor], prior: TorchDistributionMixin, num_starts: int
     ) -> tuple[Tensor, Tensor]:
         """Where to start, [num_starts · B, Q]: at the best candidate, or at several by Gumbel's trick without replacement."""
-        encoder = getattr(getattr(guide, "encoders", None), "X", None)
+        # That of an annealed guide is its base's.
+        encoder = getattr(getattr(getattr(guide, "base_guide", guide), "encoders", None), "X", None)
         if encoder is not None and num_starts == 1:
             with torch.no_grad():
                 loc, scale = encoder(Y)

@@ -80,8 +80,14 @@ class MixturePrediction:
     def log_prob(self, y: Float[Tensor, "*series N D"]) -> Float[Tensor, "*series N D"]:
         """Log density of the mixture, entry by entry; NaN where y is.
 
+        :raises ValueError: if y has another shape than the entries.
+
         Source: eq. 3.10 of the GP-VAE thesis.
         """
+        if y.shape != (expected := self.parts[0].batch_shape[1:]):
+            raise ValueError(
+                f"expected y of shape {list(expected)}, as the entries predicted, got {list(y.shape)}; expand or index y to it"
+            )
         missing = torch.isnan(y)
         # In the place of what is missing stands what every support has: 0 of counts, else the mean.
         log_prob = torch.cat(

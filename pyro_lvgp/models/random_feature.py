@@ -254,7 +254,7 @@ class RandomFeatureLVM(RowModel):
         :param X: inputs.
         :param X2: other inputs; X itself if omitted.
         :raises ValueError: for inputs of other dimensions.
-        :raises TypeError: for inputs of another dtype than the model's.
+        :raises TypeError: for inputs of another dtype than the model's, or a guide of another kind.
         """
         X2 = X if X2 is None else X2
         for inputs in (X, X2):
@@ -267,6 +267,7 @@ class RandomFeatureLVM(RowModel):
 
         :param guide: a fitted guide, as for :meth:`kernel`.
         :param omega: frequencies, in cycles per unit of X.
+        :raises TypeError: for a guide of another kind.
         """
         with torch.no_grad():
             return spectral_density(omega, *self._learned_mixture(guide))
@@ -278,6 +279,11 @@ class RandomFeatureLVM(RowModel):
         points = without_independent(site["fn"])
         if isinstance(points, DiagonalMixture):
             return points.weights.mean(0), points.locs, points.scales
+        if not isinstance(points, torch.distributions.Normal):
+            raise TypeError(
+                "expected a guide whose omega is a Normal or a DiagonalMixture, got one that samples a "
+                f"{type(points).__name__}; a RandomFeatureGuide or a MeanFieldGuide will do"
+            )
         loc, scale = points.loc, points.scale
         return loc.new_full((len(loc),), 1.0 / len(loc)), loc, scale
 

@@ -10,19 +10,28 @@ from pyro_lvgp.networks._layers import layers
 
 
 def as_pyro_module(network: nn.Module) -> nn.Module:
-    """Make a network, in place, a ``PyroModule`` whose parameters are all ``PyroParam``.
+    """Make a network, in place, a ``PyroModule`` whose parameters are all ``PyroParam``; those that are frozen stay so.
 
     Plain ``nn.Parameter`` inside a guide fail under Pyro's setting ``module_local_params``.
+
+    :raises ValueError: if two modules share a parameter, since Pyro keeps parameters by their names.
 
     >>> net = as_pyro_module(MLP(3, 2))
     >>> [name for name, _ in net.named_parameters()][0]
     '0.weight_unconstrained'
     """
     to_pyro_module_(network)
-    for module in network.modules():
+    names: dict[int, str] = {}
+    for place, module in network.named_modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is not None and not name.endswith("_unconstrained"):
+                if (other := names.setdefault(id(parameter), path := f"{place}.{name}".lstrip("."))) != path:
+                    raise ValueError(
+                        f"expected a parameter in one module only, got {other!r} and {path!r} as one; use one module "
+                        "twice, or read the parameter of the other module in forward"
+                    )
                 setattr(module, name, PyroParam(parameter.detach()))
+                getattr(module, f"{name}_unconstrained").requires_grad_(parameter.requires_grad)
     return network
 
 

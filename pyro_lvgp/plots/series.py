@@ -25,7 +25,7 @@ def plot_series(
 ) -> Figure:
     """A panel for each output over time: what was seen, the prediction with a band of two standard deviations, the truth.
 
-    :param t: [N] times.
+    :param t: [N] times, in any order.
     :param mean: [N, D] predictions.
     :param stddev: [N, D] their standard deviations.
     :param seen: [N, D] data, NaN where missing.
@@ -47,6 +47,8 @@ def plot_series(
     arrays = {
         name: check_shape(as_array(value, name, 2), centre.shape, name) for name, value in given.items() if value is not None
     }
+    order = np.argsort(times, kind="stable")
+    times, centre, arrays = times[order], centre[order], {name: values[order] for name, values in arrays.items()}
     labels = [f"output {d}" for d in range(D)] if names is None else list(names)
     if len(labels) != D:
         raise ValueError(f"names: expected {D}, one for each output, got {len(labels)}.")

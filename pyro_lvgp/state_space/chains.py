@@ -33,6 +33,7 @@ _MATERN = {
         [[1.0, 1.0, 0.0], [0.0, 1.0, 1.0], [-1.0, -3.0, -2.0]],
     ),
 }
+_FORGOTTEN = 1e3  # τ from which exp(−τ) is zero in every precision, and that τʲ does not make infinite
 
 
 class Chain(NamedTuple):
@@ -66,7 +67,7 @@ def matern(
     >>> chain.A.flatten(), chain.Q.flatten()
     (tensor([0.6065, 0.1353]), tensor([0.6321, 0.9817]))
     """
-    tau = math.sqrt(2.0 * nu) * steps / lengthscale[..., None]
+    tau = (math.sqrt(2.0 * nu) * steps / lengthscale[..., None]).clamp_max(_FORGOTTEN)
     P, h, of_A, of_Q = _coefficients(nu, tau.dtype, tau.device)
     size = len(h)
     powers = torch.stack([tau**j for j in range(size)], -1)
