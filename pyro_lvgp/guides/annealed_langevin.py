@@ -299,8 +299,8 @@ class AutoAnnealedLangevin(SampledGuide):
         if len(num_draws := {z.numel() // max(loc.numel(), 1) for z, (loc, _) in zip(noise, bases, strict=True)}) > 1:
             raise ValueError(
                 f"expected as many draws of each annealed site, got {sorted(num_draws)}: the bound draws those in its plate "
-                "again and not the others, but a chain has one weight for all; take num_samples=1 or Trace_ELBO, or anneal that "
-                "plate alone by local_plate"
+                "again and not the others, but a chain has one weight for all; take num_samples=1 or Trace_ELBO, or anneal "
+                "that plate alone by local_plate"
             )
         return tuple(noise), tuple(bases)
 

@@ -310,8 +310,9 @@ class LatentVariableModel(PyroModule):
         for name in ("X", "data"):  # leaves what rows share
             drawn.nodes.pop(name, None)
         for site in drawn.nodes.values():
-            if isinstance(site.get("fn"), PrecisionNormal):  # which bounds must not integrate over
-                site["fn"] = site["fn"].multivariate_normal
+            fn: Any = site.get("fn")
+            if isinstance(fn, PrecisionNormal):  # which bounds must not integrate over
+                site["fn"] = fn.multivariate_normal
 
         def entries(X: Tensor) -> NoisyFunction:
             check_not_empty(X, "X")
