@@ -20,7 +20,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 from pyro_lvgp import gaussian_process, gaussian_sites
 from pyro_lvgp.gaussian_process import GaussianProcess, StructuredPosterior
 from pyro_lvgp.guides import MeanFieldGuide, StructuredGPGuide
-from pyro_lvgp.infer import StructuredELBO
+from pyro_lvgp.infer import StructuredELBO, structured_elbo
 from pyro_lvgp.kernels import RBF, Linear, Matern, Stack
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.masking import hide_entries
@@ -875,6 +875,19 @@ def test_processes_whose_priors_depend_on_each_other_are_refused(estimator):
     with torch.no_grad(), pytest.raises(ValueError, match="'rough', whose prior depends on 'level'; take Trace_ELBO"):
         StructuredELBO(**estimator).loss(model, guide, t, y)
     assert math.isfinite(Trace_ELBO().loss(model, guide, t, y))
+
+
+def test_processes_are_looked_at_once(monkeypatch):
+    """Though particles and masking wrap the guide anew at every step."""
+    looks = []
+    monkeypatch.setattr(structured_elbo._RefuseNested, "__init__", lambda self: looks.append(0) or Messenger.__init__(self))
+    monkeypatch.setattr(structured_elbo._RefuseNested, "_pyro_sample", lambda self, msg: None)
+    t, y = torch.rand(N, 1), torch.randn(N, 1)
+    guide = StructuredGPGuide(two_processes, sites={"f": IndexNet(1, 1), "log.variance": None})
+    bound = StructuredELBO(num_particles=2, max_plate_nesting=0, masking=hide_entries(0.5))
+    for _ in range(3):
+        bound.loss_and_grads(two_processes, guide, t, y)
+    assert len(looks) == 1
 
 
 @pytest.mark.parametrize("local", [False, True])

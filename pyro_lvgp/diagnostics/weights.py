@@ -49,7 +49,7 @@ def log_weights(
     torch.Size([10, 4])
     """
     if isinstance(guide, AutoGuide) and guide.prototype_trace is None:
-        with torch.no_grad(), seeded(seed):
+        with torch.no_grad(), seeded(seed), poutine.block():
             guide(*args, **kwargs)  # which tells its plate
     plate = local_plate or getattr(guide, "local_plate", getattr(model, "local_plate", None))
     if plate is None:

@@ -160,9 +160,9 @@ class _Transition:
         with torch.enable_grad():
             following = self._function(leaves, [x.requires_grad_() for x in state], *rest)
             total = torch.stack([x.sum() for x in following]).sum()
-        found = iter(torch.autograd.grad(total, [*state, *(x for x in leaves if x.requires_grad)], allow_unused=True))
-        for _ in state:
-            next(found)
+        # Of the state as well, so that there always is one to be taken.
+        taken = [*state, *(x for x in leaves if x.requires_grad)]
+        found = iter(torch.autograd.grad(total, taken, allow_unused=True)[len(state) :])
         return [x.requires_grad and next(found) is not None for x in leaves]
 
     def _step_and_pull_back(self, *tensors: Tensor) -> list[Tensor]:

@@ -4,7 +4,6 @@ import math
 import sys
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
-from weakref import WeakSet
 
 import torch
 from pyro import poutine
@@ -49,9 +48,8 @@ class StructuredELBO(DifferentiableELBO):
     by their analytic KL where there is one.
 
     Data must be independent of each other given f, each observed entry given the f_n of its point, and no process may have a
-    prior that depends on another.  Mini-batches of series are
-    exact; in a mini-batch of points of one series the normaliser Z is that of those points alone, and the bound is biased
-    (eq. 3.25), little if lengthscales are short.
+    prior that depends on another.  Mini-batches of series are exact; in a mini-batch of points of one series the normaliser Z
+    is that of those points alone, and the bound is biased (eq. 3.25), little if lengthscales are short.
 
     :param value: which side of the equation.
     :param gradient: which estimator of its gradient.
@@ -101,7 +99,7 @@ class StructuredELBO(DifferentiableELBO):
             num_particles=num_particles, vectorize_particles=vectorize_particles, max_plate_nesting=max_plate_nesting
         )
         self.value, self.gradient, self.rescale, self.masking = value, gradient, rescale, masking
-        self._checked: WeakSet[Any] = WeakSet()
+        self._known_as_independent: set[frozenset[str]] = set()
 
     def loss(self, model: Any, guide: Any, *args, **kwargs) -> float:
         """Minus an estimate of the bound, without gradients, ``rescale`` or ``masking``."""
@@ -131,10 +129,11 @@ class StructuredELBO(DifferentiableELBO):
         draw = _DrawMarginals(detach=self.gradient == "score")
         with Integrating():
             guide_trace = poutine.trace(draw(guide)).get_trace(*args, **kwargs)
-            if draw.count > 1 and guide not in self._checked:
+            processes = frozenset(_processes(guide_trace))
+            if len(processes) > 1 and processes not in self._known_as_independent:
                 with seeded(0), torch.enable_grad(), poutine.block():
                     _RefuseNested()(guide)(*args, **kwargs)
-                self._checked.add(guide)
+                self._known_as_independent.add(processes)
         integrated = IntegrateGaussians(guide_trace)(model)
         model_trace = poutine.trace(poutine.replay(integrated, guide_trace)).get_trace(*args, **kwargs)
         if is_validation_enabled():
@@ -145,7 +144,7 @@ class StructuredELBO(DifferentiableELBO):
         """The bound of all particles together."""
         guide_sites: Sites = {name: site for name, site in guide_trace.nodes.items() if site["type"] == "sample"}
         check_reparameterised(guide_sites)
-        processes = {name: site for name, site in guide_sites.items() if structured(site["fn"]) is not None}
+        processes = _processes(guide_trace)
         observed: dict[str, Any] = {}
         latent: dict[str, Any] = {}
         for name, site in model_trace.nodes.items():
@@ -206,12 +205,10 @@ class _DrawMarginals(Messenger):
     def __init__(self, detach: bool):
         super().__init__()
         self._detach = detach
-        self.count = 0
 
     def _pyro_sample(self, msg):
         q = structured(msg["fn"])
         if q is not None and msg["value"] is None:
-            self.count += 1
             draw = q.rsample_marginals()
             msg["value"] = draw.detach() if self._detach else draw
 
@@ -238,6 +235,12 @@ class _RefuseNested(Messenger):
                         "take Trace_ELBO, which draws them jointly"
                     )
         msg["value"] = self._means[msg["name"]] = q.mean.detach().requires_grad_()
+
+
+def _processes(guide_trace: Trace) -> Sites:
+    """The sites of processes."""
+    sites = guide_trace.nodes.items()
+    return {name: site for name, site in sites if site["type"] == "sample" and structured(site["fn"]) is not None}
 
 
 def _parts(prior: Any) -> list[Tensor]:

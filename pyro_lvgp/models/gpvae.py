@@ -14,7 +14,6 @@ from pyro_lvgp.kernels import Kernel
 from pyro_lvgp.likelihoods import Likelihood
 from pyro_lvgp.models.latent_process_model import LatentProcessModel, as_inputs
 from pyro_lvgp.quasi_random import even_draws
-from pyro_lvgp.state_space_posterior import StateSpacePosterior
 
 
 class GPVAE(LatentProcessModel):
@@ -106,7 +105,7 @@ class GPVAE(LatentProcessModel):
     def _draw(self, posterior: Trace, x: Tensor, x_new: Tensor | None, num_samples: int, joint: bool) -> Tensor:
         """Draws of f [draws, *series, 1, Q, M]."""
         process: Any = without_independent(posterior.nodes["f"]["fn"])
-        if not isinstance(process, StructuredPosterior | StateSpacePosterior):
+        if not isinstance(process, StructuredPosterior):
             raise TypeError(
                 f"expected a guide that keeps the process f, such as StructuredGPGuide, got {type(process).__name__} at that "
                 "site, which knows nothing between the data"

@@ -25,11 +25,13 @@ def as_pyro_module(network: nn.Module) -> nn.Module:
     for place, module in network.named_modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is not None and not name.endswith("_unconstrained"):
-                if (other := names.setdefault(id(parameter), path := f"{place}.{name}".lstrip("."))) != path:
+                path = f"{place}.{name}".lstrip(".")
+                if id(parameter) in names:
                     raise ValueError(
-                        f"expected a parameter in one module only, got {other!r} and {path!r} as one; use one module "
-                        "twice, or read the parameter of the other module in forward"
+                        f"expected a parameter in one module only, got {names[id(parameter)]!r} and {path!r} as one; use one "
+                        "module twice, or read the parameter of the other module in forward"
                     )
+                names[id(parameter)] = path
                 setattr(module, name, PyroParam(parameter.detach()))
                 getattr(module, f"{name}_unconstrained").requires_grad_(parameter.requires_grad)
     return network
