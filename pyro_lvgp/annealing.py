@@ -188,6 +188,15 @@ def anneal(
     return state
 
 
+def check_finite(z: Coordinates) -> None:
+    """Raise if a chain has diverged."""
+    if not all(torch.isfinite(x).all() for x in z):
+        raise ValueError(
+            "expected a chain that stays finite, got NaN or infinity: it diverged, since the target is steeper than its step "
+            "size allows; make step_size smaller, or begin nearer, with a base_guide that was fitted first"
+        )
+
+
 def _annealed(z: Coordinates, score: Coordinates, beta: Tensor) -> Coordinates:
     return tuple(beta * s - (1.0 - beta) * z for z, s in zip(z, score, strict=True))
 

@@ -472,6 +472,49 @@ def test_locals_are_not_annealed_while_a_plate_in_their_score_is_subsampled():
         guide(y, torch.tensor([1, 2]))
 
 
+def steep_counts(y, rate=1.0):
+    """Log rates whose posteriors are narrow."""
+    with pyro.plate("data", 4):
+        x = pyro.sample("x", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Poisson(rate * (8.0 * x).exp()), obs=y)
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_chains_that_diverge_say_so(traced):
+    if traced:
+        args, guide = (torch.full((4,), 3000.0),), AutoAnnealedLangevin(steep_counts, local_plate="data")
+    else:
+        args = (torch.randn(10, 3),)
+        model = BayesianGPLVM(10, 3, 2, Linear(2), num_inducing=3, likelihood=Gaussian(1e-12))
+        guide = AutoAnnealedLangevin(model, num_steps=40)
+    with pytest.raises(ValueError, match=r"a chain that stays finite, got NaN.* make step_size smaller"):
+        guide(*args)
+
+
+def test_errors_of_models_are_theirs_where_chains_are_finite():
+    guide = AutoAnnealedLangevin(steep_counts, local_plate="data", num_steps=2, step_size=1e-6)
+    guide(torch.ones(4))
+    with pytest.raises(ValueError, match=r"Expected parameter rate"):
+        guide(torch.ones(4), -1.0)
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+def test_all_draws_are_of_the_same_rows(vectorize):
+    def model(y):
+        with pyro.plate("data", 50, subsample_size=5) as idx:
+            x = pyro.sample("x", dist.Normal(y[idx], 0.1))
+            pyro.sample("y", dist.Normal(x, 0.1), obs=y[idx])
+
+    y = 10.0 * torch.arange(50.0)
+    guide = AutoAnnealedLangevin(model, local_plate="data", num_steps=2)
+    guide(y)
+    draws = guide.sample_posterior(6, y, chunk_size=2, vectorize=vectorize)["x"]
+    assert draws.shape == (6, 5)
+    assert (draws.std(0) < 1.0).all()
+    low, high = guide.quantiles([0.25, 0.75], y, num_samples=200)["x"]  # in chunks of 100
+    assert (high - low < 1.0).all()
+
+
 def test_a_global_guide_may_be_a_function_that_returns_nothing():
     def model(y):
         scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))

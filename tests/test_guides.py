@@ -484,6 +484,15 @@ def test_param_store(guide_id, model_id, tmp_path):
 
 
 @every_pair
+def test_warns_when_a_second_guide_would_share_parameters(guide_id, model_id):
+    problem, guide = start(guide_id, model_id)
+    other = GUIDES[guide_id].make(problem)
+    with pytest.warns(UserWarning, match=f"{type(guide).__name__} takes the values.*module_local_params") as caught:
+        other(*problem.args)
+    assert len(caught) == 1
+
+
+@every_pair
 def test_pickle(guide_id, model_id):
     """A copy has the parameters, not, as Pyro has it, the model; the guide itself goes on as before."""
     problem, guide = start(guide_id, model_id)

@@ -201,26 +201,20 @@ def test_serves_predictive(y):
 def test_errors(y):
     with pytest.raises(ValueError, match=r"one of .*'weights'.*got 'nope'"):
         MeanFieldGuide(hierarchical, covariance={"nope": "full"})(y)
-    with pytest.raises(ValueError, match="vector-valued"):
-        MeanFieldGuide(hierarchical, covariance={"loading": "full"})(y)
     with pytest.raises(ValueError, match="before its first call"):
         MeanFieldGuide(hierarchical).median()
     with pytest.raises(ValueError, match="positive init_scale"):
         MeanFieldGuide(hierarchical, init_scale=0.0)
     with pytest.raises(ValueError, match="create_plates"):
         MeanFieldGuide(hierarchical)(y[:, :4], torch.arange(4))
+    with pytest.raises(ValueError, match="vector-valued"):
+        MeanFieldGuide(hierarchical, covariance={"loading": "full"})(y)
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_unknown_covariance():
     with pytest.raises(ValueError, match='"diagonal" or "full"'):
         MeanFieldGuide(hierarchical, covariance={"x": "low-rank"})
-
-
-def test_warns_when_a_second_guide_would_share_parameters(y):
-    MeanFieldGuide(hierarchical, create_plates=_plates)(y)
-    with pytest.warns(UserWarning, match="MeanFieldGuide.locs.x.*module_local_params"):
-        MeanFieldGuide(hierarchical, create_plates=_plates)(y)
 
 
 def test_training_leaves_the_initial_values_of_the_model_alone():

@@ -684,6 +684,23 @@ def test_memory_is_part_of_the_guide_s_state(first):
     assert len(history.losses) == 1
 
 
+def test_memory_changes_precision_with_the_guide():
+    model, guide = make()
+    x, y = data()
+    nothing = torch.full_like(y, torch.nan)
+    guide(x, y)
+    memory = guide.condition(x, y)
+    expected = function(guide, x, nothing)
+    for module in (model, guide):
+        module.float()
+    assert {part.dtype for part in guide.memory} == {torch.float32}
+    mean, variance = function(guide, x.float(), nothing.float())
+    assert mean.dtype == torch.float32
+    assert_close([mean.double(), variance.double()], expected, atol=1e-3)
+    guide.restore(memory)  # of the old precision
+    assert {part.dtype for part in guide.memory} == {torch.float32}
+
+
 @pytest.mark.parametrize(
     ("inducing_points", "message"),
     [

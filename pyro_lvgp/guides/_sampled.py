@@ -7,6 +7,8 @@ import torch
 from pyro import poutine
 from pyro.distributions.transforms import biject_to
 from pyro.poutine import Trace
+from pyro.poutine.replay_messenger import ReplayMessenger
+from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pyro_lvgp.guides._model_guide import ModelGuide
@@ -24,7 +26,7 @@ class SampledGuide(ModelGuide):
     def sample_posterior(
         self, num_samples: int, *args, chunk_size: int = 100, vectorize: bool = True, **kwargs
     ) -> dict[str, Tensor]:
-        """Draws of all sites, along a new first dimension.
+        """Draws of all sites, along a new first dimension; all of the same rows, if a plate picks its subsample itself.
 
         :param num_samples: how many.
         :param args: arguments of the model: a chain needs the data.
@@ -32,14 +34,15 @@ class SampledGuide(ModelGuide):
         :param vectorize: False draws one by one, for models that do not broadcast over dimensions left of their plates.
         """
         with torch.no_grad(), poutine.block():
-            if not vectorize:
-                draws = [self._latents(args, kwargs) for _ in range(num_samples)]
-                return {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
-            dim = -1 - _nesting(poutine.trace(self.model).get_trace(*args, **kwargs))
-            chunks = []
-            for chunk in torch.arange(num_samples).split(chunk_size):
-                with pyro.plate("_pyro_lvgp_draws", len(chunk), dim=dim):
-                    chunks.append(self._latents(args, kwargs))
+            model_trace = poutine.trace(self.model).get_trace(*args, **kwargs)
+            with _OnRowsOf(model_trace):
+                if not vectorize:
+                    draws = [self._latents(args, kwargs) for _ in range(num_samples)]
+                    return {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
+                chunks = []
+                for chunk in torch.arange(num_samples).split(chunk_size):
+                    with pyro.plate("_pyro_lvgp_draws", len(chunk), dim=-1 - _nesting(model_trace)):
+                        chunks.append(self._latents(args, kwargs))
         sites = dict(self.prototype_trace.iter_stochastic_nodes())
         ranks = {name: len(site["fn"].batch_shape) + site["fn"].event_dim for name, site in sites.items()}
         return {
@@ -79,6 +82,14 @@ class SampledGuide(ModelGuide):
             name: transforms[name](transforms[name].inv(x).quantile(torch.as_tensor(quantiles).to(x), dim=0))
             for name, x in draws.items()
         }
+
+
+class _OnRowsOf(ReplayMessenger):
+    """Pick the rows in subsampled plates that a trace has."""
+
+    def _pyro_sample(self, msg):
+        if site_is_subsample(msg):
+            super()._pyro_sample(msg)
 
 
 def _nesting(trace: Trace) -> int:

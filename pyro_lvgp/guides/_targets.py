@@ -12,7 +12,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
-from pyro_lvgp.annealing import Coordinates
+from pyro_lvgp.annealing import Coordinates, check_finite
 from pyro_lvgp.guides._coordinates import SiteCoordinates
 from pyro_lvgp.integration import IntegrateGaussians
 
@@ -134,7 +134,11 @@ class TracedScore:
         values, log_dets = self.sites.values(z, self.bases)
         model = poutine.condition(self.model, values)
         model = IntegrateGaussians(self.drawn)(model) if self.integrate else model
-        trace = poutine.trace(poutine.replay(model, self.drawn)).get_trace(*self.args, **self.kwargs)
+        try:
+            trace = poutine.trace(poutine.replay(model, self.drawn)).get_trace(*self.args, **self.kwargs)
+        except ValueError:  # of a distribution without sense, say
+            check_finite(z)
+            raise
         return {name: site for name, site in trace.nodes.items() if site["type"] == "sample"}, log_dets
 
     def _log_prob(self, name: str, site: Any) -> Tensor:

@@ -14,6 +14,7 @@ from pyro.distributions import constraints
 from pyro.distributions.util import sum_rightmost
 from pyro.infer.autoguide import AutoCallable, AutoGuide
 from pyro.infer.autoguide.utils import deep_setattr
+from pyro.infer.util import is_validation_enabled
 from pyro.nn import PyroModule, PyroParam
 from pyro.poutine import Trace
 from torch import Tensor, nn
@@ -82,7 +83,8 @@ class AutoAnnealedLangevin(SampledGuide):
         any model.
     :param create_plates: as for Pyro's autoguides; by default the base guide's.
     :raises ValueError: for arguments out of range, unknown sites, sites outside plates annealed under subsampling, sites
-        outside the local plate that depend on those inside, or ``compile`` without ``log_joint``.
+        outside the local plate that depend on those inside, or ``compile`` without ``log_joint``; when called, while Pyro
+        validates, if a chain diverges.
     :raises TypeError: for a ``num_steps`` that is no integer, or another base guide.
 
     >>> from pyro.infer import SVI, Trace_ELBO
@@ -261,6 +263,8 @@ class AutoAnnealedLangevin(SampledGuide):
                     for (name, site), base, z in zip(whitened, bases, noise, strict=True)
                 )
             state = self._run(start, bases, replayable(drawn.trace), end is not None, args, kwargs)
+            if is_validation_enabled():
+                annealing.check_finite(state.z)
             base_z, last_z = (start, state.z) if end is None else (state.z, start)
             sign = 1.0 if end is None else -1.0
             for (name, site), base, z_0, z_K, log_ratio in zip(whitened, bases, base_z, last_z, state.log_ratio, strict=True):

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from pyro_lvgp.guides._coordinates import Covariance, SiteCoordinates
 from pyro_lvgp.guides._model_guide import ModelGuide
 from pyro_lvgp.networks import as_pyro_module
-from pyro_lvgp.param_store import warn_if_shared
 
 
 class MeanFieldGuide(ModelGuide):
@@ -97,8 +96,6 @@ class MeanFieldGuide(ModelGuide):
         super()._setup_prototype(*args, **kwargs)
         sites = dict(self.prototype_trace.iter_stochastic_nodes())
         self._check_sites(sites)
-        stored = [name for name in pyro.get_param_store() if name.startswith(f"{self._pyro_name}.")]
-        warn_if_shared(type(self).__name__, stored)
         self.locs, self.scales = PyroModule(), PyroModule()
         self.coordinates: dict[str, SiteCoordinates] = {}
         self._event_shapes: dict[str, torch.Size] = {}

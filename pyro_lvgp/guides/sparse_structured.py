@@ -193,7 +193,15 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         """
         if memory is not None:
             self._move(memory.inducing_points)
+            memory = Memory(*(part.to(self.model.inducing_points) for part in memory))
         self.memory = memory
+
+    def _apply(self, fn, recurse=True):
+        """What ``to()``, ``double()`` and the like call: the memory goes where the parameters go."""
+        super()._apply(fn, recurse)
+        if self.memory is not None:
+            self.memory = Memory(*map(fn, self.memory))
+        return self
 
     def get_extra_state(self) -> dict[str, Tensor]:
         """What ``state_dict()`` holds besides parameters: the memory."""
@@ -270,7 +278,7 @@ def _nearest(process: SparseProcess, encoder: OffsetNet | NeighbourNet, y: Tenso
 
 def _weight(process: SparseProcess, y: Tensor) -> Tensor:
     """How many data each point stands for, [*series, 1, 1, N]: none where nothing is observed."""
-    return ((~torch.isnan(y)).any(-1) * process.weight)[..., None, None, :]
+    return ((~torch.isnan(y)).any(-1).to(y) * process.weight)[..., None, None, :]
 
 
 def _natural(loc: Tensor, variance: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
