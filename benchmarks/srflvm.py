@@ -57,9 +57,9 @@ divided by one number.  NMF sees the data divided by their largest entry, LDA th
 rows the counts.  "Mixture" draws its frequencies anew at each step, from all components they may belong to, as the paper does;
 the other rows of ours have a Gaussian for each.  GPyTorch's GPLVM takes fewer steps where outputs are many, which take it long
 even so.  The Gibbs sampler draws from the posterior itself, from where ours starts; it and "mixture" are left out where they
-take too long.  NMF and LDA are left out where entries are negative, LDA too where they are no whole numbers.  Yale and montreal
-are other copies than the paper's, and of mnist, cifar and newsgroups the rows or the words are others, so the published
-figures, whose number of runs the paper does not say, are near only."""
+take too long.  NMF and LDA are left out where entries are negative, LDA too where they are no whole numbers.  Yale and
+montreal are other copies than the paper's, and of mnist, cifar and newsgroups the rows or the words are others, so the
+published figures, whose number of runs the paper does not say, are near only."""
 
 
 @dataclass(frozen=True)
