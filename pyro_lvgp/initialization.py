@@ -63,8 +63,14 @@ def _centred_rank(values: np.ndarray, most: int, seed: int) -> int:
 
 
 def cluster_centres(X: Float[Tensor, "N Q"], num_centres: int, *, seed: int = 0) -> Float[Tensor, "M Q"]:
-    """K-means centres of the rows of X: inducing points that lie where the data lie."""
-    centres = KMeans(num_centres, n_init=1, random_state=seed).fit(X.detach().cpu().double().numpy()).cluster_centers_
+    """K-means centres of the rows of X: inducing points that lie where the data lie.
+
+    If there are fewer places than centres, as under binary data whose rows repeat, centres lie around them.
+    """
+    rows = X.detach().cpu().double().numpy()
+    if len(np.unique(rows, axis=0)) < num_centres:
+        rows = rows + 0.1 * rows.std(0) * np.random.default_rng(seed).standard_normal(rows.shape)
+    centres = KMeans(num_centres, n_init=1, random_state=seed).fit(rows).cluster_centers_
     return torch.as_tensor(centres).to(X)
 
 

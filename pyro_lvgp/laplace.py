@@ -66,7 +66,8 @@ def laplace(
         return torch.stack(terms).mean(0) + prior.log_prob(X)
 
     def precision(X: Tensor) -> Tensor:
-        return prior.precision_matrix + torch.stack([_fisher(given, X, Y, observed) for given in entries]).mean(0)
+        H = prior.precision_matrix + torch.stack([_fisher(given, X, Y, observed) for given in entries]).mean(0)
+        return 0.5 * (H + H.mT)  # symmetric to all digits, as its check wants it
 
     X = start.detach().flatten(0, 1)
     value, damping = log_density(X), X.new_full((len(X), 1), _DAMPING)

@@ -215,7 +215,9 @@ def _batches(
     """All rows for ever, or shuffled mini-batches; a last short batch of an epoch is dropped to keep B fixed."""
     while batch_size is None:
         yield args
+    # Pyro does not index parameters by as many rows as there are, which so must come in order.
+    order = torch.arange if batch_size == num_rows else torch.randperm
     while True:
-        for idx in torch.randperm(num_rows, device=args[0].device).split(batch_size):
+        for idx in order(num_rows, device=args[0].device).split(batch_size):
             if len(idx) == batch_size:
                 yield take(idx, *args)

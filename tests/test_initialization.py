@@ -150,6 +150,12 @@ class TestClusterCentres:
         assert torch.equal(cluster_centres(X, 8, seed=1), cluster_centres(X, 8, seed=1))
         assert not torch.equal(cluster_centres(X, 8, seed=1), cluster_centres(X, 8, seed=2))
 
+    def test_more_centres_than_places(self):
+        X = torch.tensor([[0.0, 0.0], [0.0, 1.0], [5.0, 1.0]]).repeat(10, 1)
+        centres = cluster_centres(X, 8)
+        assert torch.pdist(centres).min() > 1e-3
+        assert torch.cdist(centres, X[:3]).min(1).values.max() < 1.0
+
 
 def test_latent_mixture_finds_clusters():
     centres = torch.tensor([[-3.0, 0.0], [3.0, 1.0]], dtype=torch.float64)

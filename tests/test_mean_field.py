@@ -211,6 +211,19 @@ def test_errors(y):
         MeanFieldGuide(hierarchical, covariance={"loading": "full"})(y)
 
 
+@pytest.mark.parametrize("rows", [[1, 0, 2, 3, 4, 5], [0, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 0]])
+def test_all_rows_in_another_order_are_refused(rows):
+    """Pyro would leave the parameters in theirs."""
+    Y, idx = torch.randn(6, 3), torch.tensor(rows)
+    guide = MeanFieldGuide(BayesianGPLVM(6, 3, 2, num_inducing=4))
+    guide(Y, torch.arange(6))
+    with pytest.raises(ValueError, match="expected fewer rows than the 6 of plate 'data', or all of them in order"):
+        guide(Y[idx], idx)
+    pyro.clear_param_store()
+    amortised = MeanFieldGuide(BayesianGPLVM(6, 3, 2, num_inducing=4), encoders={"X": ZeroImputation(3, 2)})
+    amortised(Y[idx], idx)
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_unknown_covariance():
     with pytest.raises(ValueError, match='"diagonal" or "full"'):

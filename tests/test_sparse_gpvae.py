@@ -730,6 +730,17 @@ def test_what_does_not_fit_leaves_the_guide_as_it_was(inducing_points, message, 
     assert_close(function(guide, x, y), expected)
 
 
+def test_remembered_series_keep_their_order():
+    _, guide = make(num_data=B)
+    x, y = data(B)
+    guide(x, y)
+    guide.condition(x, y)
+    idx = torch.tensor([1, 0, 2])
+    for use in (guide, guide.condition):
+        with pytest.raises(ValueError, match="than the 3 of plate 'series', or all of them in order"):
+            use(x[idx], y[idx], idx)
+
+
 def test_remembered_series_come_all_together():
     _, guide = make(num_data=B)
     x, y = data(B)

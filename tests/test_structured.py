@@ -452,6 +452,15 @@ def test_free_sites_belong_to_points_and_want_all_of_them(site):
         guide(x[idx], y[idx], idx)
 
 
+def test_free_sites_of_series_in_another_order_are_refused():
+    x, y = torch.linspace(0.0, 1.0, 5)[:, None].expand(3, 5, 1), torch.randn(3, 5, 2)
+    model = GPVAE(RBF(1, lengthscale=0.3, batch_shape=(2,)), MLP(2, 2, (4,)), num_data=3)
+    guide = StructuredGPGuide(model)
+    guide(x, y, torch.arange(3))
+    with pytest.raises(ValueError, match="expected fewer rows than the 3 of plate 'series', or all of them in order"):
+        guide(x, y, torch.tensor([0, 2, 1]))
+
+
 @pytest.mark.parametrize(("series", "idx"), [((), [3, 0]), ((B,), [3, 0])], ids=["points", "series"])
 def test_global_sites_are_not_scaled(series, idx):
     model = make_model(num_data=6)

@@ -286,6 +286,13 @@ class TestFit:
                 _Climb(nan_at=1).fit()
             assert is_validation_enabled() == dist.is_validation_enabled() == setting
 
+    def test_a_batch_of_all_rows_is_a_full_batch(self, Y):
+        losses = []
+        for batch_size in (None, N):
+            pyro.clear_param_store()
+            losses.append(fit(*_pair(Y), Y, num_steps=5, batch_size=batch_size, progress=False).losses)
+        assert losses[0] == pytest.approx(losses[1])
+
     def test_warns_of_shared_parameters(self, Y):
         fit(*_pair(Y), Y, num_steps=1, progress=False)
         other = BayesianGPLVM(N, D, 2, num_inducing=5)

@@ -3,8 +3,11 @@
 from typing import Any
 
 import pyro
+import torch
 from pyro.infer.autoguide import AutoGuide
+from pyro.infer.util import is_validation_enabled
 from pyro.nn import PyroModule
+from pyro.poutine.runtime import _PYRO_STACK
 
 from pyro_lvgp.param_store import warn_if_shared
 
@@ -30,6 +33,22 @@ class ModelGuide(AutoGuide):
         if self.master is None:  # a part of another guide is among its parameters
             stored = [name for name in pyro.get_param_store() if name.startswith(f"{self._pyro_name}.")]
             warn_if_shared(type(self).__name__, stored)
+
+    def _check_order_of_rows(self) -> None:
+        """Raise if parameters that are read now would go to other rows than those of their plates.
+
+        Pyro indexes parameters in a plate where it shows fewer rows than all.
+        """
+        if not is_validation_enabled():
+            return
+        for plate in _PYRO_STACK:
+            if isinstance(plate, pyro.plate) and plate.dim is not None and plate.subsample_size >= plate.size > 0:
+                rows = torch.as_tensor(plate._indices)
+                if not torch.equal(rows, torch.arange(plate.size, device=rows.device)):
+                    raise ValueError(
+                        f"expected fewer rows than the {plate.size} of plate {plate.name!r}, or all of them in order, got "
+                        f"{len(rows)} in another, which Pyro does not index parameters by: sort them, and the data with them"
+                    )
 
     def __getstate__(self):
         # Pyro's own takes the model from the guide itself, not only from its copy.

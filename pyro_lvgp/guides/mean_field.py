@@ -150,7 +150,8 @@ class MeanFieldGuide(ModelGuide):
 
         :param name: a latent site.
         :param args: arguments of the model, for encoders.
-        :raises ValueError: for an encoded site without data, or if its encoder is for one of another shape.
+        :raises ValueError: for an encoded site without data, if its encoder is for one of another shape, or in a plate that
+            shows all rows in another order.
         :raises TypeError: if its encoder does not return a pair.
         """
         if name in self._encoded:
@@ -173,6 +174,7 @@ class MeanFieldGuide(ModelGuide):
                     f"{list(loc.shape)} and {list(scale.shape)}; give it the latent_dim and the covariance of the site"
                 )
             return encoding
+        self._check_order_of_rows()
         try:
             return attrgetter(name)(self.locs), attrgetter(name)(self.scales)
         except ValueError as error:

@@ -134,6 +134,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
             return super()._posterior(name, prior, args)
         sites = self._sites_of_data(name, process, args)
         if self.memory is not None:
+            self._check_order_of_rows()
             sites = _product(Sites(self.memory.precision, self.memory.information), sites)
         loc, scale_tril = sparse_sites.posterior(sites)
         return dist.MultivariateNormal(loc, scale_tril=scale_tril).expand(prior.batch_shape)
@@ -231,6 +232,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
             if name in medians:
                 return dist.Delta(medians[name], event_dim=prior.event_dim)
             if (process := _process_of(prior)) is not None:
+                self._check_order_of_rows()
                 found[name] = process
             return prior
 

@@ -194,6 +194,7 @@ class StructuredGPGuide(ModelGuide):
 
         told = (~torch.isnan(y)).any(-1, keepdim=True)
         if not self._encoded[name]:
+            self._check_order_of_rows()
             loc, scale = attrgetter(name)(self.locs), attrgetter(name)(self.scales)
             if loc.shape != shape[-loc.dim() :]:
                 raise ValueError(
