@@ -2,18 +2,16 @@
 
 from contextlib import AbstractContextManager
 from copy import deepcopy
-from numbers import Integral, Real
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyro
 import torch
 from jaxtyping import Float
 from numpy.random import RandomState
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin, _fit_context
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import Tags, check_array, check_random_state
-from sklearn.utils._param_validation import Interval
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from pyro_lvgp.guides import MeanFieldGuide
@@ -22,7 +20,7 @@ from pyro_lvgp.likelihoods import Likelihood
 from pyro_lvgp.models import BayesianGPLVM
 from pyro_lvgp.seeding import seeded
 from pyro_lvgp.training import FitResult, fit
-from pyro_lvgp.validation import check_values
+from pyro_lvgp.validation import check_sizes, check_values
 
 
 class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
@@ -61,17 +59,6 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     (150, 2)
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        "n_components": [Interval(Integral, 1, None, closed="left")],
-        "likelihood": [Likelihood, None],
-        "n_inducing": [Interval(Integral, 1, None, closed="left")],
-        "max_iter": [Interval(Integral, 1, None, closed="left")],
-        "batch_size": [Interval(Integral, 1, None, closed="left"), None],
-        "learning_rate": [Interval(Real, 0, None, closed="neither")],
-        "random_state": ["random_state"],
-        "verbose": ["verbose"],
-    }
-
     embedding_: Float[np.ndarray, "N Q"]
     model_: BayesianGPLVM
     guide_: MeanFieldGuide
@@ -99,15 +86,15 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         self.random_state = random_state
         self.verbose = verbose
 
-    @_fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any = None) -> "GPLVM":
         """Learn latents and functions of them.
 
         :param X: rows [N, D], NaN where missing.
         :param y: not used.
-        :raises ValueError: for rows or columns of which nothing is observed, infinite entries, or what the likelihood does not
-            support.
+        :raises ValueError: for rows or columns of which nothing is observed, infinite entries, what the likelihood does not
+            support, or sizes that are not positive.
         """
+        check_sizes(n_components=self.n_components, n_inducing=self.n_inducing, max_iter=self.max_iter)
         X = validate_data(self, X, ensure_min_samples=2, **_ROWS)
         check_values(torch.tensor(X), name="X")
         standardised = self.likelihood is None

@@ -14,7 +14,7 @@ from matplotlib import pyplot as plt
 ROOT = Path(__file__).parent.parent
 NEEDS_DATA = {"datasets.md": "oilflow"}
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$(?:\n\n```text\n(?P<output>.*?)^```$)?", re.DOTALL | re.MULTILINE)
-MANY_STEPS = re.compile(r"(num_steps=|in range\()\d{3,}\b")
+MANY_STEPS = re.compile(r"(num_steps=|max_iter=|in range\()\d{3,}\b")
 
 
 def pages():

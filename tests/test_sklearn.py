@@ -41,7 +41,9 @@ def test_it_is_the_model_under_a_mean_field_guide(iris):
     Y, seed = torch.tensor((iris - iris.mean(0)) / iris.std(0)), int(np.random.RandomState(3).randint(2**31 - 1))
     model = BayesianGPLVM(150, 4, 2).initialize(Y, seed=seed)
     guide, settings = MeanFieldGuide(model), {"learning_rate": 0.02, "schedule": "cosine", "progress": False}
-    history = fit(model, guide, Y, loss=MeanFieldELBO(max_plate_nesting=1), num_steps=300, batch_size=50, seed=seed, **settings)
+    history = fit(
+        model, guide, Y, loss=MeanFieldELBO(max_plate_nesting=1), num_steps=300, batch_size=50, seed=seed, **settings
+    )
     np.testing.assert_allclose(gplvm.history_.losses, history.losses, rtol=1e-3)
     np.testing.assert_allclose(gplvm.embedding_, guide.median()["X"], atol=0.02)
     assert gplvm.n_iter_ == 300
@@ -98,3 +100,9 @@ def test_a_fit_repeats_and_goes_by_pickle(iris):
 def test_columns_without_data_are_refused(iris):
     with pytest.raises(ValueError, match=r"an observed entry in every column of X, got 1 column"):
         GPLVM(max_iter=2).fit(np.where(np.arange(4) == 2, np.nan, iris))
+
+
+def test_sizes_are_checked_when_it_is_fitted(iris):
+    for name in ("n_components", "n_inducing", "max_iter"):
+        with pytest.raises(ValueError, match=f"expected {name} of 1 or more, got 0"):
+            GPLVM(**{name: 0}).fit(iris)
