@@ -84,7 +84,7 @@ class Watch:
         best = min(range(len(self.scores)), key=lambda i: self.scores[i][1])
         calls_since = len(self.scores) - 1 - best
         if calls_since == 0:
-            self._best = [(tensor, tensor.detach().clone()) for tensor in self._state()]
+            self._best = [(tensor, tensor.detach().clone()) for tensor in self.state()]
         return self.rule.patience is not None and calls_since >= self.rule.patience
 
     def restore(self) -> None:
@@ -93,7 +93,7 @@ class Watch:
             for tensor, value in self._best:
                 tensor.copy_(value)
 
-    def _state(self) -> Iterator[Tensor]:
+    def state(self) -> Iterator[Tensor]:
         """All parameters and buffers, each once."""
         of_modules = (
             tensor

@@ -12,7 +12,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroModule, PyroParam
 from torch import Tensor
 
-from pyro_lvgp.quadrature import gauss_hermite
+from pyro_lvgp.quadrature import gauss_hermite, log_gauss_hermite_at_mode
 from pyro_lvgp.recording import assume
 
 
@@ -31,7 +31,9 @@ class Likelihood(PyroModule):
     def __init__(self, *, num_points: int = 20):
         super().__init__()
         if num_points < 1:
-            raise ValueError(f"expected num_points of 1 or more, got {num_points}; 20 is plenty for smooth likelihoods")
+            raise ValueError(
+                f"expected num_points of 1 or more, got {num_points}; 20 is plenty for smooth likelihoods"
+            )
         self.num_points = num_points
 
     def theta(self) -> Tensor | None:
@@ -45,6 +47,15 @@ class Likelihood(PyroModule):
     def function(self, y: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
         """A rough f for each y, to start from."""
         raise NotImplementedError(f"{type(self).__name__} must implement function(y), a rough inverse of its link")
+
+    def slopes(
+        self, y: Float[Tensor, "*#batch"], f: Float[Tensor, "*#batch"], theta: Tensor | None
+    ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
+        """First and second derivative of log p(y | f, θ) in f, where that is concave: quadrature then looks where y is.
+
+        Where it is not implemented, quadrature looks where f is, which is enough for a y that tells little of f.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no slopes(y, f, theta)")
 
     def start(self, y: Float[Tensor, "N D"], f: Float[Tensor, "N D"]) -> None:
         """Set what cannot be learned from a poor start, given data and a rough f of each; nothing by default."""
@@ -86,15 +97,25 @@ class Likelihood(PyroModule):
         theta: Tensor | None,
     ) -> Float[Tensor, "*batch"]:
         """``log E[p(y | f, θ)]`` for ``f ~ N(mean, variance)``, entry by entry."""
-        return self._expect(lambda p: p.log_prob(y), mean, variance, theta, log=True)
+
+        def log_prob(f: Tensor) -> Tensor:
+            return self.distribution(f, theta).log_prob(y)
+
+        if type(self).slopes is Likelihood.slopes:
+            return gauss_hermite(log_prob, mean, variance, num_points=self.num_points, log=True)
+
+        def slopes(f: Tensor) -> tuple[Tensor, Tensor]:
+            return self.slopes(y, f, theta)
+
+        return log_gauss_hermite_at_mode(log_prob, slopes, mean, variance, num_points=self.num_points)
 
     def moments(
         self, mean: Float[Tensor, "*#batch"], variance: Float[Tensor, "*#batch"], theta: Tensor | None
     ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
         """Mean and variance of y for ``f ~ N(mean, variance)``, by the laws of total expectation and variance."""
         y_mean = self._expect(lambda p: p.mean, mean, variance, theta)
-        y_square = self._expect(lambda p: p.variance + p.mean.square(), mean, variance, theta)
-        return y_mean, y_square - y_mean.square()
+        # A sum of what is not negative: differences of squares would lose all digits of counts that hardly vary.
+        return y_mean, self._expect(lambda p: p.variance + (p.mean - y_mean).square(), mean, variance, theta)
 
     def support_text(self) -> str:
         """The support of y in words, for errors."""
@@ -111,8 +132,8 @@ class Likelihood(PyroModule):
                 "another likelihood"
             )
 
-    def _expect(self, of: Callable[[Any], Tensor], mean: Tensor, variance: Tensor, theta: Tensor | None, *, log=False):
-        return gauss_hermite(lambda f: of(self.distribution(f, theta)), mean, variance, num_points=self.num_points, log=log)
+    def _expect(self, of: Callable[[Any], Tensor], mean: Tensor, variance: Tensor, theta: Tensor | None) -> Tensor:
+        return gauss_hermite(lambda f: of(self.distribution(f, theta)), mean, variance, num_points=self.num_points)
 
 
 def as_likelihood(likelihood: Likelihood | None) -> Likelihood:
@@ -291,6 +312,9 @@ class Bernoulli(Likelihood):
     def function(self, y):
         return torch.logit((y + 0.5) / 2.0)
 
+    def slopes(self, y, f, theta):
+        return _logistic_slopes(y, 1.0, f)
+
 
 class Binomial(Likelihood):
     """``y ~ Binomial(n, 1 / (1 + e⁻ᶠ))``, y in {0, …, n}.
@@ -317,6 +341,9 @@ class Binomial(Likelihood):
     def function(self, y):
         return torch.logit((y + 0.5) / (self.total_count + 1.0))
 
+    def slopes(self, y, f, theta):
+        return _logistic_slopes(y, self.total_count, f)
+
 
 class Poisson(Likelihood):
     """``y ~ Poisson(eᶠ)``, y in {0, 1, …}.
@@ -333,6 +360,10 @@ class Poisson(Likelihood):
 
     def function(self, y):
         return torch.log(y + 0.5)
+
+    def slopes(self, y, f, theta):
+        rate = f.exp()
+        return y - rate, -rate
 
     def expected_log_prob(self, y, mean, variance, theta):
         return y * mean - (mean + 0.5 * variance).exp() - torch.lgamma(y + 1.0)
@@ -367,6 +398,13 @@ class NegativeBinomial(_WithParameter):
     def function(self, y):
         return torch.log((y + 0.5) / self.theta().detach())
 
+    def slopes(self, y, f, theta):
+        return _logistic_slopes(y, y + theta, f)
+
+    def moments(self, mean, variance, theta):
+        odds = (mean + 0.5 * variance).exp()
+        return theta * odds, theta * (odds + odds.square() * (variance.exp() + theta * variance.expm1()))
+
     @torch.no_grad()
     def start(self, y, f):
         """Match moments: ``Σ (y − m)² = Σ m + Σ m² / r`` with means m in proportion to eᶠ.
@@ -383,3 +421,9 @@ class NegativeBinomial(_WithParameter):
         square, excess, total, number = sums if self._per_output else sums.sum(-1)
         most = (30.0 * total / number).clamp(1.0, 1e4)
         self.dispersion = torch.where(excess > 0.0, square / excess, torch.inf).minimum(most).to(self.theta())
+
+
+def _logistic_slopes(y: Tensor, number: float | Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+    """Derivatives of y f − n log(1 + eᶠ)."""
+    p = f.sigmoid()
+    return y - number * p, -number * p * (1.0 - p)

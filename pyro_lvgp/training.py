@@ -21,7 +21,7 @@ from pyro_lvgp.early_stopping import EarlyStopping, Watch
 from pyro_lvgp.infer import Block, BlockCoordinateVI, CompiledELBO, JointOptim
 from pyro_lvgp.param_store import shared_parameters, warn_if_shared
 from pyro_lvgp.seeding import seeded
-from pyro_lvgp.validation import check_tensors, position_of_data
+from pyro_lvgp.validation import check_bound, check_sizes, check_tensors, position_of_data
 
 Schedule = Literal["constant", "cosine"] | Callable[[int], float]
 
@@ -100,8 +100,8 @@ def fit(
     :returns: the history.
     :raises TypeError: if the data are no tensors, or more or fewer than the model takes.
     :raises ValueError: if the data are unfit for the model, ``batch_size`` is out of range, ``optim``, ``learning_rate`` or
-        ``schedule`` is given beside ``blocks``, the bound or the score becomes NaN, or what is to be compiled depends on the
-        values of tensors.
+        ``schedule`` is given beside ``blocks``, the bound (before anything is moved by it) or the score becomes NaN, or what
+        is to be compiled depends on the values of tensors.
 
     >>> from pyro_lvgp.guides import MeanFieldGuide
     >>> from pyro_lvgp.models import BayesianGPLVM
@@ -111,8 +111,7 @@ def fit(
     >>> len(history.losses)
     5
     """
-    if num_steps < 0:
-        raise ValueError(f"expected num_steps of 0 or more, got {num_steps}")
+    check_sizes(least=0, num_steps=num_steps)
     check_tensors(args)
     args = tuple(arg.to(device=device, dtype=dtype if arg.is_floating_point() else None) for arg in args)
     for module in (model, guide):
@@ -125,8 +124,10 @@ def fit(
         check(*args)
     data = args[position_of_data(args)] if args else torch.empty(0)
     num_rows = len(data)
-    if batch_size is not None and not 1 <= batch_size <= num_rows:
-        raise ValueError(f"expected batch_size from 1 to {num_rows}, the rows of the data, got {batch_size}")
+    if batch_size is not None:
+        check_sizes(least=0, batch_size=batch_size)
+        if not 1 <= batch_size <= num_rows:
+            raise ValueError(f"expected batch_size from 1 to {num_rows}, the rows of the data, got {batch_size}")
     if optim is not None and blocks is not None:
         raise ValueError("expected an optimiser or blocks, got both; give each block an optimiser of its own")
     settings = {"learning_rate": learning_rate, "schedule": schedule}
@@ -149,6 +150,7 @@ def fit(
             adam = {"lr": 0.01 if learning_rate is None else learning_rate, "fused": True}
             optim = JointOptim(torch.optim.Adam, adam, schedule=factor)
         svi = SVI(model, guide, optim, CompiledELBO(bound) if compile else bound)
+        svi.loss_and_grads = _refusing_nan(svi.loss_and_grads)
     watch = Watch(early_stopping, (model, guide))
     result = FitResult(scores=watch.scores, num_entries=int((~torch.isnan(data)).sum()) if args else 1)
     batches = _batches(getattr(model, "mini_batch", _rows), args, num_rows, batch_size)
@@ -160,11 +162,6 @@ def fit(
                 value = float(svi.step(*batch))
                 if step == last_checked:
                     unchecked.enter_context(pyro.validation_enabled(False))
-                if math.isnan(value):
-                    raise ValueError(
-                        f"the bound became NaN at step {step}: try a smaller learning_rate, dtype=torch.float64, or "
-                        "initialize() of the model"
-                    )
                 result.losses.append(value)
                 result.seconds.append(time.perf_counter() - start)
                 if callback is not None:
@@ -180,7 +177,20 @@ def fit(
             bar.write(f"interrupted after {len(result.losses)} steps; what was learned is kept")
         finally:
             watch.restore()
+            for tensor in watch.state():  # whatever ended a step may have left a gradient to the next fit
+                tensor.grad = None
     return result
+
+
+def _refusing_nan(loss_and_grads: Callable[..., Any]) -> Callable[..., float]:
+    """A bound that raises where it is NaN, before an optimiser moves anything by its gradients."""
+
+    def evaluate(*args: Any, **kwargs: Any) -> float:
+        value = float(loss_and_grads(*args, **kwargs))
+        check_bound(value)
+        return value
+
+    return evaluate
 
 
 def _check_number(check: Callable[..., Any], args: tuple[Tensor, ...]) -> None:

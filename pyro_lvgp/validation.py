@@ -1,5 +1,6 @@
 """Checks of data at the door: what was expected, what came, and how to mend it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
@@ -38,13 +39,22 @@ def check_tensors(args: Sequence[Any]) -> None:
             raise TypeError(f"expected data to be tensors, got {type(arg).__name__}; use torch.as_tensor(...)")
 
 
-def check_sizes(**sizes: int) -> None:
-    """Raise unless every size is a positive integer; they go by the names of arguments."""
+def check_sizes(*, least: int = 1, **sizes: int) -> None:
+    """Raise unless every size is an integer, and none below the least; they go by the names of arguments."""
     for name, size in sizes.items():
         if not isinstance(size, Integral):
             raise TypeError(f"expected {name} to be an integer, got {size!r}; use int(...)")
-        if size < 1:
-            raise ValueError(f"expected {name} of 1 or more, got {size}")
+        if size < least:
+            raise ValueError(f"expected {name} of {least} or more, got {size}")
+
+
+def check_bound(loss: float) -> None:
+    """Raise if minus a bound is NaN."""
+    if math.isnan(loss):
+        raise ValueError(
+            "the bound became NaN; what was learned before is kept: try a smaller learning_rate, dtype=torch.float64, or "
+            "initialize() of the model"
+        )
 
 
 def check_not_empty(rows: Tensor, name: str) -> None:

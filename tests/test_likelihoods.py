@@ -74,6 +74,56 @@ def test_expectations_against_a_grid(likelihood, problem):
         torch.testing.assert_close(y_variance, square - expected_mean**2, rtol=1e-4, atol=0.0)
 
 
+@pytest.mark.parametrize(
+    ("likelihood", "y", "mean", "variance"),
+    [
+        (Poisson(), 1000.0, 6.9, 0.25),
+        (Poisson(), 1000.0, 0.0, 9.0),
+        (Poisson(), 0.0, 5.0, 1.0),
+        (Bernoulli(), 0.0, 40.0, 100.0),
+        (Binomial(1000), 700.0, 0.0, 1.0),
+        (Binomial(1_000_000), 600_000.0, 0.0, 0.25),
+        (NegativeBinomial(10.0), 30.0, 0.0, 9.0),
+    ],
+    ids=lambda x: type(x).__name__ if isinstance(x, Likelihood) else str(x),
+)
+def test_marginals_where_y_says_more_of_f_than_is_known_of_it(likelihood, y, mean, variance):
+    """With gradients."""
+    likelihood = likelihood.double()
+    y, mean, variance = (torch.tensor([[x]], dtype=torch.float64, requires_grad=True) for x in (y, mean, variance))
+    z = torch.linspace(-15.0, 15.0, 300_001, dtype=torch.float64).view(-1, 1, 1)
+    log_joint = likelihood(mean + variance.sqrt() * z).log_prob(y.detach()) + dist.Normal(0.0, 1.0).log_prob(z)
+    expected = log_joint.logsumexp(0) + (z[1] - z[0]).log()
+    found = likelihood.log_marginal(y.detach(), mean, variance, likelihood.theta())
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=5e-3)
+    inputs = [mean, variance, *likelihood.parameters()]
+    for ours, exact in zip(*(torch.autograd.grad(value.sum(), inputs) for value in (found, expected)), strict=True):
+        torch.testing.assert_close(ours, exact, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "likelihood", [Poisson(), Bernoulli(), Binomial(7), NegativeBinomial(5.0)], ids=lambda x: type(x).__name__
+)
+def test_slopes_are_derivatives(likelihood):
+    f = torch.linspace(-3.0, 3.0, 8, dtype=torch.float64, requires_grad=True)
+    likelihood, y, theta = likelihood.double(), torch.ones(8, dtype=torch.float64), likelihood.double().theta()
+    (first,) = torch.autograd.grad(likelihood.distribution(f, theta).log_prob(y).sum(), f, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), f)
+    torch.testing.assert_close(likelihood.slopes(y, f, theta), (first, second))
+
+
+@pytest.mark.parametrize("count", [10, 1000, 10_000_000])
+def test_variances_of_counts_that_hardly_vary(count):
+    f = torch.linspace(-30.0, 30.0, 121)
+    for variance in (0.0, 1e-8):
+        _, found = Binomial(count).moments(f, torch.full_like(f, variance), None)
+        assert (found >= 0.0).all()
+        p, q = f.double().sigmoid(), (-f.double()).sigmoid()
+        expected = count * p * q + (count * p * q).square() * variance
+        near = f.abs() < 8.0  # beyond, 1 − p has few digits
+        torch.testing.assert_close(found[near].double(), expected[near], rtol=1e-2, atol=0.0)
+
+
 def test_function_inverts_the_link_roughly(likelihood):
     f = torch.linspace(-1, 1, 4).double()
     start = likelihood.function(likelihood(f).sample((20_000,)).mean(0))

@@ -128,7 +128,10 @@ class TestFit:
                 assert torch.equal(label, labels[idx])
             orders.append(torch.cat([idx for *_, idx in rows]).tolist())
             assert len(set(orders[-1])) == per_epoch * batch_size
-        assert orders[0] != orders[1] != orders[2]
+        if batch_size == N:  # by which Pyro indexes no parameters
+            assert orders == 3 * [list(range(N))]
+        else:
+            assert orders[0] != orders[1] != orders[2]
 
     def test_mini_batches_as_the_model_takes_them(self):
         x, y, spy = torch.randn(3, 1), torch.randn(N, 3, 2), _Climb()
@@ -227,9 +230,22 @@ class TestFit:
         assert pyro.param("p").item() == pytest.approx(-2.0)
 
     @pytest.mark.filterwarnings("ignore:Encountered NaN")
-    def test_a_nan_bound_stops_the_fit(self):
-        with pytest.raises(ValueError, match=r"NaN at step 2.*float64"):
-            _Climb(nan_at=2).fit()
+    @pytest.mark.parametrize("with_blocks", [False, True])
+    def test_a_nan_bound_stops_the_fit_before_it_moves_anything(self, with_blocks):
+        block = Block("p", params=["p"], optim=lambda tensors: torch.optim.SGD(tensors, lr=0.5))
+        with pytest.raises(ValueError, match=r"became NaN; what was learned before is kept.*float64"):
+            _Climb(nan_at=3 if with_blocks else 2).fit(**({"blocks": [block]} if with_blocks else {"optim": SGD({"lr": 0.5})}))
+        assert pyro.param("p").item() == pytest.approx(-1.0)
+        assert pyro.param("p").grad is None
+
+    def test_a_step_cut_short_leaves_no_gradient_to_the_next_fit(self, Y):
+        class Interrupted(torch.optim.SGD):
+            def step(self, closure=None):
+                raise KeyboardInterrupt
+
+        model, guide = _pair(Y)
+        assert fit(model, guide, Y, optim=JointOptim(Interrupted, {"lr": 0.1}), num_steps=2, progress=False).interrupted
+        assert all(parameter.grad is None for part in (model, guide) for parameter in part.parameters())
 
     @pytest.mark.parametrize("batch_size", [0, N + 1])
     def test_batch_size_out_of_range(self, Y, batch_size):
@@ -257,6 +273,9 @@ class TestFit:
             fit(model, guide, Y, loss=Trace_ELBO, progress=False)
         with pytest.raises(ValueError, match="expected num_steps of 0 or more, got -1"):
             fit(model, guide, Y, num_steps=-1, progress=False)
+        for name in ("num_steps", "batch_size"):
+            with pytest.raises(TypeError, match=f"expected {name} to be an integer, got 5.0"):
+                fit(model, guide, Y, progress=False, **{name: 5.0})
 
     def test_data_unfit_for_the_model(self, Y):
         model, guide = _pair(Y)

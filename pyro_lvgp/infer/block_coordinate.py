@@ -16,6 +16,7 @@ from torch import Tensor
 from pyro_lvgp.infer._parameters import Parameter, find_parameters, held, unconstrained
 from pyro_lvgp.integration import Bounding
 from pyro_lvgp.seeding import seeded
+from pyro_lvgp.validation import check_bound
 
 Loss = ELBO | Callable[..., Tensor]
 
@@ -168,7 +169,8 @@ class BlockCoordinateVI:
         :param args: arguments of model and guide.
         :returns: minus an estimate of the bound, as ``SVI.step``: the loss of the sweep's first gradient step on it, before
             that step.  Where no block takes one, the loss before the sweep, which costs an evaluation.
-        :raises ValueError: if an update returns other names, shapes or values than the parameters of its block can take.
+        :raises ValueError: if an update returns other names, shapes or values than the parameters of its block can take, or if
+            the bound of a gradient is NaN, before anything is moved by it.
         :raises TypeError: if it returns no tensors by name.
         :raises RuntimeError: if ``check_updates`` is set and an update raises the loss, or if parameters were added or
             replaced since the first step.
@@ -242,6 +244,7 @@ class BlockCoordinateVI:
             optimizer.zero_grad()
             with self._watched():
                 value = loss_and_grads(self.model, self.guide, *args, **kwargs)
+            check_bound(torch_item(value))
             if isinstance(value, Tensor) and value.requires_grad:
                 value.backward()
             return torch_item(value)

@@ -181,8 +181,7 @@ class LatentVariableModel(PyroModule):
         steps, samples = (30, 1) if method == "laplace" else (300, 8)
         num_steps, num_samples = steps if num_steps is None else num_steps, samples if num_samples is None else num_samples
         check_sizes(num_starts=num_starts, num_samples=num_samples)
-        if num_steps < 0:
-            raise ValueError(f"expected num_steps of 0 or more, got {num_steps}")
+        check_sizes(least=0, num_steps=num_steps)
         if prior.batch_shape + prior.event_shape != (self.latent_dim,) or not prior.event_shape:
             raise ValueError(
                 f"expected a prior of one row's {self.latent_dim} latents, got batch shape {list(prior.batch_shape)} and "
