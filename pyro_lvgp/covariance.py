@@ -66,8 +66,7 @@ def rbf(
     >>> rbf(torch.zeros(1, 2), torch.ones(1, 2), torch.ones(2), torch.tensor(2.0))
     tensor([[0.7358]])
     """
-    ell = lengthscale.unsqueeze(-2)
-    return variance[..., None, None] * (-0.5 * squared_distance(X / ell, Z / ell)).exp()
+    return variance[..., None, None] * (-0.5 * squared_distance(*_in_units_of(lengthscale, X, Z))).exp()
 
 
 def matern(
@@ -95,8 +94,7 @@ def matern(
     >>> matern(torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1), torch.tensor(1.0), 0.5)
     tensor([[0.3679]])
     """
-    ell = lengthscale.unsqueeze(-2)
-    r2 = exact_squared_distance(X / ell, Z / ell)
+    r2 = exact_squared_distance(*_in_units_of(lengthscale, X, Z))
     # √ has no derivative at 0.  Where r is below rounding, take the first terms of the series in r² instead; and there
     # give √ a harmless argument, because a NaN in the branch not taken would reach the gradient.
     apart = r2 > torch.finfo(r2.dtype).eps ** 2
@@ -135,8 +133,8 @@ def periodic(
     >>> periodic(torch.zeros(1, 1), torch.tensor([[0.25], [3.0]]), one, one, torch.tensor(1.0))
     tensor([[0.3679, 1.0000]])
     """
-    p, ell = period.unsqueeze(-2), lengthscale.unsqueeze(-2)
-    X, Z = 2.0 * math.pi * X / p, 2.0 * math.pi * Z / p
+    ell = lengthscale.unsqueeze(-2)
+    X, Z = (2.0 * math.pi * x for x in _in_units_of(period, X, Z))
     X = torch.cat([X.cos() / ell, X.sin() / ell], -1)
     Z = torch.cat([Z.cos() / ell, Z.sin() / ell], -1)
     return variance[..., None, None] * (-0.5 * squared_distance(X, Z)).exp()
@@ -157,3 +155,9 @@ def linear(
     tensor([[83.]])
     """
     return (X * variance.unsqueeze(-2)) @ Z.mT
+
+
+def _in_units_of(scale: Float[Tensor, "*#batch #Q"], X: Tensor, Z: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs over a scale, about the mean of Z: far from zero, as dates are, division would round what sets them apart."""
+    c = Z.detach().mean(-2, keepdim=True)
+    return (X - c) / scale.unsqueeze(-2), (Z - c) / scale.unsqueeze(-2)

@@ -27,8 +27,8 @@ def gap_folds(
     """Entries to hide from a fit and to predict, in folds with gaps like those of the data.
 
     Rows that have what is missing elsewhere are dealt out to the folds.  A fold hides of each of its rows what another row,
-    drawn at random, misses; or, of consecutive rows, all columns that have gaps.  Rows of which nothing is observed pad the
-    data: they are gaps to imitate only if there are no others.
+    drawn at random, misses, but for its first entry where nothing would be left; or, of consecutive rows, all columns that
+    have gaps.  Rows of which nothing is observed pad the data: they are gaps to imitate only if there are no others.
 
     :param y: data [N, D], NaN where missing.
     :param num_folds: number of folds.
@@ -66,6 +66,9 @@ def gap_folds(
     folds = torch.zeros(num_folds, *y.shape, dtype=torch.bool, device=y.device)
     for fold, dealt, gap in zip(folds, rows.tensor_split(num_folds), hidden.tensor_split(num_folds), strict=True):
         fold[dealt] = gap & ~missing[dealt]
+    if not consecutive and of_told_rows.any():  # one entry stays of each row that gaps of two would leave with none
+        emptied, first_told = (folds | missing).all(-1, keepdim=True), ~missing & ((~missing).cumsum(-1) == 1)
+        folds &= ~(emptied & first_told)
     return folds
 
 

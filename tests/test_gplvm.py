@@ -9,11 +9,12 @@ import torch
 from pyro import poutine
 from pyro.infer import Predictive, Trace_ELBO, TraceMeanField_ELBO
 from pyro.nn import PyroSample
+from torch import nn
 
-from pyro_lvgp.guides import MeanFieldGuide
+from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide, RandomFeatureGuide
 from pyro_lvgp.kernels import RBF, Linear
 from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, LogNormal, NegativeBinomial, Poisson, StudentT
-from pyro_lvgp.models import BayesianGPLVM
+from pyro_lvgp.models import BayesianGPLVM, RandomFeatureLVM
 
 N, D, Q, M = 12, 3, 2, 5
 
@@ -235,6 +236,97 @@ def test_predictions_want_draws_and_latents_that_fit(Y, unchecked):
             model.infer_latents(guide, Y[:3], prior=prior)
     with pytest.raises(ValueError, match="expected num_steps of 0 or more, got -3"):
         model.infer_latents(guide, Y[:3], num_steps=-3)
+
+
+def test_rows_outside_the_support_of_the_likelihood_are_refused():
+    Y = torch.poisson(torch.full((12, D), 3.0))
+    model = BayesianGPLVM(len(Y), D, 2, num_inducing=5, likelihood=Poisson()).initialize(Y)
+    guide = MeanFieldGuide(model)
+    guide(Y)
+    for value, message in ((-5.0, "expected counts 0, 1, …, got -5"), (torch.inf, "expected finite entries")):
+        new = Y.index_put((torch.tensor(0), torch.tensor(1)), torch.tensor(value))
+        for use in (model.infer_latents, model.reconstruct, model.impute):
+            with pytest.raises(ValueError, match=message):
+                use(guide, new)
+
+
+class _OfCompleteRows(nn.Module):
+    """An encoder with no place for gaps, and statistics of a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(D, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+
+    def forward(self, y):
+        loc, raw = self.net(y).chunk(2, -1)
+        return loc, nn.functional.softplus(raw)
+
+
+@pytest.mark.parametrize("kind", ["mean field", "annealed", "random features, collapsed", "random features, explicit"])
+def test_predictions_ask_no_encoder_about_rows_that_are_not_there(kind):
+    Y, encoder = torch.randn(12, D), _OfCompleteRows()
+    if kind.startswith("random"):
+        model = RandomFeatureLVM(12, D, 2, num_frequencies=4).initialize(Y)
+        guide = RandomFeatureGuide(model, weights=kind.split(", ")[1], encoder=encoder)
+    else:
+        model = BayesianGPLVM(12, D, 2, num_inducing=5).initialize(Y)
+        guide = MeanFieldGuide(model, encoders={"X": encoder})
+        guide = AutoAnnealedLangevin(model, num_steps=2, base_guide=guide) if kind == "annealed" else guide
+    guide(Y)
+    latents = model.infer_latents(guide, Y[:4], num_steps=0)
+    torch.testing.assert_close(latents.mean, encoder(Y[:4])[0].detach())
+    for mean in (model.predict(guide, latents).mean, model.predictive(guide, torch.zeros(2, 2)).mean):
+        assert mean.isfinite().all()
+
+
+def test_globals_are_those_of_the_guide():
+    """Moments of what is drawn for predictions, and of the guide's own draws."""
+    Y = torch.randn(12, D)
+    for make in (MeanFieldGuide, lambda model: AutoAnnealedLangevin(model, num_steps=2)):
+        pyro.clear_param_store()
+        model = BayesianGPLVM(12, D, 2, num_inducing=5).initialize(Y)
+        model.kernel.lengthscale = PyroSample(dist.LogNormal(0.0, 0.3).expand([2]).to_event(1))
+        guide = make(model)
+        own = [guide(Y) for _ in range(400)]
+        drawn = list(model._global_draws(guide, 400))
+        assert drawn[0].keys() == {"u", "kernel.lengthscale"}
+        for name in drawn[0]:
+            a, b = (torch.stack([draw[name] for draw in draws]).detach() for draws in (own, drawn))
+            error = ((a.var(0) + b.var(0)) / 400).sqrt()
+            assert ((a.mean(0) - b.mean(0)).abs() < 5.0 * error).all(), name
+
+
+def test_predictions_refuse_guides_that_lack_a_site(Y):
+    model = BayesianGPLVM(len(Y), D, 2, num_inducing=5).initialize(Y)
+    guide = MeanFieldGuide(model)
+    guide(Y)
+    model.kernel.lengthscale = PyroSample(dist.LogNormal(0.0, 1.0).expand([2]).to_event(1))
+    X = torch.zeros(2, 2)
+    for use in (lambda: model.predict(guide, X), lambda: model.predictive(guide, X), lambda: model.reconstruct(guide, Y)):
+        with pytest.raises(
+            ValueError, match=r"a guide that knows all latent sites .* got one without \['kernel.lengthscale'\]"
+        ):
+            use()
+
+
+@pytest.mark.parametrize("of", ["kernel", "likelihood"])
+def test_initial_values_under_priors_are_those_of_the_seed(of):
+    Y = torch.poisson(torch.full((20, D), 3.0))
+
+    def start(state):
+        pyro.clear_param_store()
+        torch.manual_seed(0)
+        model = BayesianGPLVM(20, D, 2, num_inducing=5, likelihood=NegativeBinomial())
+        if of == "kernel":
+            model.kernel.lengthscale = PyroSample(dist.LogNormal(0.0, 1.0).expand([2]).to_event(1))
+        else:
+            model.likelihood.dispersion = PyroSample(dist.LogNormal(1.0, 1.0))
+        torch.manual_seed(state)
+        model.initialize(Y, seed=0)
+        return model.mean, model.initial_values["u"]
+
+    for one, other in zip(start(1), start(2), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_impute_keeps_what_is_observed(Y):

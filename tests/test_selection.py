@@ -33,6 +33,17 @@ def test_folds_deal_out_all_complete_rows_in_the_columns_with_gaps(y, consecutiv
     assert sizes.max() - sizes.min() <= 1
 
 
+def test_scattered_folds_leave_something_of_each_row():
+    """Gaps of two rows may cover all columns."""
+    y = torch.randn(57, 3)
+    y[torch.rand(57, 3) < 0.4] = nan
+    folds = gap_folds(y, 3)
+    told = ~torch.isnan(y)
+    assert not (folds & ~told).any()
+    assert ((told & ~folds).any(-1) == told.any(-1)).all()
+    assert folds.any(0)[told.sum(1) > 1].any(1).float().mean() > 0.5
+
+
 def test_scattered_folds_have_the_gaps_of_other_rows():
     """Of which none is a whole row."""
     y = torch.randn(300, 6)

@@ -223,6 +223,21 @@ class AutoAnnealedLangevin(SampledGuide):
     def forward(self, *args, **kwargs) -> dict[str, Tensor]:
         return self._sample_path(None, args, kwargs)
 
+    def sample_globals(self, *args, local_plate: str, **kwargs) -> dict[str, Tensor]:
+        """Draw the sites outside the plate over data, without a chain; all sites, if they are annealed jointly.
+
+        :param args: arguments of the model.
+        :param local_plate: the plate.
+        """
+        if not self.annealed:
+            self._setup_prototype(*args, **kwargs)
+        if self.local_plate != local_plate:
+            return self(*args, **kwargs)
+        with self._pyro_context:
+            self._create_plates(*args, **kwargs)
+            self.base_guide._create_plates(*args, **kwargs)
+            return self._sample_others(args, kwargs)
+
     def reverse(self, latents: Mapping[str, Tensor]) -> Callable[..., dict[str, Tensor]]:
         """The guide with its chain run downwards, from given values of the annealed sites.
 

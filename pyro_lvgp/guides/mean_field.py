@@ -189,6 +189,19 @@ class MeanFieldGuide(ModelGuide):
         self._create_plates(*args, **kwargs)
         return self.sample_sites([name for name, _ in self.prototype_trace.iter_stochastic_nodes()], args)
 
+    def sample_globals(self, *args, local_plate: str, **kwargs) -> dict[str, Tensor]:
+        """Draw the sites outside a plate over data, without a look at the data by encoders of those inside.
+
+        :param args: arguments of the model.
+        :param local_plate: the plate.
+        """
+        if self.prototype_trace is None:
+            self._setup_prototype(*args, **kwargs)
+        with self._pyro_context:
+            self._create_plates(*args, **kwargs)
+            sites = self.prototype_trace.iter_stochastic_nodes()
+            return self.sample_sites([name for name, site in sites if not _is_in(local_plate, site)], args)
+
     def sample_sites(self, names: Iterable[str], args: tuple) -> dict[str, Tensor]:
         """Draw some of the sites, in plates that exist already.
 
@@ -270,6 +283,10 @@ class _FullInitialValues:
         for frame, dim in _subsampled(site):
             value = periodic_repeat(value, frame.full_size, dim)
         return value
+
+
+def _is_in(plate: str, site: dict) -> bool:
+    return any(frame.name == plate for frame in site["cond_indep_stack"])
 
 
 def _subsampled(site: dict) -> list[tuple[Any, int]]:

@@ -176,20 +176,41 @@ class RandomFeatureGuide(SampledGuide):
             self._setup_prototype(y, idx)
         if y is not None and idx is None and self.weights not in _KEPT:
             self.data = y.detach().clone()  # whoever fills the gaps of y later does not tell us
-        values = {"alpha": pyro.sample("alpha", dist.Gamma(self.alpha.shape, self.alpha.rate))}
-        values["v"] = pyro.sample("v", dist.Beta(self.v.a, self.v.b).to_event(1))
-        values["omega"] = pyro.sample("omega", dist.Independent(self._points(), 1))
+        values = self._sample_spectrum()
         with self.model.data_plate(y, idx):
             values["X"] = pyro.sample("X", self.latents(y, idx).to_event(1))
-        if self.weights in _KEPT:
+        X = None if self.weights in _KEPT else self._all_latents(values["X"], y, idx)
+        return values | self._sample_weights(values["omega"], X, has_all=y is not None and idx is None)
+
+    def sample_globals(self, *args, local_plate: str) -> dict[str, Tensor]:
+        """Draw the sites that rows share; weights, if collapsed, given new draws of the latents of all rows.
+
+        :param args: arguments of the model, which are looked at before the first call only.
+        :param local_plate: the plate over rows, ``"data"``.
+        """
+        if self.prototype_trace is None:
+            self._setup_prototype(*args)
+        with self._pyro_context:
+            values = self._sample_spectrum()
+            X = None if self.weights in _KEPT else self._latents_of_data().rsample()
+            return values | self._sample_weights(values["omega"], X, has_all=False)
+
+    def _sample_spectrum(self) -> dict[str, Tensor]:
+        return {
+            "alpha": pyro.sample("alpha", dist.Gamma(self.alpha.shape, self.alpha.rate)),
+            "v": pyro.sample("v", dist.Beta(self.v.a, self.v.b).to_event(1)),
+            "omega": pyro.sample("omega", dist.Independent(self._points(), 1)),
+        }
+
+    def _sample_weights(self, omega: Tensor, X: Tensor | None, *, has_all: bool) -> dict[str, Tensor]:
+        """Those kept, or given the latents of all rows."""
+        if X is None:
             loc = self._kept_weights().mean
             posterior = dist.MultivariateNormal(loc, precision_matrix=self.a.precision, validate_args=False)
         else:
-            has_all = y is not None and idx is None
-            posterior = self._collapsed_weights(values["omega"], self._all_latents(values["X"], y, idx), has_all)
+            posterior = self._collapsed_weights(omega, X, has_all)
         with pyro.plate("outputs", self.model.data_dim, dim=-1):
-            values["a"] = pyro.sample("a", posterior)
-        return values
+            return {"a": pyro.sample("a", posterior)}
 
     def _points(self) -> Any:
         """Q of each frequency."""
@@ -234,13 +255,17 @@ class RandomFeatureGuide(SampledGuide):
         """Latents of all rows: those drawn already, and new draws of the others."""
         if idx is None:
             return X
-        if torch.isnan(self.data).all():
-            raise ValueError('expected a first call with all data, got a mini-batch; call guide(Y), or use weights="explicit"')
-        q = self.latents(self.data, None)
+        q = self._latents_of_data()
         everyone = q.expand((*X.shape[:-2], *q.batch_shape)).rsample()
         if y is not None:  # an encoder that is shown nothing of a row does not know which it is
             X = torch.where(torch.isnan(y).all(-1, keepdim=True), everyone[..., idx, :], X)
         return everyone.index_copy(-2, idx, X)
+
+    def _latents_of_data(self) -> dist.Normal:
+        """Q(X) of all rows."""
+        if torch.isnan(self.data).all():
+            raise ValueError('expected a first call with all data, got a mini-batch; call guide(Y), or use weights="explicit"')
+        return self.latents(self.data, None)
 
     def _collapsed_weights(self, omega: Tensor, X: Tensor, has_all: bool) -> PrecisionNormal:
         """Q(a | X, ω), its batch laid out for the plate of the outputs.

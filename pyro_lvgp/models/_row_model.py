@@ -9,6 +9,7 @@ from pyro_lvgp.initialization import InitialLatents, linear_latents
 from pyro_lvgp.likelihoods import Binomial, Likelihood, as_likelihood
 from pyro_lvgp.models.latent_variable_model import LatentVariableModel
 from pyro_lvgp.param_store import shared_parameters, warn_if_shared
+from pyro_lvgp.seeding import seeded
 from pyro_lvgp.validation import check_data, check_index, check_sizes, check_tensors, check_values
 
 
@@ -67,11 +68,13 @@ class RowModel(LatentVariableModel):
         self.check(Y)
         own = None if latents is None else self._standardised(latents)
         warn_if_shared(type(self).__name__, shared_parameters(self))
-        f = self.likelihood.function(Y)
+        with seeded(seed):  # of a parameter with a prior, which is read twice
+            f = self.likelihood.function(Y)
         X, filled = linear_latents(f, self.latent_dim, method=method, seed=seed)
         centre = f.nanmean(0)
         self.likelihood.start(Y, centre + X @ torch.linalg.lstsq(X, filled - centre).solution)
-        self.mean = self.likelihood.function(Y).nanmean(0)
+        with seeded(seed):
+            self.mean = self.likelihood.function(Y).nanmean(0)
         return X if own is None else own, filled - centre
 
     def _standardised(self, latents: Tensor) -> Tensor:

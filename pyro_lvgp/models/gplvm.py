@@ -20,6 +20,7 @@ from pyro_lvgp.likelihoods import Gaussian, Likelihood
 from pyro_lvgp.linalg import invert_lower, safe_cholesky, solve_lower, sparse_conditional
 from pyro_lvgp.models._row_model import RowModel
 from pyro_lvgp.quadratic import Quadratic, RBFScore, evaluate, gaussian_quadratic, gradient, rbf_score
+from pyro_lvgp.seeding import seeded
 
 
 class _Shared(NamedTuple):
@@ -258,8 +259,11 @@ class BayesianGPLVM(RowModel):
         """
         with torch.no_grad():
             X, function = self._start(Y, method, latents, seed)
-            self.inducing_points = cluster_centres(X, self.num_inducing, seed=seed)
-            A = solve_lower(safe_cholesky(self.kernel(self.inducing_points)), self.kernel(self.inducing_points, X))
+            Z = self.inducing_points = cluster_centres(X, self.num_inducing, seed=seed)
+            with seeded(seed):  # of parameters with a prior, one draw for both
+                theta = self.kernel.theta()
+            Kuu, Kuf = self.kernel.covariance(Z, Z, theta), self.kernel.covariance(Z, X, theta)
+            A = solve_lower(safe_cholesky(Kuu), Kuf)
             gram = A @ A.mT + ridge * torch.eye(self.num_inducing, dtype=A.dtype, device=A.device)
             u = torch.linalg.solve(gram, A @ function)
         self.initial_values = {"X": X, "u": u.mT.contiguous()}

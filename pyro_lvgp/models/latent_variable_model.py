@@ -1,7 +1,8 @@
 """What every latent variable model of the library can do with a fitted guide."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast, get_args
 
 import pyro
@@ -13,7 +14,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.infer.autoguide.initialization import init_to_median
 from pyro.nn import PyroModule
 from pyro.poutine import Trace
-from pyro.poutine.util import prune_subsample_sites
+from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from torch import Tensor
 
 from pyro_lvgp.distributions import NoisyFunction, PrecisionNormal
@@ -108,7 +109,7 @@ class LatentVariableModel(PyroModule):
         :raises ValueError: if ``num_samples`` is not positive, or the rows do not fit.
         """
         check_sizes(num_samples=num_samples)
-        check_data(Y, self.data_dim, like=self.latent_candidates(), name="Y")
+        self._check_rows(Y)
         check_index(idx, len(Y), self.num_data)
         idx = torch.arange(len(Y), device=Y.device) if idx is None else idx
 
@@ -116,7 +117,7 @@ class LatentVariableModel(PyroModule):
             for _ in range(num_samples):
                 with torch.no_grad():
                     draw = poutine.trace(guide).get_trace(Y, idx)
-                    yield _rows(poutine.trace(poutine.replay(self, draw)).get_trace(None, idx))
+                    yield _rows(poutine.trace(poutine.replay(self, draw)).get_trace(None, idx), draw.nodes)
 
         return _average(rows())
 
@@ -175,7 +176,7 @@ class LatentVariableModel(PyroModule):
         """
         if method not in get_args(Method):
             raise ValueError(f"expected method in {get_args(Method)}, got {method!r}")
-        check_data(Y, self.data_dim, like=self.latent_candidates(), name="Y")
+        self._check_rows(Y)
         check_values(Y, columns=False, name="Y")
         prior = dist.Normal(torch.zeros_like(self.latent_candidates()[0]), 1.0).to_event(1) if prior is None else prior
         steps, samples = (30, 1) if method == "laplace" else (300, 8)
@@ -265,7 +266,7 @@ class LatentVariableModel(PyroModule):
         if latents is None:
             filled = self.reconstruct(guide, Y, idx, num_samples=num_samples)
         else:
-            check_data(Y, self.data_dim, like=self.latent_candidates(), name="Y")
+            self._check_rows(Y)
             self._check_latents(latents, num_rows=len(Y))
             filled = self.predict(guide, latents, num_samples=num_samples)
         missing = torch.isnan(Y)
@@ -275,6 +276,12 @@ class LatentVariableModel(PyroModule):
             filled.f_mean,
             filled.f_variance,
         )
+
+    def _check_rows(self, Y: Tensor) -> None:
+        """Raise unless Y are rows as the model has them, in the support of its likelihood."""
+        check_data(Y, self.data_dim, like=self.latent_candidates(), name="Y")
+        check_values(Y, rows=False, columns=False, name="Y")
+        self.likelihood.check(Y)
 
     def _check_latents(self, X: Latents, num_rows: int | None = None) -> None:
         """Raise unless X are latents of rows, or a distribution over them; of as many rows as are given."""
@@ -297,11 +304,13 @@ class LatentVariableModel(PyroModule):
             }
 
     def _trace_of_nothing(self, guide: Guide) -> Trace:
-        """The guide run on one row of which nothing is observed."""
+        """What rows share, drawn by the guide alone where it can, or beside one row of which nothing is observed."""
         like = self.latent_candidates()
         row = torch.full((1, self.data_dim), torch.nan, dtype=like.dtype, device=like.device)
         with torch.no_grad():
-            return poutine.trace(guide).get_trace(row, torch.zeros(1, dtype=torch.long, device=like.device))
+            alone = getattr(guide, "sample_globals", None)
+            draw = guide if alone is None else partial(alone, local_plate=self.local_plate)
+            return poutine.trace(draw).get_trace(row, torch.zeros(1, dtype=torch.long, device=like.device))
 
     def _predictor(self, guide: Guide) -> Entries:
         """:meth:`predictive` with what rows share drawn once and for all."""
@@ -318,7 +327,7 @@ class LatentVariableModel(PyroModule):
             model = poutine.replay(IntegrateGaussians(drawn)(poutine.condition(self, {"X": X})), drawn)
             with torch.set_grad_enabled(X.requires_grad):
                 trace = poutine.trace(model).get_trace(None, torch.arange(len(X), device=X.device))
-            y = _rows(trace).base_dist
+            y = _rows(trace, {"X", *drawn.nodes}).base_dist
             return NoisyFunction(y.likelihood, y.f_mean, y.f_variance, "fitc", y.theta)
 
         return entries
@@ -329,7 +338,7 @@ class LatentVariableModel(PyroModule):
         idx = torch.arange(X.shape[-2], device=X.device)
         with torch.set_grad_enabled(X.requires_grad):
             model = poutine.condition(self, {**globals_, "X": X})
-            return _rows(poutine.trace(model).get_trace(None, idx))
+            return _rows(poutine.trace(model).get_trace(None, idx), {"X", *globals_})
 
     def _log_likelihood_rows(self, globals_: dict[str, Tensor], X: Tensor, Y: Tensor) -> Float[Tensor, " B"]:
         """Log p(y_n | x_n, globals) of what is observed."""
@@ -365,8 +374,14 @@ class LatentVariableModel(PyroModule):
 _NUM_CANDIDATES = 500
 
 
-def _rows(trace: Trace) -> Any:
-    """The distribution of the observations, an ``Independent`` around a ``NoisyFunction``."""
+def _rows(trace: Trace, given: Collection[str]) -> Any:
+    """The distribution of the observations, an ``Independent`` around a ``NoisyFunction``, if all else was given."""
+    latents = {name for name, site in trace.iter_stochastic_nodes() if not site_is_subsample(site)} - {"y"}
+    if unknown := sorted(latents - set(given)):
+        raise ValueError(
+            f"expected a guide that knows all latent sites of the model, got one without {unknown}: make the guide after all "
+            "priors of the model are set, and fit it"
+        )
     return trace.nodes["y"]["fn"]
 
 
