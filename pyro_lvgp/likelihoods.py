@@ -31,9 +31,7 @@ class Likelihood(PyroModule):
     def __init__(self, *, num_points: int = 20):
         super().__init__()
         if num_points < 1:
-            raise ValueError(
-                f"expected num_points of 1 or more, got {num_points}; 20 is plenty for smooth likelihoods"
-            )
+            raise ValueError(f"expected num_points of 1 or more, got {num_points}; 20 is plenty for smooth likelihoods")
         self.num_points = num_points
 
     def theta(self) -> Tensor | None:
