@@ -271,6 +271,13 @@ def test_other_bounds_are_refused():
         CompiledELBO(RenyiELBO())
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_arguments_that_cannot_be_told_apart_are_refused():
+    model, guide, (y, *_) = gplvm(MeanFieldGuide)
+    with pytest.raises(TypeError, match=r"expected tensors, numbers or strings as arguments, got ndarray; use torch"):
+        CompiledELBO(MeanFieldELBO(), backend="eager").loss_and_grads(model, guide, y.numpy())
+
+
 def test_loss_is_that_of_the_bound_and_svi_sees_the_parameters():
     model, guide, args = gplvm(MeanFieldGuide)
     bound = CompiledELBO(MeanFieldELBO(), backend="eager")

@@ -196,6 +196,26 @@ def test_folder_goes_before_the_cache_and_is_checked(cache, tmp_path, monkeypatc
         load_dataset("eeg")
 
 
+def test_a_damaged_file_is_refused_wherever_the_damage_is(tmp_path, monkeypatch):
+    arrays = {"X": np.arange(20.0)}
+    monkeypatch.setenv("PYRO_LVGP_DATA", str(tmp_path))
+    expect(monkeypatch, "eeg", arrays)
+    path = tmp_path / "eeg.npz"
+    np.savez_compressed(path, **arrays)
+    whole, refusals = path.read_bytes(), []
+    for position in range(len(whole)):
+        for damaged in (whole[:position], whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :]):
+            path.write_bytes(damaged)
+            try:
+                data = load_dataset("eeg")
+            except ValueError as error:
+                refusals.append(str(error))
+            else:  # such as the time of an entry, which does not matter
+                np.testing.assert_array_equal(data.X, arrays["X"])
+    assert len(refusals) > 1.5 * len(whole)
+    assert all(text.startswith(f"{path}: expected sha256") and text.endswith("downloaded.") for text in refusals)
+
+
 def test_digest_sees_names_dtypes_shapes_and_values_only():
     x = np.array([[1.0, np.nan], [0.0, 2.0]])
     same = _fetch.digest({"x": x})

@@ -76,12 +76,31 @@ def test_bouncing_balls_move_at_one_speed_and_turn_at_the_ends():
     ("generate", "arguments", "message"),
     [
         (s_curve, {"likelihood": "gamma"}, "expected a likelihood out of gaussian.*got 'gamma'"),
-        (s_curve, {"num_data": 0}, "expected a positive num_data, got 0"),
+        (s_curve, {"num_data": 0}, "expected num_data of 1 or more, got 0"),
         (s_curve, {"noise": -1.0}, "at least 0, got -1"),
-        (bouncing_balls, {"num_pixels": 0}, "expected a positive num_pixels, got 0"),
+        (s_curve, {"noise": float("inf")}, "expected a finite noise .*, got inf"),
+        (s_curve, {"mean": float("nan")}, "expected a finite mean, got nan"),
+        (bouncing_balls, {"num_pixels": 0}, "expected num_pixels of 1 or more, got 0"),
+        (bouncing_balls, {"period": 0.0}, "expected a positive period, got 0"),
+        (bouncing_balls, {"width": float("nan")}, "expected a positive width, got nan"),
         (bouncing_balls, {"noise": -1.0}, "at least 0, got -1"),
     ],
 )
 def test_generators_check_their_arguments(generate, arguments, message):
     with pytest.raises(ValueError, match=message):
         generate(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("generate", "name"), [(s_curve, "num_data"), (s_curve, "total_count"), (bouncing_balls, "num_steps")]
+)
+def test_sizes_are_whole_numbers(generate, name, unchecked):
+    with pytest.raises(TypeError, match=rf"expected {name} to be an integer, got 2\.5; use int"):
+        generate(**{name: 2.5})
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "binomial"])
+def test_s_curve_may_be_a_point(likelihood):
+    data = s_curve(1, 4, likelihood=likelihood)
+    assert (data.Y.shape, data.X.shape, data.F.shape, data.t.shape) == ((1, 4), (1, 2), (1, 4), (1,))
+    assert all(np.isfinite(data[name]).all() for name in data)

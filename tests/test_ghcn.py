@@ -131,7 +131,16 @@ def test_station_without_a_file_names_the_url(upstream):
 
 
 @pytest.mark.parametrize(
-    "content", [b"<html>moved</html>", gzip.compress(b"moved\n", mtime=0), gzip.compress(TOKYO.encode())[:-12]]
+    "content",
+    [
+        b"<html>moved</html>",
+        gzip.compress(b"moved\n", mtime=0),
+        gzip.compress(TOKYO.encode())[:-12],
+        gzip.compress(TOKYO.encode(), mtime=0)[:10] + b"\xff" * 20,  # no deflate stream
+        gzip.compress(b"JA000047662,19800101,TMAX," + b"9" * 400 + b",,,S,\n"),
+        gzip.compress(b"9" * 200_000),  # longer than the csv module reads
+    ],
+    ids=["html", "line", "cut", "bits", "number", "field"],
 )
 def test_records_in_another_format_are_refused(upstream, content):
     upstream.files["/by_station/JA000047662.csv.gz"] = content
@@ -139,7 +148,8 @@ def test_records_in_another_format_are_refused(upstream, content):
         ghcn_daily(["JA000047662"], [1980])
 
 
-def test_list_in_another_format_is_refused(upstream):
-    upstream.files["/ghcnd-stations.txt"] = b"<html>moved</html>"
-    with pytest.raises(ValueError, match=r"ghcnd-stations.txt: expected stations in columns of fixed width, got '<html"):
+@pytest.mark.parametrize("content", [b"<html>moved</html>", b"\xff" + STATIONS.encode()])
+def test_list_in_another_format_is_refused(upstream, content):
+    upstream.files["/ghcnd-stations.txt"] = content
+    with pytest.raises(ValueError, match=r"ghcnd-stations.txt: expected stations in columns of fixed width, got .*Delete the"):
         ghcn_daily(["JA000047662"], [1980])

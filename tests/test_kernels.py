@@ -140,8 +140,9 @@ def test_sums_products_and_numbers():
     assert isinstance(a * 2, Product)
     with pytest.raises(TypeError, match="unsupported operand"):
         a + "b"
-    with pytest.raises(ValueError, match="number ≥ 0"):
-        -1.0 * a
+    for number in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=f"finite number ≥ 0 .*, got {number}"):
+            a * number
     with pytest.raises(ValueError, match="one or more"):
         Sum()
 
@@ -186,6 +187,14 @@ def test_dtype_follows_the_tensors_given_and_to(dtype):
     kernel = (RBF(2) + Matern(2)).double()
     assert kernel(rand(4, 2)).dtype == torch.float64
     torch.testing.assert_close(RBF(1, variance=1e-3, lengthscale=1e3).lengthscale, torch.full((1,), 1e3))
+
+
+def test_float32_dates_keep_their_digits():
+    """Whole days since the year 0, which float32 holds exactly; quotients of them it does not."""
+    X = (738_000.0 + torch.arange(6.0))[:, None]
+    for kernel in (RBF(1, lengthscale=3.0), Matern(1, 1.5, lengthscale=3.0), Periodic(1, 7.0)):
+        found = kernel(X)
+        torch.testing.assert_close(found.double(), kernel.double()(X.double()), rtol=0.0, atol=2e-6)
 
 
 def test_float32_time_series_far_from_the_origin():
@@ -439,7 +448,7 @@ def test_as_kernel_takes_kernels_only():
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (lambda: RBF(0), "input_dim ≥ 1, got 0"),
+        (lambda: RBF(0), "input_dim of 1 or more, got 0"),
         (lambda: RBF(2, lengthscale=0.0), "lengthscale > 0, got 0"),
         (lambda: RBF(2, lengthscale=torch.tensor([1.0, -1.0])), "lengthscale > 0"),
         (lambda: RBF(2, variance=float("nan")), "variance > 0, got nan"),
@@ -460,6 +469,41 @@ def test_as_kernel_takes_kernels_only():
 def test_value_errors(bad, message):
     with pytest.raises(ValueError, match=message):
         bad()
+
+
+@pytest.mark.parametrize("make", [RBF, Matern, Periodic, Linear])
+def test_numbers_of_columns_are_whole(make, unchecked):
+    with pytest.raises(TypeError, match=r"expected input_dim to be an integer, got 2\.0; use int"):
+        make(2.0)
+
+
+def test_sums_serve_one_model_and_hand_over_to_new_ones():
+    def make():
+        return RBF(2) + 2.0 * Linear(2)
+
+    X = torch.randn(4, 2)
+    kernel = make()
+    kernel(X)
+    kernel.diag(X)
+    _GP(kernel, X, torch.zeros(4))  # which never runs
+    first = _GP(kernel, X, torch.zeros(4))
+    first.kernel.kernels[0].lengthscale = torch.tensor([0.3, 0.7])
+    poutine.trace(first).get_trace()
+    for taker in (lambda: _GP(kernel, X, torch.zeros(4)), lambda: kernel * RBF(2), lambda: Stack(kernel)):
+        with pytest.raises(ValueError, match=r"kernel of its own for each model, got a Sum .*load_state_dict"):
+            taker()
+    new = make()
+    new.load_state_dict(kernel.state_dict())
+    pyro.clear_param_store()
+    second = _GP(new, X, torch.zeros(4))
+    poutine.trace(second).get_trace()
+    torch.testing.assert_close(second.kernel(X), first.kernel(X), rtol=0, atol=0)
+
+
+def test_single_kernels_serve_several_models():
+    kernel, X = RBF(2), torch.randn(4, 2)
+    for make in (lambda: kernel, lambda: kernel, lambda: kernel + Linear(2), lambda: 2.0 * kernel):
+        poutine.trace(_GP(make(), X, torch.zeros(4))).get_trace()
 
 
 def test_arrays_are_refused(unchecked):

@@ -5,13 +5,16 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.collections import EllipseCollection, PathCollection
+from matplotlib.dates import AutoDateLocator
 from matplotlib.offsetbox import AnnotationBbox
+from matplotlib.ticker import AutoLocator, LogLocator
 from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
 
 from pyro_lvgp import plots
 
 plt = pytest.importorskip("matplotlib.pyplot")
+GREY = matplotlib.colors.to_rgb("#B8B8B8")
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +76,48 @@ def test_latents_colour_bar_for_numbers_and_names_for_text(digits):
     assert ax.get_legend() is None
     ax = plots.plot_latents(Z, ["cat", "dog"] * 30)
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["cat", "dog"]
+
+
+@pytest.mark.parametrize("make", [np.asarray, torch.tensor, list])
+def test_latents_without_a_label_are_grey_and_leave_the_range_alone(digits, make):
+    Z, numbers = digits[2][:40], np.arange(40.0)
+    numbers[:3] = np.nan
+    ax = plots.plot_latents(Z, make(numbers))
+    colors = points(ax).get_facecolors()[:, :3]
+    np.testing.assert_allclose(colors[:3], np.broadcast_to(GREY, (3, 3)))
+    np.testing.assert_allclose(colors[3:], matplotlib.colormaps["viridis"](np.arange(37) / 36)[:, :3])
+    assert ax.figure.axes[1].get_ylim() == (3.0, 39.0)
+
+
+@pytest.mark.parametrize("missing", [None, np.nan, np.datetime64("NaT")])
+@pytest.mark.parametrize("names", [["a", "b"], [0, 1], [0.5, 1.5], [True, False]])
+@pytest.mark.parametrize("make", [list, lambda labels: np.array(labels, dtype=object)])
+def test_a_missing_class_is_not_in_the_legend(digits, names, missing, make):
+    complete = plots.plot_latents(digits[2][:40], make(names * 20))
+    ax = plots.plot_latents(digits[2][:41], make([*names * 20, missing]))
+    assert [[text.get_text() for text in which.get_legend().get_texts()] for which in (ax, complete)] == [
+        [str(name) for name in sorted(names)]
+    ] * 2
+    colors = points(ax).get_facecolors()[:, :3]
+    np.testing.assert_allclose(colors[:40], points(complete).get_facecolors()[:, :3])
+    np.testing.assert_allclose(colors[40], GREY)
+
+
+def test_latents_may_all_be_without_a_label(digits):
+    ax = plots.plot_latents(digits[2][:4], [None] * 4)
+    np.testing.assert_allclose(points(ax).get_facecolors()[:, :3], np.broadcast_to(GREY, (4, 3)))
+    assert not ax.get_legend().get_texts()
+
+
+def test_given_axes_keep_the_ticks_that_were_chosen():
+    ax = plt.figure().subplots()
+    ax.set_yscale("log")
+    ax.set_xticks([1, 2])
+    plots.plot_bounds({"a": [1.0, 2.0, 3.0]}, ax=ax)
+    assert isinstance(ax.yaxis.get_major_locator(), LogLocator)
+    assert list(ax.get_xticks()) == [1, 2]
+    ax = plots.plot_bounds({"a": [1.0, 2.0, 3.0]}, ax=plt.figure().subplots())
+    assert not isinstance(ax.yaxis.get_major_locator(), AutoLocator)
 
 
 def test_latents_ellipses_have_one_standard_deviation(digits):
@@ -242,6 +287,18 @@ def test_series_are_drawn_from_the_first_time_to_the_last():
         np.testing.assert_array_equal(line.get_xydata(), expected.get_xydata())
     band, expected = (axes.collections[0].get_paths()[0].vertices for axes in (other, ax))
     np.testing.assert_array_equal(band, expected)
+
+
+@pytest.mark.parametrize("make", [np.asarray, list])
+def test_series_over_dates_have_dates_on_the_axis(make):
+    t = np.arange("2020-01-01", "2020-03-01", dtype="datetime64[D]")
+    values = np.arange(120.0).reshape(60, 2)
+    fig = plots.plot_series(make(t[::-1]), values[::-1], np.ones((60, 2)), seen=values[::-1], truth=values[::-1])
+    fig.canvas.draw()
+    for ax in fig.axes:
+        assert isinstance(ax.xaxis.get_major_locator(), AutoDateLocator)
+        np.testing.assert_array_equal(ax.lines[1].get_xdata(), t)
+    assert "2020" in "".join(text.get_text() for text in fig.axes[-1].get_xticklabels())
 
 
 @pytest.mark.parametrize(

@@ -430,6 +430,11 @@ class TestJointOptim:
         _trajectory(JointOptim(optim_args={"lr": 0.1}), range(6))
         assert not _same(expected[-1], _trajectory(JointOptim(optim_args={"lr": 0.1}), range(6, 12))[-1])
 
+    @pytest.mark.usefixtures("unchecked")
+    def test_arguments_by_parameter_are_refused(self):
+        with pytest.raises(TypeError, match="expected optim_args to be a dict for all parameters, got function; "):
+            JointOptim(torch.optim.Adam, lambda name: {"lr": 0.1})
+
     def test_schedule_counts_steps(self):
         np.testing.assert_allclose(_path(4, schedule=lambda step: 0.5**step), [1.0, 0.5, 0.25, 0.125])
         np.testing.assert_allclose(_path(3), [1.0, 1.0, 1.0])

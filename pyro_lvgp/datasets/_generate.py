@@ -1,11 +1,14 @@
 """Synthetic data sets of the papers."""
 
+import math
+
 import numpy as np
 from jaxtyping import Float, Shaped
 from scipy.special import expit
 from sklearn.datasets import make_s_curve
 
 from pyro_lvgp.datasets._dataset import Dataset
+from pyro_lvgp.validation import check_sizes
 
 _LIKELIHOODS = ("gaussian", "bernoulli", "poisson", "negative-binomial", "binomial")
 _JITTER = 1e-6
@@ -41,7 +44,8 @@ def s_curve(
     :param total_count: trials of the binomial, dispersion of the negative binomial.
     :param seed: seed of a generator of its own; NumPy's global state is not touched.
     :return: ``Y`` [N, D] (float64, or int64 counts), ``X`` [N, 2], ``F`` [N, D] (before noise and link), ``t`` [N].
-    :raises ValueError: for an unknown likelihood, or sizes or noise out of range.
+    :raises ValueError: for an unknown likelihood, or sizes, noise or mean out of range.
+    :raises TypeError: if a size is no integer.
 
     Source: "Scalable Random Feature Latent Variable Models" (SRFLVM), section 5.1, after Gundersen, Zhang and
     Engelhardt, AISTATS (2021).  The kernel, noise and mean are SRFLVM's; the papers do not say how the periodic kernel
@@ -51,15 +55,17 @@ def s_curve(
     >>> data.Y.shape, data.X.shape, data.F.shape, data.t.shape
     ((20, 3), (20, 2), (20, 3), (20,))
     """
-    _check_positive(num_data=num_data, data_dim=data_dim, total_count=total_count)
+    check_sizes(num_data=num_data, data_dim=data_dim, total_count=total_count)
     if likelihood not in _LIKELIHOODS:
         raise ValueError(f"expected a likelihood out of {', '.join(_LIKELIHOODS)}, got {likelihood!r}.")
-    if not noise >= 0:
-        raise ValueError(f"expected a noise standard deviation of at least 0, got {noise}.")
+    _check_noise(noise)
     if mean is None:
         mean = 5.0 if likelihood == "gaussian" else 0.0
+    if not math.isfinite(mean):
+        raise ValueError(f"expected a finite mean, got {mean}.")
     rng = np.random.default_rng(seed)
     points, t = make_s_curve(num_data, random_state=int(rng.integers(2**31)))
+    t = np.atleast_1d(t)  # of one point it is a number
     order = t.argsort()
     X, t = points[order][:, [0, 2]], t[order]
     if num_data > 1:
@@ -108,7 +114,8 @@ def bouncing_balls(
     :param gravity: whether the ball falls.
     :param seed: seed of a generator of its own; NumPy's global state is not touched.
     :return: ``Y`` [S, T, P], noiseless images ``F`` [S, T, P], ``t`` [T] in steps, ``position`` [S, T] in pixels.
-    :raises ValueError: if a size, the period or the width is not positive, or the noise is negative.
+    :raises ValueError: if a size, the period or the width is not positive, or the noise is negative or not finite.
+    :raises TypeError: if a size is no integer.
 
     Source: the task of Johnson et al., structured variational autoencoders (2016), as used in section 5.5 of the GP-VAE
     thesis, which gives the sizes and the uniform start.  It states neither period, width nor noise: these are ours.
@@ -117,9 +124,11 @@ def bouncing_balls(
     >>> data.Y.shape, data.t.shape, data.position.shape
     ((2, 5, 12), (5,), (2, 5))
     """
-    _check_positive(num_sequences=num_sequences, num_steps=num_steps, num_pixels=num_pixels, period=period, width=width)
-    if not noise >= 0:
-        raise ValueError(f"expected a noise standard deviation of at least 0, got {noise}.")
+    check_sizes(num_sequences=num_sequences, num_steps=num_steps, num_pixels=num_pixels)
+    for name, value in {"period": period, "width": width}.items():
+        if not value > 0:
+            raise ValueError(f"expected a positive {name}, got {value}.")
+    _check_noise(noise)
     rng = np.random.default_rng(seed)
     t = np.arange(num_steps, dtype=np.float64)
     phase = (t / period + rng.uniform(size=(num_sequences, 1))) % 1.0
@@ -162,7 +171,6 @@ def _emit(
     return rng.binomial(1 if likelihood == "bernoulli" else total_count, expit(F))
 
 
-def _check_positive(**sizes: float | int) -> None:
-    for name, size in sizes.items():
-        if not size > 0:
-            raise ValueError(f"expected a positive {name}, got {size}.")
+def _check_noise(noise: float | int) -> None:
+    if not 0 <= noise < math.inf:
+        raise ValueError(f"expected a finite noise standard deviation of at least 0, got {noise}.")

@@ -165,7 +165,7 @@ def _read_stations(path: Path) -> dict[str, _Station]:
                 float(line[12:20]), float(line[21:30]), np.nan if elevation == -999.9 else elevation, line[41:71].strip()
             )
     except ValueError as error:
-        raise ValueError(f"{path}: expected stations in columns of fixed width, got {line!r}. Delete the file.") from error
+        raise ValueError(f"{path}: expected stations in columns of fixed width, got {error!r}. Delete the file.") from error
     return stations
 
 
@@ -178,5 +178,5 @@ def _read_records(path: Path, dates: np.ndarray, variables: Sequence[str], Y: np
             for _, date, variable, count, _, failed, *_ in csv.reader(file):
                 if date in rows and variable in columns and not failed.strip():
                     Y[rows[date], columns[variable]] = int(count) * _VARIABLES[variable][0]
-    except (EOFError, OSError, ValueError) as error:
+    except Exception as error:  # a damaged file can raise anything
         raise ValueError(f"{path}: expected records of a station, got {error!r}. Delete the file.") from error

@@ -44,7 +44,7 @@ class CompiledELBO(ELBO):
         ``TraceMeanField_ELBO``.
     :param backend: of ``torch.compile``.
     :param options: of the backend, beside those of :func:`~pyro_lvgp.compilation.compile_graph`.
-    :raises TypeError: for other bounds.
+    :raises TypeError: for other bounds; at a step, for arguments that cannot be hashed, such as NumPy arrays.
     :raises ValueError: at the second step, if what model or guide do depends on the values of tensors.
 
     >>> from pyro.infer import SVI
@@ -192,4 +192,10 @@ def _param(value: _Unconstrained) -> _Unconstrained:
 
 def _described(leaf: Any) -> Hashable:
     """What a graph is made for: everything but the values of tensors."""
-    return (leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else (type(leaf), leaf)
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.dtype, leaf.device
+    if not isinstance(leaf, Hashable):
+        raise TypeError(
+            f"expected tensors, numbers or strings as arguments, got {type(leaf).__name__}; use torch.as_tensor(...)"
+        )
+    return type(leaf), leaf

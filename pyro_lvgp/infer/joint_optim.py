@@ -19,6 +19,7 @@ class JointOptim(PyroOptim):
     :param optim_args: its arguments; ``{"lr": 0.01, "fused": True}`` updates all tensors in one call.
     :param clip_norm: bound on the norm of the whole gradient.
     :param schedule: maps the number of steps taken to a factor on the learning rate.
+    :raises TypeError: if ``optim_args`` is no dict, such as a function of the parameter's name.
 
     >>> from pyro.infer import SVI, Trace_ELBO
     >>> from pyro.infer.autoguide import AutoNormal
@@ -35,6 +36,11 @@ class JointOptim(PyroOptim):
         clip_norm: float | None = None,
         schedule: Callable[[int], float] | None = None,
     ):
+        if not isinstance(optim_args, dict | None):
+            raise TypeError(
+                f"expected optim_args to be a dict for all parameters, got {type(optim_args).__name__}; "
+                "pyro.optim.PyroOptim takes a function of the parameter's name"
+            )
         super().__init__(optim_constructor, optim_args or {})
         self._clip_norm, self._schedule = clip_norm, schedule
         self._constructor, self._args = optim_constructor, dict(optim_args or {})

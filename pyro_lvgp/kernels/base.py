@@ -1,5 +1,6 @@
 """What a kernel is, and sums and products of kernels."""
 
+import math
 import operator
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributions import transform_to
 
 from pyro_lvgp.state_space import Chain, add, constant, multiply
+from pyro_lvgp.validation import check_sizes
 
 Theta: TypeAlias = tuple[Any, ...]  # tensors, or for sums and products a tuple of tensors for each part
 
@@ -37,6 +39,7 @@ class Kernel(PyroModule):
     :param batch_shape: shape of a batch of kernels.
     :param active_dims: the columns to act on, ``input_dim`` of them; all by default.
     :raises ValueError: if ``input_dim`` or ``active_dims`` make no sense.
+    :raises TypeError: if ``input_dim`` is no integer.
 
     >>> class White(Kernel):
     ...     def _covariance(self, X, Z, theta):
@@ -57,8 +60,8 @@ class Kernel(PyroModule):
         active_dims: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        if input_dim is not None and input_dim < 1:
-            raise ValueError(f"expected input_dim ≥ 1, got {input_dim}; it is the number of columns of X.")
+        if input_dim is not None:
+            check_sizes(input_dim=input_dim)
         if active_dims is not None and (len(active_dims) != input_dim or min(active_dims) < 0):
             raise ValueError(
                 f"expected active_dims with input_dim={input_dim} columns, none negative, got {list(active_dims)}; "
@@ -130,6 +133,15 @@ class Kernel(PyroModule):
         :param theta: what :meth:`theta` returned.
         """
         raise NotImplementedError(f"{type(self).__name__} has no chain")
+
+    def _pyro_set_supermodule(self, name: str, context: Any) -> None:
+        try:
+            super()._pyro_set_supermodule(name, context)
+        except AssertionError as error:  # Pyro cannot rename parts that have run
+            raise ValueError(
+                f"expected a kernel of its own for each model, got a {type(self).__name__} that has run elsewhere; make a new "
+                "one, whose load_state_dict(kernel.state_dict()) takes over what was learned."
+            ) from error
 
     def _outside_pyro(self) -> bool:
         return not (self._pyro_context.active or am_i_wrapped())
@@ -203,8 +215,8 @@ class _Constant(Kernel):
 
     def __init__(self, value: float | int) -> None:
         super().__init__()
-        if value < 0:
-            raise ValueError(f"expected a number ≥ 0 in a sum or product of kernels, got {value}; use its absolute value.")
+        if not 0 <= value < math.inf:
+            raise ValueError(f"expected a finite number ≥ 0 in a sum or product of kernels, got {value}; it is a variance.")
         self.value = float(value)
 
     def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
@@ -262,8 +274,8 @@ class _Combination(Kernel):
 class Sum(_Combination):
     """Sum of kernels, ``k(x, z) = Σ_i k_i(x, z)``; ``k1 + k2`` makes one, and so does ``k + 0.1``.
 
-    :param kernels: kernels, or numbers ≥ 0, each of which is a constant kernel and not learned.
-    :raises ValueError: if there is no kernel, or a number is negative.
+    :param kernels: kernels, or finite numbers ≥ 0, each of which is a constant kernel and not learned.
+    :raises ValueError: if there is no kernel, a number is negative or not finite, or a sum or product has run in a model.
 
     Source: Rasmussen and Williams (2006), section 4.2.4.
 
@@ -286,8 +298,8 @@ class Sum(_Combination):
 class Product(_Combination):
     """Product of kernels, ``k(x, z) = Π_i k_i(x, z)``; ``k1 * k2`` makes one, and so does ``2.0 * k``.
 
-    :param kernels: kernels, or numbers ≥ 0, each of which is a constant kernel and not learned.
-    :raises ValueError: if there is no kernel, or a number is negative.
+    :param kernels: kernels, or finite numbers ≥ 0, each of which is a constant kernel and not learned.
+    :raises ValueError: if there is no kernel, a number is negative or not finite, or a sum or product has run in a model.
 
     Source: Rasmussen and Williams (2006), section 4.2.4.
 

@@ -101,6 +101,7 @@ class RBF(_Stationary):
     :param batch_shape: shape of a batch of kernels.
     :param active_dims: the columns to act on; all by default.
     :raises ValueError: if a parameter is not positive, or has the wrong shape.
+    :raises TypeError: if ``input_dim`` is no integer.
 
     Source: Rasmussen and Williams (2006), eq. 4.9.
 
@@ -159,6 +160,7 @@ class Matern(_Stationary):
     :param batch_shape: shape of a batch of kernels.
     :param active_dims: the columns to act on; all by default.
     :raises ValueError: if a parameter is not positive or has the wrong shape, or ``nu`` is none of the three.
+    :raises TypeError: if ``input_dim`` is no integer.
 
     Source: Rasmussen and Williams (2006), eqs. 4.16 and 4.17.
 
@@ -220,6 +222,7 @@ class Periodic(_Stationary):
     :param batch_shape: shape of a batch of kernels.
     :param active_dims: the columns to act on; all by default.
     :raises ValueError: if a parameter is not positive, or has the wrong shape.
+    :raises TypeError: if ``input_dim`` is no integer.
 
     Source: MacKay (1998), "Introduction to Gaussian processes"; Rasmussen and Williams (2006), eq. 4.31.
 
@@ -270,6 +273,7 @@ class Linear(_Parametric):
     :param batch_shape: shape of a batch of kernels.
     :param active_dims: the columns to act on; all by default.
     :raises ValueError: if a variance is not positive, or has the wrong shape.
+    :raises TypeError: if ``input_dim`` is no integer.
 
     Source: Rasmussen and Williams (2006), section 4.2.2.
 

@@ -16,7 +16,8 @@ class Stack(_Combination):
     Points ``[*batch, 1, N, P]``, or ``[N, P]``, give matrices ``[*batch, Q, N, M]``.
 
     :param kernels: kernels, each with batch shape ``()``, which counts once, or ``(q,)``.
-    :raises ValueError: if a kernel has another batch shape, or a batch of points has no dimension of size 1 for it.
+    :raises ValueError: if a kernel has another batch shape, a batch of points has no dimension of size 1 for it, or a sum or
+        product has run in a model.
 
     >>> from pyro_lvgp.kernels import RBF, Periodic
     >>> kernel = Stack(RBF(1, batch_shape=(2,)), RBF(1) * Periodic(1))

@@ -7,9 +7,9 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
+from matplotlib.colors import Normalize, to_rgba_array
 from matplotlib.offsetbox import AnnotationBbox, OffsetImage
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import AutoLocator, MaxNLocator
 from torch import Tensor
 
 # Paul Tol's "muted" scheme, safe for all common colour blindness; the first few are furthest apart.
@@ -19,9 +19,13 @@ INK, FAINT, NUMBER_MAP = "#333333", "#B8B8B8", "viridis"
 Array = Tensor | np.ndarray | Sequence
 
 
-def as_array(value: Array, name: str, ndim: int | None = None) -> np.ndarray:
-    """A tensor of any device, or an array, as float64."""
-    array = value.detach().cpu().double().numpy() if isinstance(value, Tensor) else np.asarray(value, dtype=float)
+def as_array(value: Array, name: str, ndim: int | None = None, *, dates: bool = False) -> np.ndarray:
+    """A tensor of any device, or an array, as float64; with ``dates``, datetime64 as it is."""
+    if isinstance(value, Tensor):
+        array = value.detach().cpu().double().numpy()
+    else:
+        keep = dates and np.asarray(value).dtype.kind == "M"
+        array = np.asarray(value, dtype=None if keep else float)
     if ndim is not None and (array.ndim != ndim or array.size == 0):
         shape = "[N]" if ndim == 1 else "[N, Q]"
         raise ValueError(f"{name}: expected an array {shape} that is not empty, got shape {list(array.shape)}.")
@@ -60,19 +64,25 @@ def clean_axes(ax: Axes | None, figsize: tuple[float, float]) -> Axes:
     ax.tick_params(color=FAINT, labelcolor=INK, labelsize="small")
     for axis in (ax.xaxis, ax.yaxis):
         axis.label.set_color(INK)
-        axis.set_major_locator(MaxNLocator(5))
+        if isinstance(axis.get_major_locator(), AutoLocator):  # not that of dates, of a log scale or of someone's choice
+            axis.set_major_locator(MaxNLocator(5))
     return ax
 
 
 def as_labels(labels: Array) -> np.ndarray:
-    """Classes or numbers, as they are."""
-    return labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    """Classes or numbers, as they are; NaN among text stays a number."""
+    if isinstance(labels, Tensor):
+        return labels.detach().cpu().numpy()
+    return np.asarray(labels, dtype=object if isinstance(labels, list | tuple) else None)
 
 
-def color_points(ax: Axes, values: np.ndarray | None, num: int) -> Any:
-    """Colours of the points, with the legend or colour bar that explains them."""
+def color_points(ax: Axes, values: np.ndarray | None, num: int) -> np.ndarray:
+    """Colours of the points, faint where the value is missing, with the legend or colour bar that explains the others."""
     if values is None:
-        return np.array([PALETTE[0]] * num)
+        return to_rgba_array([PALETTE[0]] * num)
+    known = np.array([value is not None and value == value for value in values], dtype=bool)  # NaN is unlike itself
+    colors = to_rgba_array([FAINT] * num)
+    values = np.array(values[known].tolist()) if values.dtype == object else values[known]
     names, index = np.unique(values, return_inverse=True)
     is_number = np.issubdtype(values.dtype, np.number)
     if is_number and len(names) > len(PALETTE):
@@ -81,8 +91,9 @@ def color_points(ax: Axes, values: np.ndarray | None, num: int) -> Any:
         outline: Any = bar.outline
         outline.set_visible(False)
         bar.ax.tick_params(color=FAINT, labelcolor=INK, labelsize="small")
-        return mappable.to_rgba(values)
-    palette = np.array([PALETTE[i % len(PALETTE)] for i in range(len(names))])
+        colors[known] = mappable.to_rgba(values)
+        return colors
+    palette = to_rgba_array([PALETTE[i % len(PALETTE)] for i in range(len(names))])
     handles = [ax.scatter([], [], color=color, s=28, linewidths=0) for color in palette]
     ax.legend(
         handles,
@@ -94,7 +105,8 @@ def color_points(ax: Axes, values: np.ndarray | None, num: int) -> Any:
         handletextpad=0.2,
         borderaxespad=0.2,
     )
-    return palette[index]
+    colors[known] = palette[index]
+    return colors
 
 
 def place_images(

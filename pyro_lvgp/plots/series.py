@@ -25,7 +25,7 @@ def plot_series(
 ) -> Figure:
     """A panel for each output over time: what was seen, the prediction with a band of two standard deviations, the truth.
 
-    :param t: [N] times, in any order.
+    :param t: [N] times, numbers or datetime64, in any order.
     :param mean: [N, D] predictions.
     :param stddev: [N, D] their standard deviations.
     :param seen: [N, D] data, NaN where missing.
@@ -42,7 +42,7 @@ def plot_series(
     """
     centre = as_array(mean, "mean", 2)
     N, D = centre.shape
-    times = check_shape(as_array(t, "t", 1), (N,), "t")
+    times = check_shape(as_array(t, "t", 1, dates=True), (N,), "t")
     given = {"stddev": stddev, "seen": seen, "truth": truth}
     arrays = {
         name: check_shape(as_array(value, name, 2), centre.shape, name) for name, value in given.items() if value is not None
@@ -56,7 +56,6 @@ def plot_series(
         fig = plt.figure(figsize=(7.5, 0.95 * D + 0.7), layout="constrained")
     panels = fig.subplots(D, sharex=True, squeeze=False)[:, 0]
     for d, (ax, label) in enumerate(zip(panels, labels, strict=True)):
-        clean_axes(ax, (0.0, 0.0))
         if "stddev" in arrays:
             spread = 2.0 * arrays["stddev"][:, d]
             ax.fill_between(times, centre[:, d] - spread, centre[:, d] + spread, color=PALETTE[0], alpha=0.18, linewidth=0)
@@ -71,6 +70,7 @@ def plot_series(
             ax.plot(times, arrays["seen"][:, d], ".", color=INK, markersize=2.2, label="seen")
         ax.set_ylabel(label, rotation=0, ha="right", va="center", fontsize="small")
         ax.margins(x=0.005)
+        clean_axes(ax, (0.0, 0.0))  # once it is known whether these are dates
     panels[-1].set_xlabel(xlabel)
     handles = {label: line for ax in panels for line, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     fig.legend(handles.values(), handles, loc="outside upper center", ncols=3, frameon=False, fontsize="small")
