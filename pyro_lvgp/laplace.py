@@ -33,7 +33,7 @@ def laplace(
 
     and the evidence :math:`\log p(y_n, \hat x_n) + \tfrac{Q}{2} \log 2\pi - \tfrac12 \log |H_n|`.  Both are exact where f is
     linear with a constant variance, and the noise Gaussian.  Steps are damped (Levenberg and Marquardt), for each row by
-    itself, and never lower its log density.
+    itself, and never lower its log density by more than rounding.
 
     :param entries: p(y | x) entry by entry for each of several draws of what rows share, over which ℓ and H are averaged.
     :param Y: rows, NaN where missing.
@@ -79,7 +79,8 @@ def laplace(
         L = torch.linalg.cholesky(H + torch.diag_embed(damping * H.diagonal(dim1=-2, dim2=-1)))
         proposal = X + torch.cholesky_solve(slope[..., None], L)[..., 0]
         proposed = log_density(proposal)
-        better = proposed > value
+        # The last steps no longer change the value but by rounding, and still come nearer.
+        better = proposed >= value - 10.0 * torch.finfo(value.dtype).eps * value.abs()
         X, value = torch.where(better[:, None], proposal, X), torch.where(better, proposed, value)
         damping = torch.where(better[:, None], damping / _FACTOR, damping * _FACTOR).clamp(*_RANGE)
     q = dist.MultivariateNormal(X, precision_matrix=precision(X))

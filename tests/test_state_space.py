@@ -4,6 +4,7 @@ import math
 from itertools import pairwise
 
 import numpy as np
+import pyro
 import pytest
 import torch
 from torch.distributions import MultivariateNormal
@@ -315,6 +316,7 @@ def step(num):
     """One training step on num points: the largest tensor, and bytes that wait for the way back."""
     torch.set_default_dtype(torch.float32)
     torch.manual_seed(0)
+    pyro.clear_param_store()
     model = GPVAE(Matern(1, 1.5, lengthscale=0.1), MLP(1, 2, [3]))
     guide = StructuredGPGuide(model, FactorNet(2, 1, [3]))
     x, y = torch.rand(num, 1) * num / 100.0, torch.randn(num, 2)

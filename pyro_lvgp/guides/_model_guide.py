@@ -8,6 +8,7 @@ from pyro.infer.autoguide import AutoGuide
 from pyro.infer.util import is_validation_enabled
 from pyro.nn import PyroModule
 from pyro.poutine.runtime import _PYRO_STACK
+from torch import Tensor
 
 from pyro_lvgp.param_store import warn_if_shared
 
@@ -31,8 +32,17 @@ class ModelGuide(AutoGuide):
     def _setup_prototype(self, *args, **kwargs):
         super()._setup_prototype(*args, **kwargs)
         if self.master is None:  # a part of another guide is among its parameters
-            stored = [name for name in pyro.get_param_store() if name.startswith(f"{self._pyro_name}.")]
-            warn_if_shared(type(self).__name__, stored)
+            prefix, stored = f"{self._pyro_name}.", pyro.get_param_store().get_state()["params"]
+            names = [name for name in stored if name.startswith(prefix)]
+            theirs = [name for name in names if self._would_take(name.removeprefix(prefix), stored[name])]
+            warn_if_shared(type(self).__name__, theirs)
+
+    def _would_take(self, name: str, stored: Tensor) -> bool:
+        """Whether a parameter is, or comes to be, under the name of a stored tensor that is not its own."""
+        own = dict(self.named_parameters())
+        tensor = own.get(name, own.get(f"{name}_unconstrained"))
+        # Those of encoders are there before the first call, all others are made by it.
+        return "encoders" not in name.split(".") if tensor is None else tensor is not stored
 
     def _check_order_of_rows(self) -> None:
         """Raise if parameters that are read now would go to other rows than those of their plates.
