@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import pyro.distributions as dist
@@ -101,10 +102,7 @@ class Likelihood(PyroModule):
 
         if type(self).slopes is Likelihood.slopes:
             return gauss_hermite(log_prob, mean, variance, num_points=self.num_points, log=True)
-
-        def slopes(f: Tensor) -> tuple[Tensor, Tensor]:
-            return self.slopes(y, f, theta)
-
+        slopes = partial(self.slopes, y, theta=theta)
         return log_gauss_hermite_at_mode(log_prob, slopes, mean, variance, num_points=self.num_points)
 
     def moments(

@@ -8,16 +8,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+Derivatives = Callable[[Tensor], tuple[Tensor, Tensor]]
+_NUM_HALVINGS, _FARTHEST = 15, 1e4
+
 
 @lru_cache
 def _nodes(num_points: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Nodes and weights for a standard normal: ``x = √2 t``, ``w / √π``."""
     t, w = np.polynomial.hermite.hermgauss(num_points)
     return tuple(np.sqrt(2.0) * t), tuple(w / np.sqrt(np.pi))
-
-
-Derivatives = Callable[[Tensor], tuple[Tensor, Tensor]]
-_NUM_HALVINGS, _FARTHEST = 15, 1e4
 
 
 def gauss_hermite(
@@ -41,14 +40,11 @@ def gauss_hermite(
     >>> gauss_hermite(torch.square, torch.tensor([1.0]), torch.tensor([2.0]))
     tensor([3.])
     """
-    nodes, weights = (torch.as_tensor(v, dtype=mean.dtype, device=mean.device) for v in _nodes(num_points))
-    mean, variance = torch.broadcast_tensors(mean, variance)
-    column = (-1,) + (1,) * mean.dim()
-    # The square root has no gradient at zero: a floor far below rounding keeps it finite.
-    values = function(mean + variance.clamp_min(torch.finfo(mean.dtype).tiny).sqrt() * nodes.view(column))
+    mean, sd, nodes, weights = _prepared(mean, variance, num_points)
+    values = function(mean + sd * nodes)
     if log:
-        return torch.logsumexp(values + weights.log().view(column), 0)
-    return (weights.view(column) * values).sum(0)
+        return torch.logsumexp(values + weights.log(), 0)
+    return (weights * values).sum(0)
 
 
 def log_gauss_hermite_at_mode(
@@ -80,13 +76,19 @@ def log_gauss_hermite_at_mode(
     >>> log_gauss_hermite_at_mode(narrow, slopes, torch.tensor([0.0]), torch.tensor([1.0]))
     tensor([-6.7630])
     """
-    nodes, weights = (torch.as_tensor(v, dtype=mean.dtype, device=mean.device) for v in _nodes(num_points))
-    mean, variance = torch.broadcast_tensors(mean, variance)
-    x, log_weight = (v.view((-1,) + (1,) * mean.dim()) for v in (nodes, weights.log()))
-    sd = variance.clamp_min(torch.finfo(mean.dtype).tiny).sqrt()
+    mean, sd, x, weights = _prepared(mean, variance, num_points)
     mode, width = _mode(derivatives, mean.detach(), sd.detach())
     z = mode + width * x
-    return torch.logsumexp(log_weight + 0.5 * (x.square() - z.square()) + width.log() + function(mean + sd * z), 0)
+    return torch.logsumexp(weights.log() + 0.5 * (x.square() - z.square()) + width.log() + function(mean + sd * z), 0)
+
+
+def _prepared(mean: Tensor, variance: Tensor, num_points: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mean and standard deviation, broadcast, and nodes and weights along a new first dimension."""
+    mean, variance = torch.broadcast_tensors(mean, variance)
+    column = (-1,) + (1,) * mean.dim()
+    nodes, weights = (torch.as_tensor(v, dtype=mean.dtype, device=mean.device).view(column) for v in _nodes(num_points))
+    # The square root has no gradient at zero: a floor far below rounding keeps it finite.
+    return mean, variance.clamp_min(torch.finfo(mean.dtype).tiny).sqrt(), nodes, weights
 
 
 @torch.no_grad()

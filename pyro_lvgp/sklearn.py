@@ -1,6 +1,5 @@
 """Scikit-learn's habits: an estimator for whoever wants latents and no Pyro."""
 
-from contextlib import AbstractContextManager
 from copy import deepcopy
 from typing import Any
 
@@ -102,7 +101,8 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         Y = torch.tensor(self.scaler_.fit_transform(X))
         self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         N, D = Y.shape
-        with _own_parameters(), seeded(self._seed):
+        # Here and below parameters are the modules' own: in Pyro's store others go by the same names.
+        with pyro.get_param_store().scope(), seeded(self._seed):
             likelihood, num_inducing = deepcopy(self.likelihood), min(self.n_inducing, N)
             model = BayesianGPLVM(N, D, self.n_components, likelihood=likelihood, num_inducing=num_inducing)
             self.model_ = model.to(Y.dtype).initialize(Y, seed=self._seed)
@@ -132,7 +132,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, **_ROWS)
         Y = torch.tensor(self.scaler_.transform(X)).to(self.model_.mean)
-        with _own_parameters():
+        with pyro.get_param_store().scope():
             parts: list[Any] = [
                 self.model_.infer_latents(self.guide_, rows, method="laplace", seed=self._seed) for rows in Y.split(_FEW)
             ]
@@ -145,7 +145,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         """
         check_is_fitted(self)
         latents = torch.tensor(check_array(X, dtype=_ROWS["dtype"])).to(self.model_.mean)
-        with _own_parameters(), seeded(self._seed):
+        with pyro.get_param_store().scope(), seeded(self._seed):
             Y = self.model_.predict(self.guide_, latents).mean
         return self.scaler_.inverse_transform(Y.numpy())
 
@@ -162,8 +162,3 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
 
 _FEW = 1000  # rows at a time, to bound the memory that new ones take
 _ROWS: dict[str, Any] = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}
-
-
-def _own_parameters() -> AbstractContextManager[Any]:
-    """Parameters of the modules alone, without Pyro's store, where others go by the same names."""
-    return pyro.get_param_store().scope()

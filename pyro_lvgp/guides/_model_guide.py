@@ -8,7 +8,6 @@ from pyro.infer.autoguide import AutoGuide
 from pyro.infer.util import is_validation_enabled
 from pyro.nn import PyroModule
 from pyro.poutine.runtime import _PYRO_STACK
-from torch import Tensor
 
 from pyro_lvgp.param_store import warn_if_shared
 
@@ -32,17 +31,18 @@ class ModelGuide(AutoGuide):
     def _setup_prototype(self, *args, **kwargs):
         super()._setup_prototype(*args, **kwargs)
         if self.master is None:  # a part of another guide is among its parameters
-            prefix, stored = f"{self._pyro_name}.", pyro.get_param_store().get_state()["params"]
-            names = [name for name in stored if name.startswith(prefix)]
-            theirs = [name for name in names if self._would_take(name.removeprefix(prefix), stored[name])]
-            warn_if_shared(type(self).__name__, theirs)
+            warn_if_shared(type(self).__name__, self._stored_by_others())
 
-    def _would_take(self, name: str, stored: Tensor) -> bool:
-        """Whether a parameter is, or comes to be, under the name of a stored tensor that is not its own."""
-        own = dict(self.named_parameters())
-        tensor = own.get(name, own.get(f"{name}_unconstrained"))
-        # Those of encoders are there before the first call, all others are made by it.
-        return "encoders" not in name.split(".") if tensor is None else tensor is not stored
+    def _stored_by_others(self) -> list[str]:
+        """Names in Pyro's store under which a parameter is, or comes to be, that is not the tensor stored."""
+        prefix = f"{self._pyro_name}."
+        own = {prefix + name.removesuffix("_unconstrained"): parameter for name, parameter in self.named_parameters()}
+        return [
+            name
+            for name, tensor in pyro.get_param_store().get_state()["params"].items()
+            # Parameters of encoders are there before the first call, all others are made by it.
+            if name.startswith(prefix) and (own[name] is not tensor if name in own else "encoders" not in name.split("."))
+        ]
 
     def _check_order_of_rows(self) -> None:
         """Raise if parameters that are read now would go to other rows than those of their plates.

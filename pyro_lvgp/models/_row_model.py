@@ -56,10 +56,6 @@ class RowModel(LatentVariableModel):
             self._check_entries(y)
         return ~torch.isnan(y)
 
-    def _check_entries(self, y: Tensor) -> None:
-        check_values(y, rows=False, columns=False)
-        self.likelihood.check(y)
-
     def _start(self, Y: Tensor, method: InitialLatents, latents: Tensor | None, seed: int) -> tuple[Tensor, Tensor]:
         """Latents to start from, and f in a linear model of the data less its column means, which become ``mean``.
 

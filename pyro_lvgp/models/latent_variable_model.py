@@ -280,8 +280,12 @@ class LatentVariableModel(PyroModule):
     def _check_rows(self, Y: Tensor) -> None:
         """Raise unless Y are rows as the model has them, in the support of its likelihood."""
         check_data(Y, self.data_dim, like=self.latent_candidates(), name="Y")
-        check_values(Y, rows=False, columns=False, name="Y")
-        self.likelihood.check(Y)
+        self._check_entries(Y, name="Y")
+
+    def _check_entries(self, y: Tensor, name: str = "y") -> None:
+        """Raise if an entry is infinite, or outside the support."""
+        check_values(y, rows=False, columns=False, name=name)
+        self.likelihood.check(y)
 
     def _check_latents(self, X: Latents, num_rows: int | None = None) -> None:
         """Raise unless X are latents of rows, or a distribution over them; of as many rows as are given."""
