@@ -31,20 +31,20 @@ from pyro_lvgp.selection import stacking_weights
 from pyro_lvgp.training import fit
 
 NUM_THREADS = 1
-NUM_COMPONENTS, NUM_STARTS, NUM_DRAWS = 20, 16, 300
-NUM_FITS = {"IW, S = 5, locally linear": 5}  # one of all other methods
+NUM_COMPONENTS, NUM_STARTS, NUM_DRAWS = 20, 16, 2000
+NUM_FITS = {"IW, S = 5, locally linear": 5, "RandomFeatureLVM": 5}  # one of all other methods
 PUBLISHED: list[Row] = []
 NOTES = """\
 Oil flow: 900 complete rows to train on, 100 others with 6 entries hidden each, standardised by the training rows.  RMSE and
 mean negative log predictive density (NLPD) of the hidden entries, each given the observed ones of its row.  The prior of new
 rows' latents is a mixture of 20 Gaussians fitted to the training latents; their posteriors are 16 Gaussians with diagonal
 covariances for each row (`infer_latents(num_starts=16)`), or by "Laplace" one with a full covariance for each of the 20
-(`infer_latents(method="laplace")`).  Median NLPD is that of the entries' NLPD.  "fit" is without these.  Kernels are ARD RBF;
-"locally linear" is RBF(x₁, x₂) + RBF(x₁, x₂) · Linear(x) + Linear(x), which starts with little noise.  "5 fits" is an equal
-mixture of the predictions of five, with other seeds; "all of these" is that of all predictions of a model, "together" that of
-all models, and "stacked" the mixture whose weights make a third of the observed entries of the same rows, which are hidden too
-and found again by the first fits, likeliest (`pyro_lvgp.selection.stacking_weights`).  Steps of the models with inducing
-points are compiled (`fit(compile=True)`).
+(`infer_latents(method="laplace")`); predictions are mixtures over 2000 draws of them.  Median NLPD is that of the entries'
+NLPD.  "fit" is without these.  Kernels are ARD RBF; "locally linear" is RBF(x₁, x₂) + RBF(x₁, x₂) · Linear(x) + Linear(x),
+which starts with little noise.  "5 fits" is an equal mixture of the predictions of five, with other seeds; "all of these" is
+that of all predictions of a model, "together" that of all models, and "stacked" the mixture whose weights make a third of the
+observed entries of the same rows, which are hidden too and found again by the first fits, likeliest
+(`pyro_lvgp.selection.stacking_weights`).  Steps of the models with inducing points are compiled (`fit(compile=True)`).
 Frey: 75 % of the pixels of 5 % of the rows hidden, all other rows complete; RMSE in grey level / 255.  All that is seen is
 trained on; the random-feature model is fitted as in the benchmark `imputation`."""
 

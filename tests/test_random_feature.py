@@ -22,7 +22,7 @@ from pyro_lvgp.features import random_features
 from pyro_lvgp.guides import MeanFieldGuide, RandomFeatureGuide
 from pyro_lvgp.infer import BlockCoordinateVI, MeanFieldELBO
 from pyro_lvgp.integration import Bounding
-from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, LogNormal, NegativeBinomial, Poisson, StudentT
+from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, Logistic, LogNormal, NegativeBinomial, Poisson, StudentT
 from pyro_lvgp.models import RandomFeatureLVM
 from pyro_lvgp.networks import IndexNet, ZeroImputation
 from pyro_lvgp.seeding import seeded
@@ -76,7 +76,7 @@ def _settled(model, guide, Y):
     """A pinned guide whose touching points have converged."""
     _pin(guide)
     for _ in range(60):
-        guide.a.c = guide._update_touching_points(Y)["guide.a.c"]
+        guide.a.c = guide._update_weights(Y)["guide.a.c"]
 
 
 LIKELIHOODS = {
@@ -111,6 +111,37 @@ def test_weights_are_collapsed_exactly_at_every_draw_and_at_their_mean(Y, holes,
         torch.testing.assert_close(a, b)
 
 
+class _Geometric(Logistic):
+    """Failures before the first success, as a user would write it."""
+
+    def distribution(self, f, theta):
+        return dist.Geometric(logits=-f)
+
+    def function(self, y):
+        return (y + 0.5).log()
+
+    def form(self, y, theta):
+        return polyagamma.LogisticForm(0.5 * (y - 1.0), y + 1.0, torch.zeros_like(y))
+
+
+def test_weights_of_another_logistic_likelihood_are_collapsed_too():
+    """A geometric one is negative binomial with r = 1."""
+    Y = _holes(NegativeBinomial(1.0)(torch.randn(N, D)).sample().detach())
+    known = NegativeBinomial(1.0).requires_grad_(False)
+    bounds = []
+    for likelihood in (_Geometric(), known):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        model, guide = _pair(Y, likelihood, frequencies="gaussian")
+        assert guide.weights == "collapsed"
+        losses = fit(model, guide, Y, blocks=guide.blocks(), num_steps=5, progress=False).losses
+        bounds.append(losses)
+        y, f = torch.tensor([0.0, 3.0]), torch.tensor([-1.0, 2.0], requires_grad=True)
+        (slope,) = torch.autograd.grad(likelihood(f).log_prob(y).sum(), f)
+        torch.testing.assert_close(likelihood.slopes(y, f.detach(), likelihood.theta())[0], slope)
+    torch.testing.assert_close(*map(torch.as_tensor, bounds))
+
+
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_logistic_bound_lies_between_polya_gamma_and_the_evidence(name):
     """The likelihood itself under the Gaussian weights of the Pólya-gamma bound is tighter than that bound."""
@@ -129,7 +160,7 @@ def test_logistic_bound_lies_between_polya_gamma_and_the_evidence(name):
         return (p["y"]["log_prob"].sum(-1) + p["a"]["log_prob"].sum(-1) - q["a"]["log_prob"].sum(-1)).squeeze()
 
     draws, others = log_weights(400), log_weights(4000)
-    form = model._logistic_form(torch.nan_to_num(Y)).where(~torch.isnan(Y))
+    form = model.likelihood.form(torch.nan_to_num(Y), model.likelihood.theta()).where(~torch.isnan(Y))
     lower = polyagamma.collapsed_log_bound(_features(model, guide), form, guide.a.c).sum().detach()
     error = draws.std() / 20.0
     assert draws.mean() > lower - 3.0 * error
@@ -287,7 +318,7 @@ def test_filling_gaps_raises_the_bound_to_that_of_the_exact_means():
 
     def bound():
         """Of the data, in closed form: E log p(y | a) − KL(q(a) ‖ p(a))."""
-        weights = guide._posterior_of(features)
+        weights = guide.a.posterior(model, guide.data, features)
         precision = weights.precision_tril @ weights.precision_tril.mT
         posterior = MultivariateNormal(weights.mean, precision_matrix=precision.expand(D, -1, -1))
         f = model.mean + features @ weights.mean.mT
@@ -300,11 +331,11 @@ def test_filling_gaps_raises_the_bound_to_that_of_the_exact_means():
     guide(Y)
     bounds = [bound()]
     for _ in range(400):
-        guide.a.gaps = guide._update_gaps(Y)["guide.a.gaps"]
+        guide.a.gaps = guide._update_weights(Y)["guide.a.gaps"]
         bounds.append(bound())
     assert min(b - a for a, b in pairwise(bounds)) > -1e-8
     assert bounds[-1] > bounds[0] + 0.1
-    torch.testing.assert_close(guide._posterior_of(features).mean, exact.mean, rtol=0.0, atol=1e-5)
+    torch.testing.assert_close(guide.a.posterior(model, guide.data, features).mean, exact.mean, rtol=0.0, atol=1e-5)
     centred = torch.nan_to_num(Y - model.mean)
     assert bounds[-1] < gaussian_log_density(features, centred, observed, model.likelihood.variance[None]).sum()
     # What guide and model say of one draw of the weights is this bound on average.

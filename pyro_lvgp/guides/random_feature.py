@@ -12,29 +12,20 @@ from pyro.nn import PyroModule, PyroParam
 from torch import Tensor, nn
 
 from pyro_lvgp import conjugate
-from pyro_lvgp.collapsed import (
-    WeightPosterior,
-    divergence_from_prior,
-    from_natural,
-    function_moments,
-    gaussian_weight_posterior,
-    precision_sum,
-    weight_posterior,
-)
 from pyro_lvgp.diagonal_mixture import assignment_logits
 from pyro_lvgp.distributions import PrecisionNormal, PrecisionNormalAtMean
 from pyro_lvgp.guides._sampled import SampledGuide
+from pyro_lvgp.guides._weights import CollapsedWeights, KeptWeights
 from pyro_lvgp.infer import Block
 from pyro_lvgp.integration import is_bounding
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import RandomFeatureLVM
 from pyro_lvgp.networks import as_pyro_module
-from pyro_lvgp.polyagamma import touching_point
 
 Frequencies = Literal["mixture", "gaussian"]
 Weights = Literal["collapsed", "filled", "explicit", "shared"]
 _KEPT = ("explicit", "shared")  # from step to step, as parameters
-_DAMPING_OF_KEPT, _NUM_HALVINGS = 0.1, 10
+_DAMPING_OF_KEPT = 0.1
 
 
 class RandomFeatureGuide(SampledGuide):
@@ -87,6 +78,8 @@ class RandomFeatureGuide(SampledGuide):
     torch.Size([20, 2])
     """
 
+    a: Any
+
     def __init__(
         self,
         model: RandomFeatureLVM,
@@ -127,8 +120,7 @@ class RandomFeatureGuide(SampledGuide):
                     f'expected weights="{self.weights}" of a guide that has run with them, got {value!r}; only filled weights '
                     "can be collapsed later, and filled again: make a new guide"
                 )
-            # Nothing depends on the gaps of collapsed weights, so that no block holds them.
-            self.a.gaps_unconstrained.requires_grad_(value == "filled")
+            self.a.fill(value == "filled")
         self._weights = value
 
     def _setup_prototype(self, y: Tensor | None = None, idx: Tensor | None = None):
@@ -139,7 +131,7 @@ class RandomFeatureGuide(SampledGuide):
         model, like = self.model, self.model.mean
         F, C = model.num_frequencies, model.num_components
         noise = torch.randn(F, max(C, model.latent_dim), generator=torch.Generator().manual_seed(self._seed)).to(like)
-        self.alpha, self.v, self.omega, self.X, self.a = (PyroModule() for _ in range(5))
+        self.alpha, self.v, self.omega, self.X = (PyroModule() for _ in range(4))
         self.alpha.shape, self.alpha.rate = (_positive(x.clone()) for x in model.concentration)
         if self.frequencies == "mixture":
             self.omega.logits = _real(0.1 * noise[:, :C])
@@ -154,15 +146,13 @@ class RandomFeatureGuide(SampledGuide):
             X = like.new_zeros(model.num_data, model.latent_dim) if X is None else X.to(like, copy=True)
             self.X.loc, self.X.scale = _real(X), _positive(torch.full_like(X, self._init_scale))
         if self.weights in _KEPT:
-            linear, precision = self._first_weights(y, idx)
-            self.a.linear, self.a.precision = _real(linear), PyroParam(precision, constraints.positive_definite)
+            if y is None:
+                y, idx = like.new_full((1, model.data_dim), torch.nan), torch.zeros_like(like[:1]).long()
+            with torch.no_grad():
+                self.a = KeptWeights(model, y, self._draw_features(y, idx), shared=self.weights == "shared")
         else:
             self.register_buffer("data", like.new_full((model.num_data, model.data_dim), torch.nan))
-            if self.weights == "filled":
-                self.a.gaps = _real(model.mean.repeat(model.num_data, 1))
-            elif not isinstance(model.likelihood, Gaussian):
-                f = self._suggested(y if idx is None else None)
-                self.a.c = _positive(touching_point(f, torch.ones_like(f)).expand(model.num_data, -1).contiguous())
+            self.a = CollapsedWeights(model, y if idx is None else None, filled=self.weights == "filled")
         a, b = conjugate.stick_breaking(like.new_full((F, C), 1.0 / C), model.concentration[0] / model.concentration[1])
         self.v.a, self.v.b = _positive(a), _positive(b)
 
@@ -205,7 +195,7 @@ class RandomFeatureGuide(SampledGuide):
     def _sample_weights(self, omega: Tensor, X: Tensor | None, *, has_all: bool) -> dict[str, Tensor]:
         """Those kept, or given the latents of all rows."""
         if X is None:
-            loc = self._kept_weights().mean
+            loc = self.a.posterior().mean
             posterior = dist.MultivariateNormal(loc, precision_matrix=self.a.precision, validate_args=False)
         else:
             posterior = self._collapsed_weights(omega, X, has_all)
@@ -273,25 +263,10 @@ class RandomFeatureGuide(SampledGuide):
         If it is exact, a bound of all rows is the same at every a.
         """
         features = self.model.features(X.unsqueeze(-3), omega)
-        mean, precision_tril = self._posterior_of(features)
+        mean, precision_tril = self.a.posterior(self.model, self.data, features)
         is_exact = self.weights == "collapsed" and isinstance(self.model.likelihood, Gaussian)
         family = PrecisionNormalAtMean if is_exact and has_all and is_bounding() else PrecisionNormal
         return family(mean.squeeze(-3), precision_tril.squeeze(-4), validate_args=False)
-
-    def _posterior_of(self, features: Tensor) -> WeightPosterior:
-        if not isinstance(self.model.likelihood, Gaussian):
-            # Sites that do not fit the likelihood exactly touch it at f = ± c.
-            c = self.a.c
-            return weight_posterior(features, *self.model.weight_sites(self.data, c, torch.zeros_like(c)))
-        y, observed = self.data, ~torch.isnan(self.data)
-        if self.weights == "filled":
-            y, observed = torch.where(observed, y, self.a.gaps), torch.ones_like(observed)
-        theta = self.model.likelihood.theta()
-        assert theta is not None
-        return gaussian_weight_posterior(features, y - self.model.mean, observed, theta)
-
-    def _kept_weights(self) -> WeightPosterior:
-        return from_natural(self.a.linear, self.a.precision)
 
     def assignments(self) -> Float[Tensor, "F C"]:
         """Probability φ of each frequency to belong to each component."""
@@ -337,13 +312,14 @@ class RandomFeatureGuide(SampledGuide):
             Block("concentration", params=["guide.alpha.*"], update=self._update_concentration),
         ]
         if self.weights in _KEPT:
-            blocks.append(Block("weights", params=["guide.a.*"], update=self._update_weights, damping=damping))
+            name = "weights"
         elif self.weights == "filled":
-            blocks.append(Block("gaps", params=["guide.a.gaps"], update=self._update_gaps, damping=damping))
-        elif not isinstance(self.model.likelihood, Gaussian):
-            update = self._update_touching_points
-            blocks.append(Block("touching-points", params=["guide.a.c"], update=update, damping=damping))
-        return blocks
+            name = "gaps"
+        elif isinstance(self.model.likelihood, Gaussian):
+            return blocks
+        else:
+            name = "touching-points"
+        return [*blocks, Block(name, params=["guide.a.*"], update=self._update_weights, damping=damping)]
 
     def _update_sticks(self, *args, **kwargs) -> dict[str, Tensor]:
         a, b = conjugate.stick_breaking(self.assignments(), self.alpha.shape / self.alpha.rate)
@@ -354,83 +330,12 @@ class RandomFeatureGuide(SampledGuide):
         shape, rate = conjugate.concentration(prior_shape, prior_rate, self.v.a, self.v.b)
         return {"guide.alpha.shape": shape, "guide.alpha.rate": rate}
 
-    def _update_touching_points(self, y: Tensor, idx: Tensor | None = None) -> dict[str, Tensor]:
-        features = self._draw_features(self.data, None)
-        mean, variance = function_moments(self._posterior_of(features), features)
-        return {"guide.a.c": touching_point(self.model.mean + mean, variance)}
-
-    def _update_gaps(self, y: Tensor, idx: Tensor | None = None) -> dict[str, Tensor]:
-        features = self._draw_features(self.data, None)
-        return {"guide.a.gaps": self.model.mean + features @ self._posterior_of(features).mean.mT}
-
     def _update_weights(self, y: Tensor, idx: Tensor | None = None) -> dict[str, Tensor]:
-        features = self._draw_features(y, idx)
-        mean, variance = function_moments(self._kept_weights(), features)
-        linear, precision = self._natural_weights(y, features, self.model.mean + mean, variance)
-        if idx is None and not isinstance(self.model.likelihood, Gaussian):
-            linear, precision = self._uphill(y, features, linear, precision)
-        return {"guide.a.linear": linear, "guide.a.precision": precision}
-
-    def _uphill(self, y: Tensor, features: Tensor, linear: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
-        """As far towards new natural parameters as the bound does not fall at these features, by ten halvings at most.
-
-        Far from the maximum sites are poor likenesses of the likelihood, and whole steps may lead anywhere.
-        """
-
-        def moved(share: Tensor) -> tuple[Tensor, Tensor]:
-            by_matrix = share[:, None, None]
-            return self.a.linear.lerp(linear, by_matrix[..., 0]), self.a.precision.lerp(precision, by_matrix)
-
-        share = torch.ones_like(precision[:, 0, 0])
-        present = self._weight_bound(y, features, *moved(torch.zeros_like(share)))
-        for _ in range(_NUM_HALVINGS):
-            falls = ~(self._weight_bound(y, features, *moved(share)) >= present)
-            if not falls.any():
-                break
-            share = torch.where(falls, 0.5 * share, share)
-        return moved(share)
-
-    def _weight_bound(
-        self, y: Tensor, features: Tensor, linear: Tensor, precision: Tensor
-    ) -> Float[Tensor, " D"] | Float[Tensor, " 1"]:
-        """What the bound of all rows owes to the weights of each output, or of all that share a covariance."""
-        posterior = from_natural(linear, precision)
-        mean, variance = function_moments(posterior, features)
-        f_mean, theta = self.model.mean + mean, self.model.likelihood.theta()
-        value = torch.nan_to_num(y, self.model.likelihood.stand_in)
-        told = self.model.likelihood.expected_log_prob(value, f_mean, variance.expand_as(f_mean), theta)
-        bound = torch.where(torch.isnan(y), 0.0, told).sum(0) - divergence_from_prior(posterior)
-        return bound.sum(0, keepdim=True) if self.weights == "shared" else bound
-
-    @torch.no_grad()
-    def _first_weights(self, y: Tensor | None = None, idx: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Natural parameters where each f is what its y suggests, from which natural gradients do not overshoot."""
-        missing = self.model.mean.new_full((1, self.model.data_dim), torch.nan)
-        y, idx = (missing, torch.zeros_like(missing[0, :1]).long()) if y is None else (y, idx)
-        f = self._suggested(y)
-        return self._natural_weights(y, self._draw_features(y, idx), f, torch.zeros_like(f))
-
-    def _suggested(self, y: Tensor | None) -> Float[Tensor, "#B D"]:
-        """Each f as its y suggests; where there is none, the mean."""
-        if y is None:
-            return self.model.mean[None]
-        return torch.where(torch.isnan(y), self.model.mean, self.model.likelihood.function(y))
-
-    def _natural_weights(self, y: Tensor, features: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        """Prior and sites of the rows at moments of f, as if of all rows: P m and P.
-
-        A covariance that outputs share has the mean of their precisions, and their P m are told of what theirs lack.
-        """
-        linear, precision = self.model.weight_sites(y, mean, variance)
-        if self.weights == "shared":
-            average = precision.mean(-1, keepdim=True)
-            linear, precision = linear + (average - precision) * (mean - self.model.mean), average
-        ratio, L = self.model.num_data / len(y), features.shape[-1]
-        told = precision_sum(features, precision)
-        if self.weights == "explicit":
-            told = told.expand(self.model.data_dim, L, L)
-        # The constraint wants symmetry to more digits than products in float32 have.
-        return ratio * linear.mT @ features, features.new_ones(L).diag() + 0.5 * ratio * (told + told.mT)
+        if self.weights in _KEPT:
+            new = self.a.updated(self.model, y, self._draw_features(y, idx), is_whole=idx is None)
+        else:
+            new = self.a.updated(self.model, self.data, self._draw_features(self.data, None))
+        return {f"guide.a.{name}": value for name, value in new.items()}
 
     def _draw_features(self, y: Tensor, idx: Tensor | None) -> Tensor:
         """Features [B, L] at one draw of latents and frequencies."""
@@ -462,7 +367,7 @@ def _check_weights(weights: Weights, model: RandomFeatureLVM, frequencies: Frequ
     _check_choice("weights", weights, Weights)
     if weights == "collapsed" and not model.is_conjugate:
         raise ValueError(
-            "expected a Gaussian, Bernoulli, binomial or negative binomial likelihood for collapsed weights, got "
+            "expected a Gaussian or logistic likelihood (Bernoulli, binomial, negative binomial) for collapsed weights, got "
             f'{type(model.likelihood).__name__}; use weights="explicit"'
         )
     if weights == "filled" and not isinstance(model.likelihood, Gaussian):

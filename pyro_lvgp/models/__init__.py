@@ -3,8 +3,9 @@
 from pyro_lvgp.models.gplvm import BayesianGPLVM
 from pyro_lvgp.models.gpvae import GPVAE
 from pyro_lvgp.models.latent_process_model import LatentProcessModel
-from pyro_lvgp.models.latent_variable_model import LatentVariableModel, Prediction
+from pyro_lvgp.models.latent_variable_model import LatentVariableModel
 from pyro_lvgp.models.mixture import MixturePrediction
+from pyro_lvgp.models.prediction import Prediction
 from pyro_lvgp.models.random_feature import RandomFeatureLVM
 from pyro_lvgp.models.sparse_gpvae import SparseGPVAE
 

@@ -6,7 +6,7 @@ from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
 from pyro_lvgp.initialization import InitialLatents, linear_latents
-from pyro_lvgp.likelihoods import Binomial, Likelihood, as_likelihood
+from pyro_lvgp.likelihoods import Likelihood, as_likelihood
 from pyro_lvgp.models.latent_variable_model import LatentVariableModel
 from pyro_lvgp.param_store import shared_parameters, warn_if_shared
 from pyro_lvgp.seeding import seeded
@@ -27,18 +27,7 @@ class RowModel(LatentVariableModel):
         check_sizes(num_data=num_data, data_dim=data_dim, latent_dim=latent_dim, **sizes)
         super().__init__(num_data, data_dim, latent_dim)
         self.likelihood = as_likelihood(likelihood)
-        theta = self.likelihood.theta()
-        if theta is not None and theta.shape[-1] not in (1, data_dim):
-            raise ValueError(
-                f"expected a likelihood of {data_dim} outputs, got one with {theta.shape[-1]} parameters; pass "
-                f"data_dim={data_dim} to it"
-            )
-        shape = self.likelihood.total_count.shape if isinstance(self.likelihood, Binomial) else ()
-        if shape not in ((), (1,), (data_dim,)):
-            raise ValueError(
-                f"expected one total_count, or one for each of {data_dim} outputs, got {list(shape)} of them; counts that "
-                "differ from row to row would not hold for new rows: pass one, or a tensor of one for each column"
-            )
+        self.likelihood.check_outputs(data_dim, self.likelihood.theta())
         self.register_buffer("mean", torch.zeros(data_dim))
 
     def check(self, Y: Float[Tensor, "N D"]) -> None:

@@ -92,11 +92,7 @@ class LatentProcessModel(PyroModule):
                 f"expected data of {function.shape[-1]} outputs, as many as the decoder has, got {y.shape[-1]}; mend the "
                 "decoder"
             )
-        if theta is not None and theta.shape[-1:] not in ((), (1,), function.shape[-1:]):
-            raise ValueError(
-                f"expected a likelihood of {function.shape[-1]} outputs, as many as the decoder has, got one with "
-                f"{theta.shape[-1]} parameters; pass data_dim={function.shape[-1]} to it"
-            )
+        self.likelihood.check_outputs(function.shape[-1], theta)
         entries = self.likelihood.distribution(function, theta)
         with _all(contexts):
             if y is None:

@@ -1,7 +1,6 @@
 """What every latent variable model of the library can do with a fitted guide."""
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, cast, get_args
 
@@ -19,34 +18,16 @@ from torch import Tensor
 
 from pyro_lvgp.distributions import NoisyFunction, PrecisionNormal
 from pyro_lvgp.integration import IntegrateGaussians
-from pyro_lvgp.laplace import Entries, gaussian_components, laplace
+from pyro_lvgp.laplace import Entries
+from pyro_lvgp.models._new_rows import LogLikelihood, best_candidates, by_laplace, variational
+from pyro_lvgp.models.prediction import Prediction, average
 from pyro_lvgp.seeding import seeded
 from pyro_lvgp.validation import check_data, check_index, check_not_empty, check_sizes, check_values
 
 Guide = Callable[..., Any]
 Latents = Float[Tensor, "B Q"] | TorchDistributionMixin
 Method = Literal["variational", "laplace"]
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Predictive moments, entry by entry, in the units of the data.
-
-    :param mean: mean of y.
-    :param variance: variance of y, noise included.
-    :param f_mean: mean of the function f under the likelihood.
-    :param f_variance: variance of f.
-    """
-
-    mean: Float[Tensor, "B D"]
-    variance: Float[Tensor, "B D"]
-    f_mean: Float[Tensor, "B D"]
-    f_variance: Float[Tensor, "B D"]
-
-    @property
-    def stddev(self) -> Float[Tensor, "B D"]:
-        """Standard deviation of y."""
-        return self.variance.sqrt()
+_NUM_CANDIDATES = 500
 
 
 class LatentVariableModel(PyroModule):
@@ -90,7 +71,7 @@ class LatentVariableModel(PyroModule):
         check_sizes(num_samples=num_samples)
         self._check_latents(X)
         draw = X.sample if isinstance(X, torch.distributions.Distribution) else lambda: X
-        return _average(self._rows_given(globals_, draw()) for globals_ in self._global_draws(guide, num_samples))
+        return average(self._rows_given(globals_, draw()) for globals_ in self._global_draws(guide, num_samples))
 
     def reconstruct(
         self,
@@ -119,7 +100,7 @@ class LatentVariableModel(PyroModule):
                     draw = poutine.trace(guide).get_trace(Y, idx)
                     yield _rows(poutine.trace(poutine.replay(self, draw)).get_trace(None, idx), draw.nodes)
 
-        return _average(rows())
+        return average(rows())
 
     def predictive(self, guide: Guide, X: Float[Tensor, "B Q"]) -> NoisyFunction:
         r"""p(y | x), entry by entry: a distribution of batch shape [B, D], differentiable in X.
@@ -189,61 +170,14 @@ class LatentVariableModel(PyroModule):
                 f"event shape {list(prior.event_shape)}; a Normal needs .to_event(1)"
             )
         with seeded(seed):
-            if method == "laplace":
-                return self._laplace_latents(guide, Y, prior, num_starts, num_steps, num_samples)
-            return self._variational_latents(guide, Y, prior, num_starts, num_steps, num_samples, learning_rate)
-
-    def _variational_latents(
-        self,
-        guide: Guide,
-        Y: Tensor,
-        prior: TorchDistributionMixin,
-        num_starts: int,
-        num_steps: int,
-        num_samples: int,
-        learning_rate: float,
-    ) -> TorchDistributionMixin:
-        draws = list(self._global_draws(guide, num_samples))
-        loc, scale = self._first_latents(guide, Y, draws[0], prior, num_starts)
-        rows = Y.repeat(num_starts, 1)
-        loc, log_scale = loc.clone().requires_grad_(), scale.log().clone().requires_grad_()
-        optimizer = torch.optim.Adam([loc, log_scale], lr=learning_rate)
-        decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(num_steps, 1))
-
-        def bounds(step: int) -> Tensor:
-            q = dist.Normal(loc, log_scale.exp())
-            X = q.rsample()
-            return self._log_likelihood_rows(draws[step % num_samples], X, rows) + prior.log_prob(X) + q.entropy().sum(-1)
-
-        for step in range(num_steps):
-            loc.grad, log_scale.grad = torch.autograd.grad(-bounds(step).sum(), [loc, log_scale])
-            optimizer.step()
-            decay.step()
-        q = dist.Normal(loc.detach(), log_scale.detach().exp()).to_event(1)
-        if num_starts == 1:
-            return q
-        with torch.no_grad():
-            bound = torch.stack([bounds(step) for step in range(4 * num_samples)]).mean(0)
-        loc, scale, bound = (x.unflatten(0, (num_starts, -1)).transpose(0, 1) for x in (q.mean, q.stddev, bound))
-        return _mixture_of_starts(dist.Normal(loc, scale).to_event(1), bound)
-
-    def _laplace_latents(
-        self, guide: Guide, Y: Tensor, prior: TorchDistributionMixin, num_starts: int, num_steps: int, num_samples: int
-    ) -> TorchDistributionMixin:
-        log_weights, components = gaussian_components(prior)
-        if len(log_weights) > 1:
-            start = components.mean[:, None].expand(-1, len(Y), -1)
-        else:
-            start, _ = self._first_latents(guide, Y, next(self._global_draws(guide, 1)), prior, num_starts)
-            start = start.unflatten(0, (num_starts, -1))
-        entries = [self._predictor(guide) for _ in range(num_samples)]
-        loc, scale_tril, log_evidence = laplace(entries, Y, components, start, num_steps=num_steps)
-        if len(start) == 1:
-            return dist.MultivariateNormal(loc[:, 0], scale_tril=scale_tril[:, 0])
-        gaussians = dist.MultivariateNormal(loc, scale_tril=scale_tril)
-        if len(log_weights) == 1:
-            return _mixture_of_starts(gaussians, log_evidence)
-        return dist.MixtureSameFamily(dist.Categorical(logits=log_evidence + log_weights), gaussians)
+            if method == "variational":
+                likelihoods = list(self._log_likelihoods(guide, num_samples))
+                loc, scale = self._first_latents(guide, likelihoods[0], Y, prior, num_starts)
+                return variational(likelihoods, Y, prior, loc, scale, num_steps=num_steps, learning_rate=learning_rate)
+            start = None
+            if not isinstance(prior, dist.MixtureSameFamily):
+                start, _ = self._first_latents(guide, next(self._log_likelihoods(guide, 1)), Y, prior, num_starts)
+            return by_laplace([self._predictor(guide) for _ in range(num_samples)], Y, prior, start, num_steps=num_steps)
 
     def impute(
         self,
@@ -349,33 +283,25 @@ class LatentVariableModel(PyroModule):
         entries = self._rows_given(globals_, X).base_dist
         return entries.mask(~torch.isnan(Y)).log_prob(torch.nan_to_num(Y, self.likelihood.stand_in)).sum(-1)
 
+    def _log_likelihoods(self, guide: Guide, num_samples: int) -> Iterator[LogLikelihood]:
+        """Log p(y | x) of rows, for draws of what they share."""
+        return (partial(self._log_likelihood_rows, globals_) for globals_ in self._global_draws(guide, num_samples))
+
     def _first_latents(
-        self, guide: Guide, Y: Tensor, globals_: dict[str, Tensor], prior: TorchDistributionMixin, num_starts: int
+        self, guide: Guide, log_likelihood: LogLikelihood, Y: Tensor, prior: TorchDistributionMixin, num_starts: int
     ) -> tuple[Tensor, Tensor]:
-        """Where to start, [num_starts · B, Q]: at the best candidate, or at several by Gumbel's trick without replacement."""
-        # That of an annealed guide is its base's.
+        """Where a search starts, and standard deviations there: at the encoding of a row, or at the best candidates."""
+        # The encoder of an annealed guide is its base's.
         encoder = getattr(getattr(getattr(guide, "base_guide", guide), "encoders", None), "X", None)
         if encoder is not None and num_starts == 1:
             with torch.no_grad():
                 loc, scale = encoder(Y)
             # A full covariance starts at its marginals.
             return loc, scale if scale.shape == loc.shape else scale.square().sum(-1).sqrt()
-        candidates = (
-            prior.sample((_NUM_CANDIDATES,)) if isinstance(prior, dist.MixtureSameFamily) else self.latent_candidates()
-        )
-        if len(candidates) < num_starts:
-            raise ValueError(f"expected at most {len(candidates)} starts, as many as there are candidates, got {num_starts}")
-        with torch.no_grad():
-            scores = torch.stack(
-                [self._log_likelihood_rows(globals_, x.expand(len(Y), -1), Y) + prior.log_prob(x) for x in candidates]
-            )
-        if num_starts > 1:  # one of each place that is likely, rather than the best place many times
-            scores = 0.5 * scores - torch.empty_like(scores).exponential_().log()
-        loc = candidates[scores.topk(num_starts, 0).indices].flatten(0, 1)
+        is_mixture = isinstance(prior, dist.MixtureSameFamily)
+        candidates = prior.sample((_NUM_CANDIDATES,)) if is_mixture else self.latent_candidates()
+        loc = best_candidates(log_likelihood, Y, prior, candidates, num_starts)
         return loc, torch.full_like(loc, 0.1)
-
-
-_NUM_CANDIDATES = 500
 
 
 def _rows(trace: Trace, given: Collection[str]) -> Any:
@@ -387,40 +313,3 @@ def _rows(trace: Trace, given: Collection[str]) -> Any:
             "priors of the model are set, and fit it"
         )
     return trace.nodes["y"]["fn"]
-
-
-def _mixture_of_starts(gaussians: Any, log_weight: Float[Tensor, "B S"]) -> TorchDistributionMixin:
-    """Gaussians that started at several places, weighted by how good they are; those that met count once."""
-    overlap = gaussians.log_prob(gaussians.mean.transpose(0, 1)[:, :, None])  # [i, row, j]: log q_j at the mean of q_i
-    own = overlap.diagonal(dim1=0, dim2=2)
-    return dist.MixtureSameFamily(dist.Categorical(logits=log_weight - (overlap.logsumexp(-1).mT - own)), gaussians)
-
-
-def _average(rows: Iterator[TorchDistributionMixin]) -> Prediction:
-    """Moments of an equal mixture of rows."""
-    y, f = _MixtureMoments(), _MixtureMoments()
-    for row in rows:
-        noisy = row.base_dist
-        mean, variance = noisy.moments()
-        y.add(mean.detach(), variance.detach())
-        f.add(noisy.f_mean.detach(), noisy.f_variance.detach())
-    return Prediction(y.mean, y.variance, f.mean, f.variance)
-
-
-class _MixtureMoments:
-    """Running mean, and by the law of total variance the variance, of an equal mixture (Welford's recursion)."""
-
-    def __init__(self):
-        self._count = 0
-        self.mean = self._within = self._between = torch.zeros(())
-
-    def add(self, mean: Tensor, variance: Tensor) -> None:
-        self._count += 1
-        step = mean - self.mean
-        self.mean = self.mean + step / self._count
-        self._between = self._between + step * (mean - self.mean)
-        self._within = self._within + (variance - self._within) / self._count
-
-    @property
-    def variance(self) -> Tensor:
-        return self._within + self._between / self._count

@@ -19,13 +19,12 @@ from pyro_lvgp.diagonal_mixture import DiagonalMixture
 from pyro_lvgp.distributions import NoisyFunction, ObservedRows, without_independent
 from pyro_lvgp.features import mixture_kernel, random_features, spectral_density
 from pyro_lvgp.initialization import InitialLatents
-from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, Likelihood, NegativeBinomial
+from pyro_lvgp.likelihoods import Gaussian, Likelihood, Logistic
 from pyro_lvgp.models._row_model import RowModel
 from pyro_lvgp.models.latent_variable_model import Guide
 from pyro_lvgp.recording import assume
 from pyro_lvgp.validation import check_data
 
-_LOGISTIC = (Bernoulli, Binomial, NegativeBinomial)
 _REACH = 3.0
 
 
@@ -177,7 +176,7 @@ class RandomFeatureLVM(RowModel):
     @property
     def is_conjugate(self) -> bool:
         """Whether the weights have a Gaussian posterior given X and ω: exactly, or by a bound that touches the likelihood."""
-        return isinstance(self.likelihood, (Gaussian, *_LOGISTIC))
+        return isinstance(self.likelihood, (Gaussian, Logistic))
 
     def weight_sites(
         self, y: Float[Tensor, "B D"], f_mean: Float[Tensor, "*#batch D"], f_variance: Float[Tensor, "*#batch #D"]
@@ -199,8 +198,8 @@ class RandomFeatureLVM(RowModel):
         if isinstance(self.likelihood, Gaussian):
             assert theta is not None
             return gaussian_sites(y - self.mean, observed, theta)
-        if isinstance(self.likelihood, _LOGISTIC):
-            form = self._logistic_form(y).where(observed)
+        if isinstance(self.likelihood, Logistic):
+            form = self.likelihood.form(y, theta).where(observed)
             precision = polyagamma.precision(form.trials, polyagamma.touching_point(f_mean, f_variance))
             return form.kappa - precision * self.mean, precision
         with torch.enable_grad():
@@ -211,12 +210,6 @@ class RandomFeatureLVM(RowModel):
         reach = _REACH + torch.nan_to_num(self.likelihood.function(y) - f_mean).abs()
         precision = torch.maximum(-2.0 * half_curvature, slope.abs() / reach)
         return slope + precision * (f_mean - self.mean), precision
-
-    def _logistic_form(self, y: Tensor) -> polyagamma.LogisticForm:
-        if isinstance(self.likelihood, NegativeBinomial):
-            return polyagamma.negative_binomial(y, self.likelihood.theta())
-        count = self.likelihood.total_count if isinstance(self.likelihood, Binomial) else torch.ones_like(y)
-        return polyagamma.binomial(y, count)
 
     def initialize(
         self,

@@ -1,0 +1,18 @@
+"""Likelihoods p(y | f): how an observation scatters around a Gaussian-process function."""
+
+from pyro_lvgp.likelihoods.base import Likelihood
+from pyro_lvgp.likelihoods.continuous import Gaussian, LogNormal, StudentT, as_likelihood
+from pyro_lvgp.likelihoods.counts import Bernoulli, Binomial, Logistic, NegativeBinomial, Poisson
+
+__all__ = [
+    "Bernoulli",
+    "Binomial",
+    "Gaussian",
+    "Likelihood",
+    "LogNormal",
+    "Logistic",
+    "NegativeBinomial",
+    "Poisson",
+    "StudentT",
+    "as_likelihood",
+]

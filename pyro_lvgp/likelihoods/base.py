@@ -1,0 +1,160 @@
+"""What every likelihood is."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float
+from pyro.distributions import constraints
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from pyro.nn import PyroModule, PyroParam
+from torch import Tensor
+
+from pyro_lvgp.quadrature import gauss_hermite, log_gauss_hermite_at_mode
+
+
+class Likelihood(PyroModule):
+    """p(y | f, θ), elementwise over entries.
+
+    You implement ``distribution(f, theta)``, a univariate distribution of the shape of ``f`` [..., N, D], and
+    ``function(y)``, a rough inverse of its link; with a parameter of its own, also ``theta()``; with a support that 0 is not
+    in, ``stand_in``.  You get expectations over a Gaussian f by quadrature; override what has a closed form.
+
+    :param num_points: quadrature nodes per entry.
+    """
+
+    stand_in: ClassVar[float] = 0.0  # what models put where y is missing, before they mask it
+
+    def __init__(self, *, num_points: int = 20):
+        super().__init__()
+        if num_points < 1:
+            raise ValueError(f"expected num_points of 1 or more, got {num_points}; 20 is plenty for smooth likelihoods")
+        self.num_points = num_points
+
+    def theta(self) -> Tensor | None:
+        """The likelihood's parameter, lined up with [..., N, D]; read it once in a model, since a prior draws at each read."""
+        return None
+
+    def distribution(self, f: Float[Tensor, "*batch"], theta: Tensor | None) -> TorchDistributionMixin:
+        """p(y | f, θ)."""
+        raise NotImplementedError(f"{type(self).__name__} must implement distribution(f, theta)")
+
+    def function(self, y: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+        """A rough f for each y, to start from."""
+        raise NotImplementedError(f"{type(self).__name__} must implement function(y), a rough inverse of its link")
+
+    def slopes(
+        self, y: Float[Tensor, "*#batch"], f: Float[Tensor, "*#batch"], theta: Tensor | None
+    ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
+        """First and second derivative of log p(y | f, θ) in f, where that is concave: quadrature then looks where y is.
+
+        Where it is not implemented, quadrature looks where f is, which is enough for a y that tells little of f.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no slopes(y, f, theta)")
+
+    def start(self, y: Float[Tensor, "N D"], f: Float[Tensor, "N D"]) -> None:
+        """Set what cannot be learned from a poor start, given data and a rough f of each; nothing by default."""
+
+    def forward(self, f: Float[Tensor, "*batch"]) -> TorchDistributionMixin:
+        """p(y | f) at the present parameter."""
+        return self.distribution(f, self.theta())
+
+    def expected_log_prob(
+        self,
+        y: Float[Tensor, "*#batch"],
+        mean: Float[Tensor, "*#batch"],
+        variance: Float[Tensor, "*#batch"],
+        theta: Tensor | None,
+    ) -> Float[Tensor, "*batch"]:
+        """``E[log p(y | f, θ)]`` for ``f ~ N(mean, variance)``, entry by entry."""
+        return self._expect(lambda p: p.log_prob(y), mean, variance, theta)
+
+    def log_prob_of_rows(
+        self,
+        y: Float[Tensor, "N D"],
+        observed: Bool[Tensor, "N D"],
+        mean: Float[Tensor, "*batch N D"],
+        variance: Float[Tensor, "*#batch N #D"] | None,
+        theta: Tensor | None,
+    ) -> Float[Tensor, "*batch N"]:
+        """:meth:`expected_log_prob` summed over what is observed of each row; where f is known, with no ``variance``."""
+        if variance is None:
+            entries = self.distribution(mean, theta).log_prob(y)
+        else:
+            entries = self.expected_log_prob(y, mean, variance, theta)
+        return torch.where(observed, entries, 0.0).sum(-1)
+
+    def log_marginal(
+        self,
+        y: Float[Tensor, "*#batch"],
+        mean: Float[Tensor, "*#batch"],
+        variance: Float[Tensor, "*#batch"],
+        theta: Tensor | None,
+    ) -> Float[Tensor, "*batch"]:
+        """``log E[p(y | f, θ)]`` for ``f ~ N(mean, variance)``, entry by entry."""
+
+        def log_prob(f: Tensor) -> Tensor:
+            return self.distribution(f, theta).log_prob(y)
+
+        if type(self).slopes is Likelihood.slopes:
+            return gauss_hermite(log_prob, mean, variance, num_points=self.num_points, log=True)
+        slopes = partial(self.slopes, y, theta=theta)
+        return log_gauss_hermite_at_mode(log_prob, slopes, mean, variance, num_points=self.num_points)
+
+    def moments(
+        self, mean: Float[Tensor, "*#batch"], variance: Float[Tensor, "*#batch"], theta: Tensor | None
+    ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
+        """Mean and variance of y for ``f ~ N(mean, variance)``, by the laws of total expectation and variance."""
+        y_mean = self._expect(lambda p: p.mean, mean, variance, theta)
+        # A sum of what is not negative: differences of squares would lose all digits of counts that hardly vary.
+        return y_mean, self._expect(lambda p: p.variance + (p.mean - y_mean).square(), mean, variance, theta)
+
+    def check_outputs(self, data_dim: int, theta: Tensor | None) -> None:
+        """Raise a ``ValueError`` if the parameter is that of another number of outputs."""
+        if theta is not None and theta.shape[-1:] not in ((), (1,), (data_dim,)):
+            raise ValueError(
+                f"expected a likelihood of {data_dim} outputs, got one with {theta.shape[-1]} parameters; pass "
+                f"data_dim={data_dim} to it"
+            )
+
+    def support_text(self) -> str:
+        """The support of y in words, for errors."""
+        return "real numbers"
+
+    def check(self, y: Tensor) -> None:
+        """Raise a ``ValueError`` if an observed entry lies outside the support.  NaN is missing and passes."""
+        missing = torch.isnan(y)
+        bad = ~(self(torch.zeros_like(y)).support.check(torch.nan_to_num(y, self.stand_in)) | missing)
+        if bad.any():
+            raise ValueError(
+                f"{type(self).__name__} likelihood: expected {self.support_text()}, got {y[bad][0].item():g} "
+                f"({int(bad.sum())} such entries); recode the data, mark the entries as missing (NaN), or choose "
+                "another likelihood"
+            )
+
+    def _expect(self, of: Callable[[Any], Tensor], mean: Tensor, variance: Tensor, theta: Tensor | None) -> Tensor:
+        return gauss_hermite(lambda f: of(self.distribution(f, theta)), mean, variance, num_points=self.num_points)
+
+
+class WithParameter(Likelihood):
+    """A likelihood with one positive parameter, shared by all outputs or one for each."""
+
+    def __init__(self, name: str, value: float | Tensor, data_dim: int | None, *, num_points: int = 20):
+        super().__init__(num_points=num_points)
+        value = value if torch.is_tensor(value) else torch.tensor(value, dtype=torch.get_default_dtype())
+        if not (value > 0).all():
+            raise ValueError(f"expected a positive {name}, got {value.min().item():g}")
+        shape = () if data_dim is None else (data_dim,)
+        if (value.dim() and value.shape not in ((1,), shape)) or value.dim() > len(shape):
+            raise ValueError(
+                f"expected one {name}, or data_dim of them, got {list(value.shape)} and data_dim={data_dim}; pass the number "
+                "of outputs as data_dim"
+            )
+        self._theta, self._per_output = name, data_dim is not None
+        setattr(self, name, PyroParam(value.expand(shape).clone(), constraints.softplus_positive))
+
+    def theta(self) -> Tensor:
+        value = getattr(self, self._theta)
+        # [D] lines up with [..., N, D] as it is; a scalar, or a plate's [..., 1], gains the last dimension.
+        return value if self._per_output else value[..., None]

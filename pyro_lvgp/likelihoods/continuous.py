@@ -1,0 +1,147 @@
+"""Likelihoods of real and of positive numbers."""
+
+import math
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from pyro_lvgp.likelihoods.base import Likelihood, WithParameter
+from pyro_lvgp.recording import assume
+
+
+class _AdditiveNoise(WithParameter):
+    """Real numbers around f itself: the link is the identity."""
+
+    def check(self, y):
+        """Every real number is in the support."""
+
+    def function(self, y):
+        return y
+
+
+class Gaussian(_AdditiveNoise):
+    """``y ~ N(f, σ²)``.
+
+    :param variance: initial noise variance σ², in squared units of y.
+    :param data_dim: give the number of outputs for a variance of each output; None shares one.
+
+    The attribute ``variance`` is a ``PyroParam`` of shape [] or [data_dim]; assign a ``PyroSample`` for a prior.
+
+    >>> Gaussian(0.25)(torch.zeros(3, 2)).variance[0, 0].detach()
+    tensor(0.2500)
+    """
+
+    def __init__(self, variance: float | Tensor = 0.3, *, data_dim: int | None = None):
+        super().__init__("variance", variance, data_dim)
+
+    def distribution(self, f, theta):
+        return dist.Normal(f, theta.sqrt())
+
+    def expected_log_prob(self, y, mean, variance, theta):
+        # log N(y; mean, θ) − variance / 2θ; what depends on θ alone is computed once, not for every entry.
+        return -0.5 * (((y - mean).square() + variance) / theta + (2.0 * math.pi * theta).log())
+
+    def log_prob_of_rows(self, y, observed, mean, variance, theta):
+        # Where rows are long, passes over all entries are the cost: few of them, and none for what depends on θ alone.
+        theta = torch.atleast_2d(theta)
+        theta = theta.expand(*theta.shape[:-1], y.shape[-1])
+        log_scale, square = (2.0 * math.pi * theta).log(), (mean - y).square()
+        if variance is not None:
+            square = square + variance
+        if assume(observed.all()):
+            log_det = log_scale.sum(-1)
+        else:
+            log_det, square = (observed.to(theta) @ log_scale.mT).squeeze(-1), torch.where(observed, square, 0.0)
+        return -0.5 * ((square @ theta.reciprocal().mT).squeeze(-1) + log_det)
+
+    def log_marginal(self, y, mean, variance, theta):
+        return dist.Normal(mean, (variance + theta).sqrt()).log_prob(y)
+
+    def moments(self, mean, variance, theta):
+        mean, variance = torch.broadcast_tensors(mean, variance + theta)
+        return mean, variance
+
+
+class LogNormal(WithParameter):
+    """``log y ~ N(f, σ²)``, y positive: f is the logarithm of the median, and noise is in proportion.
+
+    :param variance: initial variance σ² of log y.
+    :param data_dim: give the number of outputs for a variance of each output; None shares one.
+
+    The attribute ``variance`` is a ``PyroParam`` of shape [] or [data_dim]; assign a ``PyroSample`` for a prior.
+
+    >>> LogNormal(0.5)(torch.zeros(1)).mean.detach()
+    tensor([1.2840])
+    """
+
+    stand_in = 1.0
+
+    def __init__(self, variance: float | Tensor = 0.3, *, data_dim: int | None = None):
+        super().__init__("variance", variance, data_dim)
+
+    def support_text(self):
+        return "positive numbers"
+
+    def distribution(self, f, theta):
+        return dist.LogNormal(f, theta.sqrt())
+
+    def function(self, y):
+        return y.log()
+
+    def expected_log_prob(self, y, mean, variance, theta):
+        log_y = y.log()
+        return -0.5 * (((log_y - mean).square() + variance) / theta + (2.0 * math.pi * theta).log()) - log_y
+
+    def log_marginal(self, y, mean, variance, theta):
+        return dist.LogNormal(mean, (variance + theta).sqrt()).log_prob(y)
+
+    def moments(self, mean, variance, theta):
+        y = dist.LogNormal(mean, (variance + theta).sqrt())
+        return y.mean, y.variance
+
+
+class StudentT(_AdditiveNoise):
+    """``y ~ t_ν(f, s)``: near f like a Gaussian of standard deviation s, with tails that let single entries be far from it.
+
+    :param scale: initial s, in units of y.
+    :param df: degrees of freedom ν, above 2, which are not learned; large ν is nearly Gaussian.
+    :param data_dim: give the number of outputs for a scale of each output; None shares one.
+    :param num_points: quadrature nodes per entry; give more where f is known less well than to twice the scale.
+
+    The attribute ``scale`` is a ``PyroParam`` of shape [] or [data_dim]; assign a ``PyroSample`` for a prior.
+
+    >>> StudentT(0.5)(torch.zeros(1)).variance.detach()
+    tensor([0.5000])
+
+    Source: Lange, Little and Taylor (1989), "Robust statistical modeling using the t distribution"; Vanhatalo, Jylänki and
+    Vehtari (2009), "Gaussian process regression with Student-t likelihood".
+    """
+
+    def __init__(self, scale: float | Tensor = 0.5, *, df: float = 4.0, data_dim: int | None = None, num_points: int = 20):
+        super().__init__("scale", scale, data_dim, num_points=num_points)
+        if not 2.0 < df < math.inf:
+            raise ValueError(
+                f"expected df above 2, below which y has no variance, and finite, got {df}; 4 is a common choice, and for no "
+                "tails at all there is Gaussian"
+            )
+        self.df = df
+
+    def distribution(self, f, theta):
+        return dist.StudentT(self.df, f, theta)
+
+    def moments(self, mean, variance, theta):
+        mean, variance = torch.broadcast_tensors(mean, variance + theta.square() * (self.df / (self.df - 2.0)))
+        return mean, variance
+
+
+def as_likelihood(likelihood: Likelihood | None) -> Likelihood:
+    """The likelihood, ``Gaussian()`` if None.
+
+    :raises TypeError: for anything else, such as a name or a class.
+    """
+    if likelihood is None:
+        return Gaussian()
+    if not isinstance(likelihood, Likelihood):
+        raise TypeError(f"expected a likelihood, got {likelihood!r}; make one, such as Gaussian()")
+    return likelihood

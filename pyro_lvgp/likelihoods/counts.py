@@ -1,0 +1,163 @@
+"""Likelihoods of counts, and of yes and no."""
+
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pyro_lvgp import polyagamma
+from pyro_lvgp.likelihoods.base import Likelihood, WithParameter
+from pyro_lvgp.polyagamma import LogisticForm
+
+
+class Logistic(Likelihood):
+    """p(y | f) that is ``(eᶠ)ᵃ / (1 + eᶠ)ᵇ``, up to a constant.
+
+    You implement besides what every likelihood does ``form(y, theta)``.  You get the derivatives, and weights of a
+    :class:`~pyro_lvgp.models.RandomFeatureLVM` that are integrated out of a Pólya-gamma bound.
+    """
+
+    def form(self, y: Float[Tensor, "*batch"], theta: Tensor | None) -> LogisticForm:
+        """The exponents a and b, and the constant."""
+        raise NotImplementedError(f"{type(self).__name__} must implement form(y, theta)")
+
+    def slopes(self, y, f, theta):
+        form, p = self.form(y, theta), f.sigmoid()
+        # d/df [a f − b log(1 + eᶠ)], with a = κ + b / 2.
+        return form.kappa + form.trials * (0.5 - p), -form.trials * p * (1.0 - p)
+
+
+class Bernoulli(Logistic):
+    """``y ~ Bernoulli(1 / (1 + e⁻ᶠ))``, y in {0, 1}.
+
+    >>> Bernoulli()(torch.zeros(2)).probs
+    tensor([0.5000, 0.5000])
+    """
+
+    def support_text(self):
+        return "0 or 1"
+
+    def distribution(self, f, theta):
+        return dist.Bernoulli(logits=f)
+
+    def function(self, y):
+        return torch.logit((y + 0.5) / 2.0)
+
+    def form(self, y, theta):
+        return polyagamma.binomial(y, torch.ones_like(y))
+
+
+class Binomial(Logistic):
+    """``y ~ Binomial(n, 1 / (1 + e⁻ᶠ))``, y in {0, …, n}.
+
+    :param total_count: n, one for all outputs or one for each [D].
+
+    >>> Binomial(10)(torch.zeros(2)).mean
+    tensor([5., 5.])
+    """
+
+    def __init__(self, total_count: int | Tensor, *, num_points: int = 20):
+        super().__init__(num_points=num_points)
+        count = torch.as_tensor(total_count, dtype=torch.get_default_dtype())
+        if not ((count >= 1) & (count == count.round())).all():
+            raise ValueError(f"expected whole numbers of 1 or more as total_count, got {count.tolist()}")
+        self.register_buffer("total_count", count)
+
+    def support_text(self):
+        return f"integers from 0 to {self.total_count.max().item():g}"
+
+    def distribution(self, f, theta):
+        return dist.Binomial(self.total_count, logits=f)
+
+    def function(self, y):
+        return torch.logit((y + 0.5) / (self.total_count + 1.0))
+
+    def form(self, y, theta):
+        return polyagamma.binomial(y, self.total_count)
+
+    def check_outputs(self, data_dim, theta):
+        super().check_outputs(data_dim, theta)
+        shape = self.total_count.shape
+        if shape not in ((), (1,), (data_dim,)):
+            raise ValueError(
+                f"expected one total_count, or one for each of {data_dim} outputs, got {list(shape)} of them; counts that "
+                "differ from row to row would not hold for new rows: pass one, or a tensor of one for each column"
+            )
+
+
+class Poisson(Likelihood):
+    """``y ~ Poisson(eᶠ)``, y in {0, 1, …}.
+
+    >>> Poisson()(torch.zeros(2)).rate
+    tensor([1., 1.])
+    """
+
+    def support_text(self):
+        return "counts 0, 1, …"
+
+    def distribution(self, f, theta):
+        return dist.Poisson(f.exp())
+
+    def function(self, y):
+        return torch.log(y + 0.5)
+
+    def slopes(self, y, f, theta):
+        rate = f.exp()
+        return y - rate, -rate
+
+    def expected_log_prob(self, y, mean, variance, theta):
+        return y * mean - (mean + 0.5 * variance).exp() - torch.lgamma(y + 1.0)
+
+    def moments(self, mean, variance, theta):
+        rate = (mean + 0.5 * variance).exp()
+        return rate, rate + rate.square() * variance.expm1()
+
+
+class NegativeBinomial(WithParameter, Logistic):
+    """``p(y) = Γ(y+r) / (y! Γ(r)) (eᶠ)ʸ / (1+eᶠ)^(y+r)``: counts with mean ``r eᶠ`` and variance ``r eᶠ (1 + eᶠ)``.
+
+    :param dispersion: initial r; large r is nearly Poisson.  ``initialize`` of our models finds a better one in the data,
+        unless the parameter is frozen: from noise that is too wide latents say nothing, and r is not learned any more.
+    :param data_dim: give the number of outputs for an r of each output; None shares one.
+
+    The attribute ``dispersion`` is a ``PyroParam`` of shape [] or [data_dim].
+
+    >>> NegativeBinomial(10.0)(torch.zeros(1)).mean.detach()
+    tensor([10.])
+    """
+
+    def support_text(self):
+        return "counts 0, 1, …"
+
+    def __init__(self, dispersion: float | Tensor = 10.0, *, data_dim: int | None = None, num_points: int = 20):
+        super().__init__("dispersion", dispersion, data_dim, num_points=num_points)
+
+    def distribution(self, f, theta):
+        return dist.NegativeBinomial(theta, logits=f)
+
+    def function(self, y):
+        return torch.log((y + 0.5) / self.theta().detach())
+
+    def form(self, y, theta):
+        return polyagamma.negative_binomial(y, theta)
+
+    def moments(self, mean, variance, theta):
+        odds = (mean + 0.5 * variance).exp()
+        return theta * odds, theta * (odds + odds.square() * (variance.exp() + theta * variance.expm1()))
+
+    @torch.no_grad()
+    def start(self, y, f):
+        """Match moments: ``Σ (y − m)² = Σ m + Σ m² / r`` with means m in proportion to eᶠ.
+
+        r is 30 times the mean count at most, and 10⁴: beyond it hardly matters, but f = log m − log r would lie so far out
+        that natural gradients crawl.
+        """
+        if self._theta in self._pyro_samples or not all(parameter.requires_grad for parameter in self.parameters()):
+            return
+        observed = ~torch.isnan(y)
+        y, m = torch.nan_to_num(y), f.exp().masked_fill(~observed, 0.0)
+        m = m * (y.sum(0) / m.sum(0))
+        sums = torch.stack([m.square().sum(0), ((y - m).square() - m).sum(0), y.sum(0), observed.to(y).sum(0)])
+        square, excess, total, number = sums if self._per_output else sums.sum(-1)
+        most = (30.0 * total / number).clamp(1.0, 1e4)
+        self.dispersion = torch.where(excess > 0.0, square / excess, torch.inf).minimum(most).to(self.theta())
