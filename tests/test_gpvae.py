@@ -794,7 +794,7 @@ def test_data_of_another_dtype():
 @pytest.mark.parametrize("outputs", [1, D])
 def test_a_likelihood_of_another_number_of_outputs(outputs):
     model = GPVAE(RBF(1), nn.Linear(1, outputs), Gaussian(data_dim=D + 1))
-    with pytest.raises(ValueError, match=f"expected a likelihood of {outputs} outputs, .* got one with {D + 1} parameters"):
+    with pytest.raises(ValueError, match=f"expected a likelihood of {outputs} outputs, got one with {D + 1} parameters"):
         model(torch.rand(N, 1), torch.randn(N, outputs))
 
 
