@@ -19,7 +19,7 @@ from pyro_lvgp import gaussian_sites
 from pyro_lvgp.guides import MeanFieldGuide, StructuredGPGuide
 from pyro_lvgp.infer import StructuredELBO
 from pyro_lvgp.kernels import RBF, Matern
-from pyro_lvgp.likelihoods import Gaussian, LogNormal, Poisson
+from pyro_lvgp.likelihoods import Binomial, Gaussian, LogNormal, Poisson
 from pyro_lvgp.models import GPVAE
 from pyro_lvgp.models.mixture import MixturePrediction
 from pyro_lvgp.networks import MLP, FactorNet
@@ -796,6 +796,12 @@ def test_a_likelihood_of_another_number_of_outputs(outputs):
     model = GPVAE(RBF(1), nn.Linear(1, outputs), Gaussian(data_dim=D + 1))
     with pytest.raises(ValueError, match=f"expected a likelihood of {outputs} outputs, got one with {D + 1} parameters"):
         model(torch.rand(N, 1), torch.randn(N, outputs))
+
+
+def test_counts_of_another_number_of_outputs():
+    model = GPVAE(RBF(1), nn.Linear(1, D), Binomial(torch.full((D + 1,), 5)))
+    with pytest.raises(ValueError, match=rf"one for each of {D} outputs, got \[{D + 1}\] of them"):
+        model(torch.rand(N, 1), torch.ones(N, D))
 
 
 def test_a_parameter_that_the_likelihood_does_not_have():
