@@ -50,6 +50,15 @@ def _log_evidence(features, y, likelihood):
 
 
 @every_likelihood
+def test_exponents_are_those_of_the_likelihood(name):
+    likelihood, form = LIKELIHOODS[name]
+    y = likelihood.to(torch.float64)(torch.randn(N, D)).sample().detach()
+    a, b = likelihood.exponents(y, likelihood.theta())
+    torch.testing.assert_close(a - 0.5 * b, form(y).kappa)
+    torch.testing.assert_close(b.expand(y.shape), form(y).trials)
+
+
+@every_likelihood
 def test_form_is_the_likelihood(name):
     _, y, form, likelihood = _problem(name)
     psi = torch.randn(N, D)

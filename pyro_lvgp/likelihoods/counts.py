@@ -5,26 +5,25 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_lvgp import polyagamma
 from pyro_lvgp.likelihoods.base import Likelihood, WithParameter
-from pyro_lvgp.polyagamma import LogisticForm
 
 
 class Logistic(Likelihood):
     """p(y | f) that is ``(eᶠ)ᵃ / (1 + eᶠ)ᵇ``, up to a constant.
 
-    You implement besides what every likelihood does ``form(y, theta)``.  You get the derivatives, and weights of a
+    You implement besides what every likelihood does ``exponents(y, theta)``.  You get the derivatives, and weights of a
     :class:`~pyro_lvgp.models.RandomFeatureLVM` that are integrated out of a Pólya-gamma bound.
     """
 
-    def form(self, y: Float[Tensor, "*batch"], theta: Tensor | None) -> LogisticForm:
-        """The exponents a and b, and the constant."""
-        raise NotImplementedError(f"{type(self).__name__} must implement form(y, theta)")
+    def exponents(
+        self, y: Float[Tensor, "*batch"], theta: Tensor | None
+    ) -> tuple[Float[Tensor, "*#batch"], Float[Tensor, "*#batch"]]:
+        """The exponents a and b, entry by entry."""
+        raise NotImplementedError(f"{type(self).__name__} must implement exponents(y, theta)")
 
     def slopes(self, y, f, theta):
-        form, p = self.form(y, theta), f.sigmoid()
-        # d/df [a f − b log(1 + eᶠ)], with a = κ + b / 2.
-        return form.kappa + form.trials * (0.5 - p), -form.trials * p * (1.0 - p)
+        (a, b), p = self.exponents(y, theta), f.sigmoid()
+        return a - b * p, -b * p * (1.0 - p)
 
 
 class Bernoulli(Logistic):
@@ -43,8 +42,8 @@ class Bernoulli(Logistic):
     def function(self, y):
         return torch.logit((y + 0.5) / 2.0)
 
-    def form(self, y, theta):
-        return polyagamma.binomial(y, torch.ones_like(y))
+    def exponents(self, y, theta):
+        return y, torch.ones_like(y)
 
 
 class Binomial(Logistic):
@@ -72,8 +71,8 @@ class Binomial(Logistic):
     def function(self, y):
         return torch.logit((y + 0.5) / (self.total_count + 1.0))
 
-    def form(self, y, theta):
-        return polyagamma.binomial(y, self.total_count)
+    def exponents(self, y, theta):
+        return y, self.total_count
 
     def check_outputs(self, data_dim, theta):
         super().check_outputs(data_dim, theta)
@@ -138,8 +137,8 @@ class NegativeBinomial(WithParameter, Logistic):
     def function(self, y):
         return torch.log((y + 0.5) / self.theta().detach())
 
-    def form(self, y, theta):
-        return polyagamma.negative_binomial(y, theta)
+    def exponents(self, y, theta):
+        return y, y + theta
 
     def moments(self, mean, variance, theta):
         odds = (mean + 0.5 * variance).exp()

@@ -199,9 +199,9 @@ class RandomFeatureLVM(RowModel):
             assert theta is not None
             return gaussian_sites(y - self.mean, observed, theta)
         if isinstance(self.likelihood, Logistic):
-            form = self.likelihood.form(y, theta).where(observed)
-            precision = polyagamma.precision(form.trials, polyagamma.touching_point(f_mean, f_variance))
-            return form.kappa - precision * self.mean, precision
+            a, b = (torch.where(observed, exponent, 0.0) for exponent in self.likelihood.exponents(y, theta))
+            precision = polyagamma.precision(b, polyagamma.touching_point(f_mean, f_variance))
+            return a - 0.5 * b - precision * self.mean, precision
         with torch.enable_grad():
             mean, variance = (x.detach().expand(f_mean.shape).requires_grad_() for x in (f_mean, f_variance))
             expected = self.likelihood.expected_log_prob(y, mean, variance, theta)
