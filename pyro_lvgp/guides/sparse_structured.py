@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from pyro_lvgp import sparse_sites
 from pyro_lvgp.distributions import without_independent
-from pyro_lvgp.guides.structured import StructuredGPGuide, _Integrate, _Replace
+from pyro_lvgp.guides._handlers import Integrate, Replace
+from pyro_lvgp.guides.structured import StructuredGPGuide
 from pyro_lvgp.integration import is_integrating
 from pyro_lvgp.networks import NeighbourNet, OffsetNet
 from pyro_lvgp.seeding import seeded
@@ -123,7 +124,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
             super()._add_parameters(name, site, prior)
 
     def forward(self, *args, **kwargs) -> dict[str, Tensor]:
-        with _Integrate() if is_integrating() else nullcontext():
+        with Integrate() if is_integrating() else nullcontext():
             return super().forward(*args, **kwargs)
 
     def _posterior(self, name: str, prior: Any, args: tuple) -> Any:
@@ -236,7 +237,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
                 found[name] = process
             return prior
 
-        with seeded(0), poutine.block(), _Replace(at_median):
+        with seeded(0), poutine.block(), Replace(at_median):
             self.model(*args)
         if not found:
             raise ValueError("expected an encoder for the inducing values, got a free q(u), which knows no new data; give one")

@@ -12,16 +12,14 @@ from pyro.distributions import constraints
 from pyro.infer.autoguide.utils import deep_setattr
 from pyro.nn import PyroModule, PyroParam
 from pyro.poutine import Trace
-from pyro.poutine.messenger import Messenger
-from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
 from pyro_lvgp.distributions import without_independent
 from pyro_lvgp.gaussian_process import GaussianProcess, StructuredPosterior
+from pyro_lvgp.guides._handlers import AllDrawn, HideObserved, Integrate, Replace, StopAfter
 from pyro_lvgp.guides._model_guide import ModelGuide
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
-from pyro_lvgp.integration import gaussian_moments
 from pyro_lvgp.networks import as_pyro_module
 from pyro_lvgp.seeding import seeded
 from pyro_lvgp.state_space_posterior import StateSpacePosterior
@@ -159,8 +157,8 @@ class StructuredGPGuide(ModelGuide):
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
         latents = [name for name, _ in self.prototype_trace.iter_stochastic_nodes()]
-        drawn = _StopAfter(latents)
-        with _Replace(lambda name, prior: self._posterior(name, prior, args)), _HideObserved(), suppress(_AllDrawn):
+        drawn = StopAfter(latents)
+        with Replace(lambda name, prior: self._posterior(name, prior, args)), HideObserved(), suppress(AllDrawn):
             drawn(self.model)(*args, **kwargs)
         return {name: drawn.values[name] for name in latents}
 
@@ -240,60 +238,13 @@ class StructuredGPGuide(ModelGuide):
             return posterior if keep else dist.Delta(posterior.mean, event_dim=prior.event_dim)
 
         # Draws of sites that keep their spread, which the model integrates over, count for nothing.
-        with seeded(0), poutine.block(), _Integrate(), _Replace(at_median):
+        with seeded(0), poutine.block(), Integrate(), Replace(at_median):
             self.model(*args, **kwargs)
         return result
 
     def _keeps_spread(self, prior: Any) -> bool:
         """Whether quantiles of other sites integrate over the site with this prior, instead of holding it at its median."""
         return False
-
-
-class _Integrate(Messenger):
-    """Give the model the moments of Gaussian sites that it can integrate over, while the guide runs it."""
-
-    def _pyro_post_sample(self, msg):
-        holder = msg["infer"].get("integrated")
-        if holder is not None and (moments := gaussian_moments(msg["fn"])) is not None:
-            msg["value"], holder["scale_tril"] = moments
-
-
-class _Replace(Messenger):
-    """Draw latent sites from something else than their priors."""
-
-    def __init__(self, posterior: Callable[[str, Any], Any]):
-        super().__init__()
-        self._posterior = posterior
-
-    def _pyro_sample(self, msg):
-        if not (msg["is_observed"] or site_is_subsample(msg) or msg["infer"].get("_deterministic")):
-            msg["fn"] = self._posterior(msg["name"], msg["fn"])
-
-
-class _HideObserved(poutine.block_messenger.BlockMessenger):
-    """Guides have no observed sites."""
-
-    def __init__(self):
-        super().__init__(lambda msg: msg["type"] == "sample" and msg["is_observed"])
-
-
-class _AllDrawn(Exception):
-    """Nothing of the model is left that a guide needs."""
-
-
-class _StopAfter(Messenger):
-    """Note the values of latent sites, and leave the model after the last: a guide needs no decoder and no likelihood."""
-
-    def __init__(self, names: list[str]):
-        super().__init__()
-        self.values: dict[str, Tensor] = {}
-        self._left = set(names)
-
-    def _pyro_post_sample(self, msg):
-        self.values[msg["name"]] = msg["value"]
-        self._left.discard(msg["name"])
-        if not self._left:
-            raise _AllDrawn
 
 
 def _gaussian_prior(name: str, prior: Any) -> Any:
