@@ -11,7 +11,7 @@ from pyro_lvgp.distributions import NoisyFunction
 from pyro_lvgp.integration import gaussian_moments
 
 Entries = Callable[[Float[Tensor, "B Q"]], NoisyFunction]
-_DAMPING, _FACTOR, _RANGE = 1e-3, 5.0, (1e-8, 1e8)
+_DAMPING, _RANGE = 1.0, (1e-8, 1e8)
 
 
 @torch.no_grad()
@@ -33,7 +33,9 @@ def laplace(
 
     and the evidence :math:`\log p(y_n, \hat x_n) + \tfrac{Q}{2} \log 2\pi - \tfrac12 \log |H_n|`.  Both are exact where f is
     linear with a constant variance, and the noise Gaussian.  Steps are damped (Levenberg and Marquardt), for each row by
-    itself, and never lower its log density by more than rounding.
+    itself, and never lower its log density by more than rounding.  They start short, damped as much as the curvature itself:
+    where noise is little and the start far, long ones end at worse modes.  A step that rises shrinks the damping the more, the
+    nearer the rise is to what the quadratic promised; steps that fail in a row let it grow ever faster (Nielsen).
 
     :param entries: p(y | x) entry by entry for each of several draws of what rows share, over which ℓ and H are averaged.
     :param Y: rows, NaN where missing.
@@ -43,7 +45,7 @@ def laplace(
     :returns: means, Cholesky factors of the covariances and log evidences.
 
     Source: Tierney and Kadane (1986), "Accurate approximations for posterior moments"; Schraudolph (2002), "Fast curvature
-    matrix-vector products", on the generalised Gauss-Newton matrix.
+    matrix-vector products", on the generalised Gauss-Newton matrix; Nielsen (1999), "Damping parameter in Marquardt's method".
 
     One row of two entries, the second missing, whose function is x itself:
 
@@ -70,19 +72,27 @@ def laplace(
         return 0.5 * (H + H.mT)  # symmetric to all digits, as its check wants it
 
     X = start.detach().flatten(0, 1)
-    value, damping = log_density(X), X.new_full((len(X), 1), _DAMPING)
+    X = start.detach().flatten(0, 1)
+    value, damping = log_density(X), X.new_full((len(X),), _DAMPING)
+    growth = torch.full_like(damping, 2.0)
     for _ in range(num_steps):
         with torch.enable_grad():
             leaf = X.clone().requires_grad_()
             (slope,) = torch.autograd.grad(log_density(leaf).sum(), leaf)
         H = precision(X)
-        L = torch.linalg.cholesky(H + torch.diag_embed(damping * H.diagonal(dim1=-2, dim2=-1)))
-        proposal = X + torch.cholesky_solve(slope[..., None], L)[..., 0]
+        damped = H + torch.diag_embed(damping[:, None] * H.diagonal(dim1=-2, dim2=-1))
+        step = torch.cholesky_solve(slope[..., None], torch.linalg.cholesky(damped))
+        promised = (slope[..., None] * step - 0.5 * step * (H @ step)).sum((-2, -1))
+        proposal = X + step[..., 0]
         proposed = log_density(proposal)
         # The last steps no longer change the value but by rounding, and still come nearer.
-        better = proposed >= value - 10.0 * torch.finfo(value.dtype).eps * value.abs()
+        rounding = (10.0 * torch.finfo(value.dtype).eps * value.abs()).clamp_min(torch.finfo(value.dtype).tiny)
+        kept = (proposed - value + rounding) / (promised + rounding)
+        better = kept >= 0.0
         X, value = torch.where(better[:, None], proposal, X), torch.where(better, proposed, value)
-        damping = torch.where(better[:, None], damping / _FACTOR, damping * _FACTOR).clamp(*_RANGE)
+        factor = (2.0 * (kept - 1.0).abs()).clamp(1e-3, 2.0)
+        damping = (damping * torch.where(better, factor, growth)).clamp(*_RANGE)
+        growth = torch.where(better, 2.0, 2.0 * growth)
     q = dist.MultivariateNormal(X, precision_matrix=precision(X))
     log_evidence = value - q.log_prob(X)
     loc, scale_tril, log_evidence = (x.unflatten(0, (S, B)).transpose(0, 1) for x in (X, q.scale_tril, log_evidence))
