@@ -28,7 +28,8 @@ def warn_if_shared(owner: str, names: list[str]) -> None:
     if names and not pyro.settings.get("module_local_params"):
         warnings.warn(
             f"{owner} takes the values of {names} from Pyro's param store, where another module has put them. Unless you "
-            "loaded them, call pyro.clear_param_store() first, or, to use several models or guides side by side, "
+            "loaded them (then initialize() the model too: buffers such as means are not in the store), call "
+            "pyro.clear_param_store() first, or, to use several models or guides side by side, "
             "pyro.settings.set(module_local_params=True) before making them",
             stacklevel=3,
         )

@@ -131,6 +131,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         """
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, **_ROWS)
+        check_values(torch.tensor(X), columns=False, name="X")
         Y = torch.tensor(self.scaler_.transform(X)).to(self.model_.mean)
         with pyro.get_param_store().scope():
             parts: list[Any] = [

@@ -21,7 +21,7 @@ from pyro_lvgp.early_stopping import EarlyStopping, Watch
 from pyro_lvgp.infer import Block, BlockCoordinateVI, CompiledELBO, JointOptim
 from pyro_lvgp.param_store import shared_parameters, warn_if_shared
 from pyro_lvgp.seeding import seeded
-from pyro_lvgp.validation import check_bound, check_sizes, check_tensors, position_of_data
+from pyro_lvgp.validation import check_bound, check_sizes, check_tensors
 
 Schedule = Literal["constant", "cosine"] | Callable[[int], float]
 
@@ -122,12 +122,18 @@ def fit(
     if callable(check := getattr(model, "check", None)):
         _check_number(check, args)
         check(*args)
-    data = args[position_of_data(args)] if args else torch.empty(0)
+    data = next((arg for arg in reversed(args) if arg.is_floating_point()), args[-1] if args else torch.empty(0))
     num_rows = len(data)
     if batch_size is not None:
         check_sizes(least=0, batch_size=batch_size)
+        batch_size = int(batch_size)  # of whatever integers
         if not 1 <= batch_size <= num_rows:
             raise ValueError(f"expected batch_size from 1 to {num_rows}, the rows of the data, got {batch_size}")
+        if not hasattr(model, "mini_batch") and any(len(arg) != num_rows for arg in args):
+            raise ValueError(
+                f"expected as many rows in each tensor, to take mini-batches of, got {[len(arg) for arg in args]}; give the "
+                "model what is no data by functools.partial"
+            )
     if optim is not None and blocks is not None:
         raise ValueError("expected an optimiser or blocks, got both; give each block an optimiser of its own")
     settings = {"learning_rate": learning_rate, "schedule": schedule}

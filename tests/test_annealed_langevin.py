@@ -431,6 +431,22 @@ def test_sandwich_holds_globals_at_their_true_values():
         bound_sandwich(model, guide, y, latents={"u": u, "X": X})
 
 
+@pytest.mark.parametrize("what", ["a factor", "a masked latent", "a scale"])
+def test_a_sandwich_needs_a_density_of_draws(what):
+    def model(y):
+        with pyro.plate("data", 3):
+            mask = torch.arange(3) > 0 if what == "a masked latent" else True
+            with poutine.mask(mask=mask), poutine.scale(scale=0.5 if what == "a scale" else 1.0):
+                x = pyro.sample("x", dist.Normal(0.0, 1.0))
+            if what == "a factor":
+                pyro.factor("penalty", -x.square())
+            return pyro.sample("y", dist.Normal(x, 1.0), obs=y)
+
+    guide = AutoAnnealedLangevin(model, local_plate="data", num_steps=2)
+    with pytest.raises(ValueError, match=f"expected a model whose density is that of its draws, got {what} at site"):
+        bound_sandwich(model, guide, torch.zeros(3), latents={"x": torch.zeros(3)})
+
+
 def regression(y, idx=None):
     """A global site behind a subsampled plate."""
     slope = pyro.sample("slope", dist.Normal(0.0, 1.0))

@@ -415,6 +415,41 @@ def test_model_that_does_not_broadcast_asks_for_single_draws():
     np.testing.assert_allclose(tree["log_likelihood"]["y"][0], dist.Normal(w @ X.T, 1.0).log_prob(y), rtol=1e-4)
 
 
+def test_model_that_reduces_over_its_rows_asks_for_single_draws():
+    def model(y):
+        with pyro.plate("data", 6):
+            x = pyro.sample("x", dist.Normal(0.0, 1.0))
+        pyro.deterministic("total", x.sum())
+        with pyro.plate("obs", 6):
+            pyro.sample("y", dist.Normal(x.mean(), 1.0), obs=y)
+
+    y, guide = torch.zeros(6), AutoNormal(model, init_scale=0.8)
+    with pytest.raises(RuntimeError, match=r"does the model reduce over a plate, as x.mean\(\)\?.*vectorize=False"):
+        to_arviz(model, guide, y, num_samples=4)
+    tree = to_arviz(model, guide, y, num_samples=4, vectorize=False, seed=0)
+    np.testing.assert_allclose(tree.posterior["total"], tree.posterior["x"].sum("data"), rtol=1e-5)
+
+
+def test_model_with_noise_of_its_own_is_none_that_reduces():
+    dropout = torch.nn.Dropout(0.5)
+
+    def model(y):
+        with pyro.plate("data", 6):
+            x = pyro.sample("x", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(dropout(3.0 + x), 0.1), obs=y)
+
+    assert to_arviz(model, AutoNormal(model), torch.zeros(6), num_samples=4).posterior["x"].shape == (1, 4, 6)
+
+
+def test_plates_named_as_arviz_names_draws_are_refused():
+    def model(y):
+        with pyro.plate("draw", 3):
+            pyro.sample("y", dist.Normal(pyro.sample("x", dist.Normal(0.0, 1.0)), 1.0), obs=y)
+
+    with pytest.raises(ValueError, match=r"other names than ArviZ's own \['draw'\]; rename the plate"):
+        to_arviz(model, AutoNormal(model), torch.zeros(3), num_samples=2)
+
+
 def test_errors_say_what_to_mend():
     y = torch.zeros(5, 3)
     model = local_and_global

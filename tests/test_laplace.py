@@ -6,6 +6,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
+from pyro_lvgp.distributions import NoisyFunction
 from pyro_lvgp.guides import MeanFieldGuide, RandomFeatureGuide
 from pyro_lvgp.initialization import latent_mixture
 from pyro_lvgp.kernels import Linear
@@ -103,6 +104,24 @@ def test_steps_never_lower_the_density_and_find_the_mode_of_a_curved_function():
     assert (torch.stack(values).diff(dim=0) >= 0.0).all()
     (slope,) = torch.autograd.grad(value.sum(), x)
     assert (slope.abs() * scale_tril[0, :, :, 0] < 1e-3).all()
+
+
+def test_far_starts_end_at_good_modes_where_latents_outnumber_what_is_seen():
+    """y = sin(V x) with little noise, x of six dimensions and y of four: half of long first steps end where sin is flat."""
+    Q, S, B = 6, 40, 5
+    likelihood, V = Gaussian(3e-4), torch.randn(4, Q)
+
+    def entries(X):
+        return NoisyFunction(likelihood, (X @ V.T).sin(), torch.zeros(()), "fitc", likelihood.theta())
+
+    Y, start = (torch.randn(B, Q) @ V.T).sin(), torch.randn(S, 1, Q).expand(S, B, Q)
+    prior = dist.MultivariateNormal(torch.zeros(1, Q), torch.eye(Q)[None])
+    loc, _, _ = laplace([entries], Y, prior, start, num_steps=30)
+    with torch.no_grad():
+        value = torch.stack([entries(x).log_prob(Y).sum(-1) + prior.log_prob(x) for x in loc.transpose(0, 1)])
+    below_best = value.amax(0) - value
+    assert below_best.mean() < 5.0
+    assert (below_best < 10.0).double().mean() > 0.9
 
 
 def test_starts_that_meet_count_once(holes):

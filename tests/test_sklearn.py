@@ -106,3 +106,9 @@ def test_sizes_are_checked_when_it_is_fitted(iris):
     for name in ("n_components", "n_inducing", "max_iter"):
         with pytest.raises(ValueError, match=f"expected {name} of 1 or more, got 0"):
             GPLVM(**{name: 0}).fit(iris)
+
+
+def test_a_row_of_which_nothing_is_observed_is_one_of_x(iris):
+    gplvm = GPLVM(max_iter=2).fit(iris)
+    with pytest.raises(ValueError, match=r"an observed entry in every row of X, got 1 row"):
+        gplvm.transform(np.full((1, 4), np.nan))

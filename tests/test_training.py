@@ -256,6 +256,21 @@ class TestFit:
         with pytest.raises(ValueError, match="from 1 to 0"):
             _Climb().fit(batch_size=2)
 
+    def test_tensors_of_other_lengths_have_no_mini_batches(self):
+        with pytest.raises(ValueError, match=rf"as many rows in each tensor, .* got \[{2 * N}, {N}\]"):
+            fit(_regression, lambda *_: None, torch.zeros(2 * N), torch.zeros(N), batch_size=5, progress=False)
+
+    def test_whole_numbers_are_data_of_a_model_of_your_own(self):
+        def counts(k, idx=None):
+            rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
+            with pyro.plate("rows", N, subsample=idx):
+                pyro.sample("k", dist.Poisson(rate), obs=k)
+
+        guide = AutoNormal(counts, create_plates=lambda k, idx=None: pyro.plate("rows", N, subsample=idx))
+        history = fit(counts, guide, torch.arange(N), num_steps=3, batch_size=np.int64(5), progress=False)
+        assert len(history.losses) == 3
+        assert history.num_entries == N
+
     @pytest.mark.usefixtures("unchecked")
     def test_unknown_schedule(self):
         with pytest.raises(ValueError, match=r"\"constant\", \"cosine\" or a function.*'linear'"):

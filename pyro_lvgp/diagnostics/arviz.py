@@ -182,6 +182,8 @@ def _dims(
         result[name] = plates + events
         if len(set(result[name])) < len(result[name]):
             raise ValueError(f"dims of site '{name}': expected different names, got {result[name]}; rename in dims.")
+        if taken := sorted({"chain", "draw"} & set(result[name])):
+            raise ValueError(f"site '{name}': expected other names than ArviZ's own {taken}; rename the plate, or in dims.")
     return result
 
 

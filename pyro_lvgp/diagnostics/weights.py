@@ -10,6 +10,7 @@ from jaxtyping import Float
 from pyro import poutine
 from pyro.infer.autoguide import AutoGuide
 from pyro.ops.stats import fit_generalized_pareto
+from pyro.poutine.util import prune_subsample_sites, site_is_factor
 from torch import Tensor
 
 from pyro_lvgp.guides import AutoAnnealedLangevin
@@ -153,7 +154,8 @@ def bound_sandwich(
     :param seed: of the draws; None draws from the global state.
     :raises TypeError: for a guide that anneals nothing.
     :raises ValueError: if the value of a latent site is missing or of another shape, or the model's density is not that of its
-        draws, as that of a ``BayesianGPLVM`` is only with ``likelihood_term="fitc"``.
+        draws: that of a ``BayesianGPLVM`` is only with ``likelihood_term="fitc"``, and a model with factors, masked latents or
+        scales other than those of mini-batches has another.
 
     Source: Grosse, Ghahramani and Adams (2015), "Sandwiching the marginal likelihood using bidirectional Monte Carlo".
 
@@ -178,6 +180,11 @@ def bound_sandwich(
         )
     with torch.no_grad(), poutine.block():
         guide(*args, **kwargs)  # its sites are known after the first call
+        with seeded(0):
+            sites = prune_subsample_sites(poutine.trace(model).get_trace(*args, **kwargs)).nodes
+    for name, site in sites.items():
+        if site["type"] == "sample" and (what := _not_drawn(site)):
+            raise ValueError(f"expected a model whose density is that of its draws, got {what} at site {name!r}")
     missing = [name for name, _ in guide.prototype_trace.iter_stochastic_nodes() if name not in latents]
     if missing:
         raise ValueError(f"expected the true value of every latent site, got none for {missing}")
@@ -197,3 +204,13 @@ def bound_sandwich(
     )
     log_S = math.log(num_samples)
     return Sandwich(up.logsumexp(0) - log_S, log_S - (-down).logsumexp(0))
+
+
+def _not_drawn(site: Any) -> str:
+    """What makes the density of a site another than that of a draw from it, if anything does."""
+    if site_is_factor(site):
+        return "a factor"
+    if not site["is_observed"] and torch.is_tensor(site["mask"]) and not site["mask"].all():
+        return "a masked latent"
+    of_plates = math.prod((frame.full_size or frame.size) / frame.size for frame in site["cond_indep_stack"])
+    return "" if torch.allclose(torch.as_tensor(site["scale"] / of_plates), torch.ones(())) else "a scale"

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from pyro.distributions import Delta, Unit
 from pyro.distributions.util import scale_and_mask
+from pyro.poutine import Trace
 from torch import Tensor
 from torch.distributions import kl_divergence
 
@@ -20,6 +21,13 @@ def check_reparameterised(guide_sites: Sites) -> None:
                 f"expected guide sites that can be reparameterised, got {name!r} with {type(site['fn']).__name__}; use a "
                 "distribution with has_rsample"
             )
+
+
+def share_masks(model_trace: Trace, guide_trace: Trace) -> None:
+    """Give guide sites without a mask that of the model's site: what p leaves out, q must, or log p − log q has no maximum."""
+    for name, site in guide_trace.nodes.items():
+        if site["type"] == "sample" and site["mask"] is None and name in model_trace:
+            site["mask"] = model_trace.nodes[name]["mask"]
 
 
 def _log_prob_sum(site: Mapping[str, Any]) -> Tensor:
@@ -51,8 +59,15 @@ def log_ratio(model_sites: Sites, guide_sites: Sites) -> Tensor:
 def _kl(guide_site: Mapping[str, Any], model_site: Mapping[str, Any]) -> Tensor | None:
     if type(guide_site["fn"]) is Delta:
         return None  # Pyro's KL leaves out its log_density
+    if not all(_same(guide_site[weight], model_site[weight]) for weight in ("scale", "mask")):
+        return None  # a KL has one weight for both
     try:
         kl = kl_divergence(guide_site["fn"], model_site["fn"])
     except NotImplementedError:
         return None
     return scale_and_mask(kl, guide_site["scale"], guide_site["mask"]).sum()
+
+
+def _same(weight: Any, other: Any) -> bool:
+    """Whether two scales or masks are known to be the same, without a look into tensors."""
+    return weight is other or (not torch.is_tensor(weight) and not torch.is_tensor(other) and weight == other)

@@ -2,19 +2,21 @@
 
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from pyro import poutine
 from pyro.infer.util import is_validation_enabled
 from pyro.poutine import Trace
 from pyro.poutine.broadcast_messenger import BroadcastMessenger
 from pyro.poutine.indep_messenger import CondIndepStackFrame
 from pyro.poutine.messenger import Messenger
-from pyro.poutine.util import prune_subsample_sites
+from pyro.poutine.util import prune_subsample_sites, site_is_factor
 from pyro.util import check_model_guide_match
 from torch import Tensor
 
-from pyro_lvgp.infer._terms import Sites, check_reparameterised
+from pyro_lvgp.infer._terms import Sites, check_reparameterised, share_masks
 from pyro_lvgp.infer.differentiable import DifferentiableELBO
 from pyro_lvgp.integration import Bounding, IntegrateGaussians, Integrating
 
@@ -70,14 +72,16 @@ class LocalELBO(DifferentiableELBO):
 
     def differentiable_loss(self, model: Any, guide: Any, *args, **kwargs) -> Tensor:
         """Minus an estimate of the bound, to differentiate."""
-        draws = (self._sample_sites(model, guide, args, kwargs) for _ in range(self.num_particles))
-        return -sum(self._particle(*sites) for sites in draws) / self.num_particles
+        total = torch.zeros(())
+        for _ in range(self.num_particles):
+            model_sites, guide_sites = self._sample_sites(model, guide, args, kwargs)
+            check_reparameterised(guide_sites)
+            total = total - self._particle(model_sites, guide_sites)
+        return total / self.num_particles
 
     def _sample_sites(self, model: Any, guide: Any, args: tuple, kwargs: dict) -> tuple[Sites, Sites]:
         model_trace, guide_trace = self._get_trace(model, guide, args, kwargs)
-        model_sites, guide_sites = map(_sample_sites, (model_trace, guide_trace))
-        check_reparameterised(guide_sites)
-        return model_sites, guide_sites
+        return _sample_sites(model_trace), _sample_sites(guide_trace)
 
     def _get_trace(self, model: Any, guide: Any, args: tuple, kwargs: dict) -> tuple[Trace, Trace]:
         if self.max_plate_nesting == math.inf:
@@ -87,9 +91,12 @@ class LocalELBO(DifferentiableELBO):
             guide_trace = poutine.trace(samples(guide)).get_trace(*args, **kwargs)
         model = IntegrateGaussians(guide_trace)(model) if self.integrate else model
         model_trace = poutine.trace(poutine.replay(samples(model), guide_trace)).get_trace(*args, **kwargs)
+        share_masks(model_trace, guide_trace)
         pruned = prune_subsample_sites(model_trace), prune_subsample_sites(guide_trace)
         if is_validation_enabled():
-            self._split(_sample_sites(pruned[1]))  # its error says more
+            for trace in pruned:
+                self._split(_sample_sites(trace))  # its error says more
+                _check_plates(_sample_sites(trace))
             check_model_guide_match(model_trace, guide_trace, self.max_plate_nesting + 1)
         return pruned
 
@@ -110,6 +117,24 @@ class LocalELBO(DifferentiableELBO):
                     "there must be one draw, num_samples=1; other batch dimensions need .to_event(...)"
                 )
         return local, outside
+
+
+def _check_plates(sites: Mapping[str, Any]) -> None:
+    """Raise if a site has a batch dimension without a plate, which would be taken for draws."""
+    for name, site in sites.items():
+        dims = {frame.dim: frame.name for frame in site["cond_indep_stack"]}
+        shapes = [(site["fn"].batch_shape, set(dims))]
+        # Data have no draws; a value that is a function of latent sites has.
+        if site["is_observed"] and torch.is_grad_enabled() and not site["value"].requires_grad and not site_is_factor(site):
+            value = site["value"]
+            of_data = {dim for dim, plate in dims.items() if plate != SAMPLES}
+            shapes.append((value.shape[: value.dim() - site["fn"].event_dim], of_data))
+        for shape, declared in shapes:
+            if any(size > 1 and dim - len(shape) not in declared for dim, size in enumerate(shape)):
+                raise ValueError(
+                    f"expected a plate for each batch dimension of site {name!r}, got batch shape {tuple(shape)} in plates "
+                    f"{sorted(set(dims.values()) - {SAMPLES})}; add pyro.plate(...) or .to_event(...)"
+                )
 
 
 def _sample_sites(trace: Trace) -> Sites:

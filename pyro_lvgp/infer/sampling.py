@@ -1,6 +1,6 @@
 """Many draws from a guide at once, with the model replayed on every one of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,8 @@ from pyro.poutine.util import site_is_factor, site_is_subsample
 from pyro.util import check_site_shape
 from torch import Tensor
 
-from pyro_lvgp.infer._sites import SampledSite, SiteLayout, same, stack
+from pyro_lvgp.infer._sites import SampledSite, SiteLayout, entries, same, stack
+from pyro_lvgp.infer._terms import share_masks
 from pyro_lvgp.seeding import seeded
 
 _DRAWS = "_pyro_lvgp_draws"
@@ -108,6 +109,7 @@ class _Pair:
 
     def __init__(self, model: Callable, guide: Callable, args: tuple, kwargs: dict, vectorize: bool):
         self.model, self.guide, self.args, self.kwargs, self.vectorize = model, guide, args, kwargs, vectorize
+        self.is_checked = False
         self.subsamples = Trace()
         guide_trace = self._trace_guide()
         model_trace = self._trace_model(guide_trace, model)
@@ -132,16 +134,19 @@ class _Pair:
             return self._draw(1, None, nullcontext(), predict, log_likelihood)
         with _explain_failure():
             nesting = self.nesting + 1
-            return self._draw(num, nesting, pyro.plate(_DRAWS, num, dim=-nesting), predict, log_likelihood)
+            draws = self._draw(num, nesting, pyro.plate(_DRAWS, num, dim=-nesting), predict, log_likelihood)
+            if not self.is_checked:
+                self._check_first(draws)
+            return draws
 
     def _draw(
         self, num: int, nesting: int | None, plate: AbstractContextManager, predict: bool, log_likelihood: bool
     ) -> dict[tuple[str, str], Tensor]:
         with plate:
             guide_trace = self._trace_guide()
-            log_q = _log_prob(guide_trace, num, nesting)
             model_trace = self._trace_model(self._for_model(guide_trace, num), self.model)
-            log_p = _log_prob(model_trace, num, nesting)
+            share_masks(model_trace, guide_trace)
+            log_p, log_q = (_log_prob(trace, num, nesting) for trace in (model_trace, guide_trace))
             simulated = self._trace_model(model_trace, _Simulate()(self.model)) if predict else None
         # What the guide lacks was drawn from the model: its density is part of q.
         log_q |= {n: log_p[n] for n, layout in self.layouts.items() if layout.kind == "latent" and n not in log_q}
@@ -162,6 +167,28 @@ class _Pair:
             if simulated is not None:
                 result["prediction", name] = layout.stack(simulated.nodes[name], num)
         return result
+
+    def _check_first(self, draws: Mapping[tuple[str, str], Tensor]) -> None:
+        """Raise if the model makes something else of the first draw alone than among others: ``x.mean()`` mixes draws."""
+        first = Trace()
+        for name, layout in self.layouts.items():
+            if layout.kind == "latent":
+                first.add_node(name, type="sample", name=name, is_observed=False, infer={}, value=draws["value", name][0])
+
+        def alone() -> dict[tuple[str, str], Tensor]:
+            sites: Any = self._trace_model(first, self.model).nodes
+            kinds = {name: layout.kind for name, layout in self.layouts.items()}
+            values = {("value", name): sites[name]["value"] for name, kind in kinds.items() if kind == "deterministic"}
+            entry = {("log_likelihood", name): entries(sites[name])[0] for name, kind in kinds.items() if kind == "observed"}
+            return values | {key: value for key, value in entry.items() if key in draws}
+
+        found = alone()
+        # A model with noise of its own, such as dropout, makes something else of a draw each time.
+        if not _agree(found, {key: draws[key][0] for key in found}) and _agree(found, alone()):
+            raise ValueError(
+                "a draw alone has other values than among others; does the model reduce over a plate, as x.mean()?"
+            )
+        self.is_checked = True
 
     def _for_model(self, guide_trace: Trace, num: int) -> Trace:
         """The guide's values with draws to the left of all plates of the model: [num, 1, …, 1, *batch, *event].
@@ -197,6 +224,12 @@ class _Simulate(Messenger):
     def _pyro_sample(self, msg: Any) -> None:
         if msg["is_observed"] and not msg["infer"].get("_deterministic") and not site_is_factor(msg):
             msg["is_observed"], msg["value"], msg["done"] = False, None, False
+
+
+def _agree(values: Mapping[Any, Tensor], others: Mapping[Any, Tensor]) -> bool:
+    """Whether tensors are the same but for what rounding does to ill-conditioned ones."""
+    pairs = [(value.double(), others[key].double().reshape(value.shape)) for key, value in values.items()]
+    return all(torch.allclose(a, b, rtol=1e-2, atol=1e-2, equal_nan=True) for a, b in pairs)
 
 
 def _is_subsample(site: Any) -> bool:

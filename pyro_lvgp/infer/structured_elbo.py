@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from pyro_lvgp import gaussian_sites
 from pyro_lvgp.distributions import without_independent
 from pyro_lvgp.gaussian_process import GaussianProcess, StructuredPosterior
-from pyro_lvgp.infer._terms import Sites, check_reparameterised, log_ratio
+from pyro_lvgp.infer._terms import Sites, check_reparameterised, log_ratio, share_masks
 from pyro_lvgp.infer.differentiable import DifferentiableELBO
 from pyro_lvgp.integration import IntegrateGaussians, Integrating
 from pyro_lvgp.masking import Masking
@@ -136,6 +136,7 @@ class StructuredELBO(DifferentiableELBO):
                 self._known_as_independent.add(processes)
         integrated = IntegrateGaussians(guide_trace)(model)
         model_trace = poutine.trace(poutine.replay(integrated, guide_trace)).get_trace(*args, **kwargs)
+        share_masks(model_trace, guide_trace)
         if is_validation_enabled():
             check_model_guide_match(model_trace, guide_trace, self.max_plate_nesting)
         return prune_subsample_sites(model_trace), prune_subsample_sites(guide_trace)

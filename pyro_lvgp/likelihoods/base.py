@@ -106,9 +106,15 @@ class Likelihood(PyroModule):
         self, mean: Float[Tensor, "*#batch"], variance: Float[Tensor, "*#batch"], theta: Tensor | None
     ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
         """Mean and variance of y for ``f ~ N(mean, variance)``, by the laws of total expectation and variance."""
-        y_mean = self._expect(lambda p: p.mean, mean, variance, theta)
-        # A sum of what is not negative: differences of squares would lose all digits of counts that hardly vary.
-        return y_mean, self._expect(lambda p: p.variance + (p.mean - y_mean).square(), mean, variance, theta)
+        try:
+            y_mean = self._expect(lambda p: p.mean, mean, variance, theta)
+            # A sum of what is not negative: differences of squares would lose all digits of counts that hardly vary.
+            return y_mean, self._expect(lambda p: p.variance + (p.mean - y_mean).square(), mean, variance, theta)
+        except NotImplementedError as error:
+            raise NotImplementedError(
+                f"expected a distribution with mean and variance from {type(self).__name__}, got "
+                f"{type(self.distribution(mean, theta)).__name__}; override moments(mean, variance, theta)"
+            ) from error
 
     def check_outputs(self, data_dim: int, theta: Tensor | None) -> None:
         """Raise a ``ValueError`` if the parameter is that of another number of outputs."""

@@ -1,0 +1,101 @@
+"""Masks, scales and plates of a user's model: what counts in p counts in q, and what is undeclared is refused."""
+
+from functools import partial
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import Trace_ELBO
+
+from pyro_lvgp.diagnostics import log_weights
+from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
+from pyro_lvgp.infer import ImportanceWeightedELBO, MeanFieldELBO, StructuredELBO
+
+pytestmark = pytest.mark.usefixtures("float64")
+N = 12
+SEEN = torch.arange(N) > 5
+BOUNDS = [MeanFieldELBO("data", 3), ImportanceWeightedELBO("data", 3), StructuredELBO()]
+
+
+def half_seen(y):
+    with pyro.plate("data", N):
+        pyro.sample("y", dist.Normal(0.0, 1.0), obs=y, obs_mask=SEEN)
+
+
+@pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: type(bound).__name__)
+def test_a_masked_latent_leaves_both_densities(bound):
+    """Where q is the prior of what was not seen the bound is the evidence, whatever q says of what p leaves out."""
+    y = torch.randn(N)
+    guide = MeanFieldGuide(half_seen)
+    guide(y[:, None] if isinstance(bound, StructuredELBO) else y)
+    guide.locs.y_unobserved = torch.zeros(N)
+    guide.scales.y_unobserved = torch.where(SEEN, 1e3, 1.0)
+    evidence = dist.Normal(0.0, 1.0).log_prob(y[SEEN]).sum()
+    assert bound.loss(half_seen, guide, y) == pytest.approx(-evidence.item())
+    torch.testing.assert_close(log_weights(half_seen, guide, y, num_samples=5), evidence.expand(5))
+
+
+def test_bounds_of_annealed_guides_stay_below_the_evidence():
+    y = torch.randn(N)
+    guide = AutoAnnealedLangevin(half_seen, local_plate="data", num_steps=2)
+    guide(y)
+    guide.base_guide.scales.y_unobserved = torch.where(SEEN, 1e3, 0.9)
+    bounds = torch.tensor([-ImportanceWeightedELBO("data", 5).loss(half_seen, guide, y) for _ in range(100)])
+    assert bounds.mean() < dist.Normal(0.0, 1.0).log_prob(y[SEEN]).sum() + 3.0 * bounds.std() / 10.0
+
+
+def tempered(y):
+    with poutine.scale(scale=0.1), pyro.plate("data", N):
+        x = pyro.sample("x", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(x, 1.0), obs=y)
+
+
+def test_one_draw_is_the_ordinary_bound_where_the_model_alone_is_scaled():
+    y = torch.randn(N)
+    guide = MeanFieldGuide(tempered, init_scale=0.7)
+    guide(y)
+    losses = []
+    for bound in (Trace_ELBO, partial(MeanFieldELBO, "data", 1), partial(ImportanceWeightedELBO, "data", 1)):
+        torch.manual_seed(0)
+        losses.append(bound(max_plate_nesting=1).loss(tempered, guide, y))
+    assert losses == pytest.approx([losses[0]] * 3)
+
+
+@pytest.mark.parametrize("num_samples", [1, 2, 3])
+@pytest.mark.parametrize("bound", [MeanFieldELBO, ImportanceWeightedELBO])
+def test_batch_dimensions_of_data_need_plates(bound, num_samples):
+    """Two measurements of each datum in no plate of their own would be taken for draws."""
+
+    def model(y):
+        with pyro.plate("data", N):
+            x = pyro.sample("x", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(x, 1.0), obs=y)
+
+    elbo, guide = bound("data", num_samples, max_plate_nesting=1), MeanFieldGuide(model)
+    elbo.loss_and_grads(model, guide, torch.randn(N))
+    with pytest.raises((ValueError, RuntimeError), match=r"a plate for each batch dimension of site 'y'|must match"):
+        elbo.loss_and_grads(model, guide, torch.randn(2, N))
+
+
+def test_residuals_may_be_observed():
+    """A value that is a function of latents has their draws."""
+
+    def model(y):
+        with pyro.plate("data", N):
+            x = pyro.sample("x", dist.Normal(0.0, 1.0))
+            pyro.sample("residual", dist.Normal(0.0, 1.0), obs=y - x)
+
+    def usual(y):
+        with pyro.plate("data", N):
+            x = pyro.sample("x", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(x, 1.0), obs=y)
+
+    y, guide = torch.randn(N), MeanFieldGuide(model)
+    guide(y)
+    losses = []
+    for either in (model, usual):
+        torch.manual_seed(0)
+        losses.append(MeanFieldELBO("data", 4).loss_and_grads(either, guide, y))
+    assert losses[0] == pytest.approx(losses[1])
