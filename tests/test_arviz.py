@@ -424,7 +424,7 @@ def test_model_that_reduces_over_its_rows_asks_for_single_draws():
             pyro.sample("y", dist.Normal(x.mean(), 1.0), obs=y)
 
     y, guide = torch.zeros(6), AutoNormal(model, init_scale=0.8)
-    with pytest.raises(RuntimeError, match=r"does the model reduce over a plate, as x.mean\(\)\?.*vectorize=False"):
+    with pytest.raises(RuntimeError, match=r"(?s)does the model reduce over a plate, as x.mean\(\)\?.*vectorize=False"):
         to_arviz(model, guide, y, num_samples=4)
     tree = to_arviz(model, guide, y, num_samples=4, vectorize=False, seed=0)
     np.testing.assert_allclose(tree.posterior["total"], tree.posterior["x"].sum("data"), rtol=1e-5)

@@ -298,3 +298,12 @@ def test_dispersion_stays_where_it_is_known_or_has_a_prior():
     random.dispersion = PyroSample(dist.LogNormal(0.0, 1.0))
     random.start(y, f)
     assert isinstance(random._pyro_samples["dispersion"], torch.distributions.LogNormal)
+
+
+def test_a_distribution_without_moments_says_what_to_override():
+    class OneTwo(Likelihood):
+        def distribution(self, f, theta):
+            return dist.TransformedDistribution(dist.Bernoulli(logits=f), [dist.transforms.AffineTransform(1.0, 1.0)])
+
+    with pytest.raises(NotImplementedError, match=r"mean and variance from OneTwo, got TransformedDistribution; override"):
+        OneTwo().moments(torch.zeros(2), torch.ones(2), None)

@@ -260,6 +260,7 @@ class TestFit:
         with pytest.raises(ValueError, match=rf"as many rows in each tensor, .* got \[{2 * N}, {N}\]"):
             fit(_regression, lambda *_: None, torch.zeros(2 * N), torch.zeros(N), batch_size=5, progress=False)
 
+    @pytest.mark.usefixtures("unchecked")
     def test_whole_numbers_are_data_of_a_model_of_your_own(self):
         def counts(k, idx=None):
             rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))

@@ -17,9 +17,9 @@ from pyro_lvgp.quadrature import gauss_hermite, log_gauss_hermite_at_mode
 class Likelihood(PyroModule):
     """p(y | f, θ), elementwise over entries.
 
-    You implement ``distribution(f, theta)``, a univariate distribution of the shape of ``f`` [..., N, D], and
-    ``function(y)``, a rough inverse of its link; with a parameter of its own, also ``theta()``; with a support that 0 is not
-    in, ``stand_in``.  You get expectations over a Gaussian f by quadrature; override what has a closed form.
+    You implement ``distribution(f, theta)``, a univariate distribution of the shape of ``f`` [..., N, D] with a mean and a
+    variance, and ``function(y)``, a rough inverse of its link; with a parameter of its own, also ``theta()``; with a support
+    that 0 is not in, ``stand_in``.  You get expectations over a Gaussian f by quadrature; override what has a closed form.
 
     :param num_points: quadrature nodes per entry.
     """
