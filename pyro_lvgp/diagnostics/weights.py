@@ -213,4 +213,4 @@ def _not_drawn(site: Any) -> str:
     if not site["is_observed"] and torch.is_tensor(site["mask"]) and not site["mask"].all():
         return "a masked latent"
     of_plates = math.prod((frame.full_size or frame.size) / frame.size for frame in site["cond_indep_stack"])
-    return "" if torch.allclose(torch.as_tensor(site["scale"] / of_plates), torch.ones(())) else "a scale"
+    return "" if (abs(torch.as_tensor(site["scale"] / of_plates) - 1.0) < 1e-6).all() else "a scale"
