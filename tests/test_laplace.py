@@ -1,5 +1,6 @@
 """Laplace's approximation of new rows' latents: exact where f is linear, and at a mode elsewhere."""
 
+import math
 from functools import partial
 
 import pyro.distributions as dist
@@ -65,6 +66,36 @@ def test_is_the_mixture_that_a_mixture_prior_asks_for(holes, full):
         found = q.component_distribution
         torch.testing.assert_close(found.mean[n], means + (gain @ residual[..., None])[..., 0], rtol=0.0, atol=1e-4)
         torch.testing.assert_close(found.covariance_matrix[n], S - gain @ W[seen] @ S, rtol=0.0, atol=1e-4)
+
+
+def test_several_starts_of_each_component_count_once_where_they_meet(holes):
+    model, guide, _ = _linear(Gaussian(0.5))
+    parts = dist.Normal(torch.randn(3, Q), torch.rand(3, Q) + 0.1).to_event(1)
+    prior = dist.MixtureSameFamily(dist.Categorical(torch.tensor([0.5, 0.2, 0.3])), parts)
+    one, several = (model.infer_latents(guide, holes, method="laplace", prior=prior, num_starts=number) for number in (1, 4))
+    assert several.mixture_distribution.probs.shape == (5, 12)
+    torch.testing.assert_close(several.mixture_distribution.probs.unflatten(1, (3, 4)).sum(-1), one.mixture_distribution.probs)
+    torch.testing.assert_close(several.mean, one.mean)
+    torch.testing.assert_close(several.variance, one.variance)
+
+
+def test_starts_at_draws_find_what_those_at_means_lead_past():
+    """y = cos(3 x), x of one broad component and one far away: the mean of the broad one is a saddle between two modes."""
+    model = BayesianGPLVM(60, 1, 1, num_inducing=30, likelihood=Gaussian(1e-3))
+    X = torch.linspace(-2.0, 2.0, 60)[:, None]
+    guide = MeanFieldGuide(model.initialize((3.0 * X).cos(), latents=X), init_scale=1e-3)
+    guide((3.0 * X).cos())
+    parts = dist.Normal(torch.tensor([[0.0], [8.0]]), torch.tensor([[1.0], [0.1]])).to_event(1)
+    prior = dist.MixtureSameFamily(dist.Categorical(torch.tensor([0.9, 0.1])), parts)
+    Y = torch.tensor([[0.0]])
+    one, several = (model.infer_latents(guide, Y, method="laplace", prior=prior, num_starts=number) for number in (1, 20))
+    # X is standardised: the nearest zeros of the function lie at ± π / 6 of its own scale.
+    zero = math.pi / 6.0 / X.std(correction=0)
+    found = [
+        (q.component_distribution.mean[0] - sign * zero).abs().min() < 0.05 for q in (one, several) for sign in (-1.0, 1.0)
+    ]
+    assert not all(found[:2])
+    assert all(found[2:])
 
 
 @pytest.mark.parametrize("likelihood", [Poisson(), Bernoulli()], ids=["Poisson", "Bernoulli"])

@@ -55,7 +55,8 @@ def variational(
     with torch.no_grad():
         bound = torch.stack([bounds(step) for step in range(4 * number)]).mean(0)
     loc, scale, bound = (x.unflatten(0, (num_starts, -1)).transpose(0, 1) for x in (q.mean, q.stddev, bound))
-    return _mixture_of_starts(dist.Normal(loc, scale).to_event(1), bound)
+    gaussians = dist.Normal(loc, scale).to_event(1)
+    return dist.MixtureSameFamily(dist.Categorical(logits=_counted_once(gaussians, bound)), gaussians)
 
 
 def by_laplace(
@@ -63,26 +64,35 @@ def by_laplace(
     Y: Float[Tensor, "B D"],
     prior: TorchDistributionMixin,
     start: Float[Tensor, "starts Q"] | None,
+    num_starts: int,
     *,
     num_steps: int,
 ) -> TorchDistributionMixin:
-    """Gaussians at modes, or mixtures of those from several starts or of each component of the prior.
+    """Gaussians at modes, or mixtures of those from several starts, of each component of the prior if that is a mixture.
 
     :param entries: p(y | x) entry by entry for each of several draws of what rows share.
     :param Y: rows, NaN where missing.
     :param prior: p(x) of one row, a Gaussian or a mixture of them.
-    :param start: where to start, all rows once for each start; at the means of the components of the prior if None.
+    :param start: where to start, all rows once for each start; None for the mean of each component, and draws from it.
+    :param num_starts: starts for each component.
     :param num_steps: those of Gauss and Newton.
     """
     log_weights, components = gaussian_components(prior)
-    places = components.mean[:, None].expand(-1, len(Y), -1) if start is None else start.unflatten(0, (-1, len(Y)))
+    if start is None:
+        of_components = torch.cat([components.mean[None], components.sample((num_starts - 1,))])
+        places = of_components.flatten(0, 1)[:, None].expand(-1, len(Y), -1)
+        repeated = components.expand((num_starts, len(log_weights)))
+        components = dist.MultivariateNormal(repeated.loc.flatten(0, 1), scale_tril=repeated.scale_tril.flatten(0, 1))
+    else:
+        places = start.unflatten(0, (num_starts, -1))
     loc, scale_tril, log_evidence = laplace(entries, Y, components, places, num_steps=num_steps)
     if len(places) == 1:
         return dist.MultivariateNormal(loc[:, 0], scale_tril=scale_tril[:, 0])
-    gaussians = dist.MultivariateNormal(loc, scale_tril=scale_tril)
-    if start is not None:
-        return _mixture_of_starts(gaussians, log_evidence)
-    return dist.MixtureSameFamily(dist.Categorical(logits=log_evidence + log_weights), gaussians)
+    by_component = (x.unflatten(1, (num_starts, -1)).transpose(1, 2) for x in (loc, scale_tril, log_evidence))
+    loc, scale_tril, log_evidence = by_component  # [B, components, starts, ...]
+    logits = _counted_once(dist.MultivariateNormal(loc, scale_tril=scale_tril), log_evidence) + log_weights[:, None]
+    gaussians = dist.MultivariateNormal(loc.flatten(1, 2), scale_tril=scale_tril.flatten(1, 2))
+    return dist.MixtureSameFamily(dist.Categorical(logits=logits.flatten(1)), gaussians)
 
 
 @torch.no_grad()
@@ -105,8 +115,8 @@ def best_candidates(
     return candidates[scores.topk(num_starts, 0).indices].flatten(0, 1)
 
 
-def _mixture_of_starts(gaussians: Any, log_weight: Float[Tensor, "B S"]) -> TorchDistributionMixin:
-    """Gaussians that started at several places, weighted by how good they are; those that met count once."""
-    overlap = gaussians.log_prob(gaussians.mean.transpose(0, 1)[:, :, None])  # [i, row, j]: log q_j at the mean of q_i
-    own = overlap.diagonal(dim1=0, dim2=2)
-    return dist.MixtureSameFamily(dist.Categorical(logits=log_weight - (overlap.logsumexp(-1).mT - own)), gaussians)
+def _counted_once(gaussians: Any, log_weight: Float[Tensor, "*batch S"]) -> Float[Tensor, "*batch S"]:
+    """Log weights of Gaussians that started at several places: those that met share one."""
+    overlap = gaussians.log_prob(gaussians.mean.movedim(-2, 0).unsqueeze(-2))  # [i, *batch, j]: log q_j at the mean of q_i
+    own = overlap.diagonal(dim1=0, dim2=-1)
+    return log_weight - (overlap.logsumexp(-1).movedim(0, -1) - own)

@@ -136,15 +136,16 @@ class LatentVariableModel(PyroModule):
 
         ``"laplace"`` puts a Gaussian with a full covariance at modes of p(x) p(y | x), with p(y | x) that of
         :meth:`predictive`, found by Gauss-Newton steps.  If p(x) is a mixture, there is one for each of its components, which
-        starts at the component's mean and is weighted by its evidence.  Take it where latents trade off against each other,
-        as when little noise meets few observed entries.
+        starts at the component's mean and is weighted by its evidence; with more starts others start at draws from it, which
+        finds places that the means lead past.  Take it where latents trade off against each other, as when little noise meets
+        few observed entries.
 
         :param guide: a fitted guide; its globals are averaged over, and stay as they are.
         :param Y: new rows, NaN where missing.
         :param method: ``"variational"`` or ``"laplace"``.
         :param prior: p(x) of one row, instead of N(0, I), such as :func:`~pyro_lvgp.initialization.latent_mixture` of the
             training latents; candidates are then drawn from it, and otherwise are :meth:`latent_candidates`.
-        :param num_starts: Gaussians for each row; with ``"laplace"`` and a mixture the number of its components instead.
+        :param num_starts: Gaussians for each row; with ``"laplace"`` and a mixture, for each of its components.
         :param num_steps: Adam's, 300 if omitted, or those of Gauss and Newton, 30.
         :param learning_rate: of Adam.
         :param num_samples: draws of the globals: one taken at each step of Adam, 8 if omitted; or, with ``u`` or ``a``
@@ -177,7 +178,8 @@ class LatentVariableModel(PyroModule):
             start = None
             if not isinstance(prior, dist.MixtureSameFamily):
                 start, _ = self._first_latents(guide, next(self._log_likelihoods(guide, 1)), Y, prior, num_starts)
-            return by_laplace([self._predictor(guide) for _ in range(num_samples)], Y, prior, start, num_steps=num_steps)
+            entries = [self._predictor(guide) for _ in range(num_samples)]
+            return by_laplace(entries, Y, prior, start, num_starts, num_steps=num_steps)
 
     def impute(
         self,
