@@ -11,6 +11,8 @@ from torch import Tensor
 
 from pyro_lvgp.laplace import Entries, gaussian_components, laplace
 
+_AT_ONCE = 500  # searches, each of which takes megabytes with hundreds of inducing points
+
 LogLikelihood = Callable[[Float[Tensor, "B Q"], Float[Tensor, "B D"]], Float[Tensor, " B"]]
 
 
@@ -85,7 +87,12 @@ def by_laplace(
         components = dist.MultivariateNormal(repeated.loc.flatten(0, 1), scale_tril=repeated.scale_tril.flatten(0, 1))
     else:
         places = start.unflatten(0, (num_starts, -1))
-    loc, scale_tril, log_evidence = laplace(entries, Y, components, places, num_steps=num_steps)
+    few = max(_AT_ONCE // len(places), 1)
+    parts = [
+        laplace(entries, rows, components, of_rows, num_steps=num_steps)
+        for rows, of_rows in zip(Y.split(few), places.split(few, 1), strict=True)
+    ]
+    loc, scale_tril, log_evidence = map(torch.cat, zip(*parts, strict=True))
     if len(places) == 1:
         return dist.MultivariateNormal(loc[:, 0], scale_tril=scale_tril[:, 0])
     by_component = (x.unflatten(1, (num_starts, -1)).transpose(1, 2) for x in (loc, scale_tril, log_evidence))
