@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -108,9 +108,8 @@ class LocalELBO(DifferentiableELBO):
             inside = any(frame.name == self.local_plate for frame in site["cond_indep_stack"])
             (local if inside else outside)[name] = site
         for name, site in outside.items():
-            plates = {frame.dim for frame in site["cond_indep_stack"]}
             shape = site["fn"].batch_shape
-            if any(size > 1 and dim - len(shape) not in plates for dim, size in enumerate(shape)):
+            if _is_undeclared(shape, {frame.dim for frame in site["cond_indep_stack"]}):
                 raise ValueError(
                     f"site {name!r} outside plate {self.local_plate!r} has batch shape {tuple(shape)}, more than its plates "
                     "declare: a site that depends on draws inside the plate must be in the plate or be drawn before it, or "
@@ -130,11 +129,16 @@ def _check_plates(sites: Mapping[str, Any]) -> None:
             of_data = {dim for dim, plate in dims.items() if plate != SAMPLES}
             shapes.append((value.shape[: value.dim() - site["fn"].event_dim], of_data))
         for shape, declared in shapes:
-            if any(size > 1 and dim - len(shape) not in declared for dim, size in enumerate(shape)):
+            if _is_undeclared(shape, declared):
                 raise ValueError(
                     f"expected a plate for each batch dimension of site {name!r}, got batch shape {tuple(shape)} in plates "
                     f"{sorted(set(dims.values()) - {SAMPLES})}; add pyro.plate(...) or .to_event(...)"
                 )
+
+
+def _is_undeclared(shape: torch.Size, dims: Collection[int | None]) -> bool:
+    """Whether a batch shape has more than these dimensions."""
+    return any(size > 1 and dim - len(shape) not in dims for dim, size in enumerate(shape))
 
 
 def _sample_sites(trace: Trace) -> Sites:

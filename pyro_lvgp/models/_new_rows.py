@@ -95,8 +95,8 @@ def by_laplace(
     loc, scale_tril, log_evidence = map(torch.cat, zip(*parts, strict=True))
     if len(places) == 1:
         return dist.MultivariateNormal(loc[:, 0], scale_tril=scale_tril[:, 0])
-    by_component = (x.unflatten(1, (num_starts, -1)).transpose(1, 2) for x in (loc, scale_tril, log_evidence))
-    loc, scale_tril, log_evidence = by_component  # [B, components, starts, ...]
+    # To [B, components, starts, ...].
+    loc, scale_tril, log_evidence = (x.unflatten(1, (num_starts, -1)).transpose(1, 2) for x in (loc, scale_tril, log_evidence))
     logits = _counted_once(dist.MultivariateNormal(loc, scale_tril=scale_tril), log_evidence) + log_weights[:, None]
     gaussians = dist.MultivariateNormal(loc.flatten(1, 2), scale_tril=scale_tril.flatten(1, 2))
     return dist.MixtureSameFamily(dist.Categorical(logits=logits.flatten(1)), gaussians)
