@@ -1,5 +1,7 @@
 """Sphinx settings; `make docs` builds the site."""
 
+import importlib
+
 from pyro_lvgp import __version__
 
 project = "pyro_lvgp"
@@ -9,7 +11,7 @@ html_show_copyright = False
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["amsmath", "colon_fence", "dollarmath"]
-myst_heading_anchors = 2
+myst_heading_anchors = 3
 
 html_theme = "furo"
 html_title = f"pyro_lvgp {version}"
@@ -26,10 +28,19 @@ python_use_unqualified_type_names = True
 
 
 def _show_public_bases(app, name, obj, options, bases):
-    """In place of a private base show what it derives from."""
-    while private := [base for base in bases if getattr(base, "__name__", "").startswith("_")]:
-        at = bases.index(private[0])
-        bases[at : at + 1] = private[0].__bases__
+    """In place of a base that has no page show what it derives from."""
+    while hidden := [base for base in bases if not _is_public(base)]:
+        at = bases.index(hidden[0])
+        bases[at : at + 1] = hidden[0].__bases__
+
+
+def _is_public(base):
+    """Whether a class is not of this package, or is among the names of one of its subpackages or modules."""
+    module, name = base.__module__, getattr(base, "__name__", "")
+    if not module.startswith("pyro_lvgp"):
+        return True
+    home = importlib.import_module(".".join(module.split(".")[:2]))
+    return getattr(home, name, None) is base and not name.startswith("_")
 
 
 def setup(app):

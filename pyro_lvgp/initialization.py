@@ -79,7 +79,8 @@ def latent_mixture(
 ) -> dist.MixtureSameFamily:
     """A mixture of Gaussians fitted to draws of the latents: where they lie, which N(0, I) does not know.
 
-    As a prior for new rows (:meth:`~pyro_lvgp.models.BayesianGPLVM.infer_latents`) it helps where much of a row is missing.
+    As a prior for new rows (:meth:`~pyro_lvgp.models.LatentVariableModel.infer_latents`) it helps where much of a row is
+    missing.
 
     :param X: draws from the posterior of the training latents; several draws of each make the fit smooth.
     :param num_components: number of Gaussians, each with a full covariance.

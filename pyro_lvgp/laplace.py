@@ -72,7 +72,6 @@ def laplace(
         return 0.5 * (H + H.mT)  # symmetric to all digits, as its check wants it
 
     X = start.detach().flatten(0, 1)
-    X = start.detach().flatten(0, 1)
     value, damping = log_density(X), X.new_full((len(X),), _DAMPING)
     growth = torch.full_like(damping, 2.0)
     for _ in range(num_steps):

@@ -26,9 +26,9 @@ def gap_folds(
 ) -> Bool[Tensor, "folds N D"]:
     """Entries to hide from a fit and to predict, in folds with gaps like those of the data.
 
-    Rows that have what is missing elsewhere are dealt out to the folds.  A fold hides of each of its rows what another row,
-    drawn at random, misses, but for its first entry where nothing would be left; or, of consecutive rows, all columns that
-    have gaps.  Rows of which nothing is observed pad the data: they are gaps to imitate only if there are no others.
+    Rows that have what is missing elsewhere are dealt out to the folds.  In each of its rows a fold hides what another row,
+    drawn at random, misses, except for the first entry if nothing would be left; with ``consecutive``, all columns that have
+    gaps.  Rows with nothing observed count as padding: their gaps are imitated only if there are no others.
 
     :param y: data [N, D], NaN where missing.
     :param num_folds: number of folds.

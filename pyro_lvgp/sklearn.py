@@ -48,7 +48,10 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     - ``embedding_``: means of the latents [N, Q] of the training rows as fitted, which ``transform`` finds nearly again;
     - ``model_``, ``guide_`` and ``history_``: what was fitted, and its bounds;
     - ``scaler_``: what standardises the columns;
+    - ``n_iter_``: number of steps taken;
     - ``n_features_in_``, and ``feature_names_in_`` where columns have names.
+
+    A fitted estimator can be pickled.
 
     Source: Titsias and Lawrence (2010), "Bayesian Gaussian process latent variable model".
 

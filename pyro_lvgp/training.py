@@ -30,9 +30,9 @@ Schedule = Literal["constant", "cosine"] | Callable[[int], float]
 class FitResult:
     """History of a fit.
 
-    :param losses: minus the bound, estimated at each step.
+    :param losses: minus the bound, in nats for all data, estimated at each step.
     :param seconds: seconds since the start, after each step.
-    :param num_entries: observed entries of the data, to divide by.
+    :param num_entries: number of observed entries of the data, to divide by.
     :param interrupted: whether Ctrl-C ended the fit early.
     :param scores: under a rule to stop early, numbers of steps taken and the scores then.
     """
@@ -73,8 +73,8 @@ def fit(
     Runs ``SVI.step(*args)``, or that of :class:`~pyro_lvgp.infer.BlockCoordinateVI`; with mini-batches, random and without
     replacement, ``step(*(arg[idx] for arg in args), idx)``, or with what ``model.mini_batch(idx, *args)`` returns.
     On Ctrl-C the fit stops, and what was learned stays in model and guide; under ``early_stopping``, the best of it.
-    If Pyro's validation is on, it sees the first step, and with mini-batches all steps until each row has been seen or left
-    over once; the others need not pay for it again.
+    If Pyro's validation is on, it checks the first step, or with mini-batches (not compiled) the first pass over the rows,
+    and is off for the rest of the fit.
 
     :param model: a Pyro model.
     :param guide: a Pyro guide.
@@ -89,8 +89,8 @@ def fit(
     :param blocks: blocks of parameters that move in turn, each by an optimiser of its own or in closed form, such as
         ``guide.blocks()`` of a :class:`~pyro_lvgp.guides.RandomFeatureGuide`, which takes a learning rate itself.
     :param compile: compile the bound and its gradients into one graph (:class:`~pyro_lvgp.infer.CompiledELBO`), with blocks
-        those of the blocks without a bound of their own.  Worth its wait, half a minute or more at the second step, where
-        many steps follow whose time is Pyro's rather than that of arithmetic.
+        those of the blocks without a bound of their own.  It takes seconds to minutes at the second step, and pays where many
+        steps follow that spend their time in Pyro rather than in arithmetic.
     :param seed: seed of this fit, which leaves the global random state alone; None to use and advance that.
     :param device: move model, guide and data there first.
     :param dtype: convert model, guide and data first.
@@ -98,10 +98,11 @@ def fit(
     :param callback: called with the step and its loss.
     :param early_stopping: a score to watch; the fit ends in the state that had the lowest.
     :returns: the history.
-    :raises TypeError: if the data are no tensors, or more or fewer than the model takes.
-    :raises ValueError: if the data are unfit for the model, ``batch_size`` is out of range, ``optim``, ``learning_rate`` or
-        ``schedule`` is given beside ``blocks``, the bound (before anything is moved by it) or the score becomes NaN, or what
-        is to be compiled depends on the values of tensors.
+    :raises TypeError: if the data are no tensors, or more or fewer than the model takes, or ``loss`` is no bound.
+    :raises ValueError: if the data are unfit for the model, ``num_steps`` or ``batch_size`` is out of range, ``schedule`` is
+        unknown, ``optim``, ``learning_rate`` or ``schedule`` is given beside ``blocks``, tensors have different numbers of
+        rows under mini-batches, the bound (before anything is moved by it) or the score becomes NaN, or what is to be
+        compiled depends on the values of tensors.
 
     >>> from pyro_lvgp.guides import MeanFieldGuide
     >>> from pyro_lvgp.models import BayesianGPLVM

@@ -660,7 +660,8 @@ def test_positive_data_with_gaps():
     torch.testing.assert_close(predicted[0], predicted[1] - y, equal_nan=True)
     filled = model.impute(guide, x, y.exp())
     assert (filled.mean > 0.0).all()
-    assert (filled.variance[2:4, 1] > 0.0).all()
+    assert (filled.stddev[2:4, 1] > 0.0).all()
+    torch.testing.assert_close(filled.stddev.square(), filled.variance)
 
 
 def test_fit_on_mini_batches_of_series():

@@ -79,13 +79,13 @@ class AutoAnnealedLangevin(SampledGuide):
     :param surrogate_model: a model of the same sites that the chain climbs instead; the bound remains that of ``model``.
     :param compile: compile a transition and its gradient, for models with ``log_joint``: seconds on first use, however many
         transitions, and again for draws of other shapes.  Together with :class:`~pyro_lvgp.infer.CompiledELBO`, or
-        ``fit(compile=True)``, it saves half of a step; that alone saves more, compiles longer chains for longer, and is for
-        any model.
+        ``fit(compile=True)``, it halves the time of a step.  Either of these alone saves more and is for any model, but takes
+        longer to compile for longer chains.
     :param create_plates: as for Pyro's autoguides; by default the base guide's.
-    :raises ValueError: for arguments out of range, unknown sites, sites outside plates annealed under subsampling, sites
-        outside the local plate that depend on those inside, or ``compile`` without ``log_joint``; when called, while Pyro
-        validates, if a chain diverges.
-    :raises TypeError: for a ``num_steps`` that is no integer, or another base guide.
+    :raises ValueError: for arguments out of range, unknown sites, a base guide that has run already, sites outside plates
+        annealed under subsampling, sites outside the local plate that depend on those inside, or ``compile`` without
+        ``log_joint``; when called, while Pyro validates, if a chain diverges.
+    :raises TypeError: for a ``num_steps`` that is no integer, or a base guide that is no :class:`MeanFieldGuide`.
 
     >>> from pyro.infer import SVI, Trace_ELBO
     >>> from pyro.optim import Adam

@@ -39,7 +39,8 @@ class RandomFeatureGuide(SampledGuide):
     :param model: the model.
     :param frequencies: ``"mixture"``, :math:`q(\omega_l) = \sum_c \phi_{lc} N(\mu_c, \sigma_c^2)` with the components of the
         prior and assignments φ, as in the paper; or ``"gaussian"``, a Gaussian for each frequency, which then stays
-        where it is from step to step, with the best assignments in closed form.
+        where it is from step to step, with the best assignments in closed form.  By default ``"gaussian"`` with explicit or
+        shared weights, else ``"mixture"``.
     :param weights: ``"collapsed"``, the exact :math:`q(a_d \mid X, \omega, y)` of a Gaussian likelihood, or for logistic ones
         that of their Pólya-gamma bound; it costs a pass over all rows at each step, and where entries are missing an L × L
         factor for each output.  ``"filled"`` is that of Gaussian data whose gaps are filled: one factor for all, and a looser
@@ -288,10 +289,10 @@ class RandomFeatureGuide(SampledGuide):
         """Blocks for a :class:`~pyro_lvgp.infer.BlockCoordinateVI`, in the order of a sweep.
 
         ``"gradient"``: latents, frequencies with their components or assignments, and parameters of kernel and likelihood, by
-        Adam; ``"sticks"`` and ``"concentration"``, closed forms, with Gaussian frequencies those of the bound in which their
-        components are assigned once and for all, which lies below the one that is climbed; ``"touching-points"``, a fixed
-        point, of collapsed weights of a logistic likelihood, ``"gaps"``, means, of filled ones, or
-        ``"weights"``, natural gradients, of explicit or shared ones.
+        Adam; ``"sticks"`` and ``"concentration"``, by closed forms (with Gaussian frequencies, those of a lower bound in which
+        each frequency is assigned to components once); and, depending on the weights, ``"touching-points"`` (collapsed,
+        logistic likelihood), by a fixed point, ``"gaps"`` (filled), at their means, or ``"weights"`` (explicit or shared), by
+        natural gradients.
 
         Natural gradients of likelihoods that are not Gaussian are halved, output by output, where they would lower the bound;
         not on mini-batches, where that would bias them.

@@ -107,9 +107,9 @@ class BlockCoordinateVI:
     :param blocks: the blocks, in the order of a sweep.
     :param loss: the bound to climb, ``TraceMeanField_ELBO()`` by default, which takes no discrete sites of a guide; or, as
         for ``SVI``, a function of model, guide and their arguments that returns minus a bound, to differentiate.
-    :param check_updates: evaluate the loss before and after each closed form, with the same random numbers; of an exact loss,
-        which no exact closed form raises, once (True), and of an estimate by draws so many times, on average of which it must
-        not rise by more than four standard errors.
+    :param check_updates: evaluate the loss before and after each closed form, with the same random numbers: once (True) for an
+        exact loss, which no exact closed form raises; or this many times for a loss estimated by draws, whose mean must not
+        rise by more than four standard errors.
     :raises ValueError: if there are no blocks or two of one name; at the first step, if parameters are in no block or in
         several, or a block names none.
     :raises TypeError: for what is no block, or a class of bounds in place of a bound; at the first step, if ``optim`` of a

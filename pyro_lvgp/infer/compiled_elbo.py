@@ -36,9 +36,9 @@ class CompiledELBO(ELBO):
     one whose kernel matrix needs more jitter, runs as if not compiled, with a warning the first time.  The tenth such step is
     recorded in place of the first, the hundredth after that again, and so on: a graph of a mini-batch with gaps serves those
     without, but not the other way round.  Random numbers are
-    those of a step not compiled, unless some depend on parameters (a Gamma's, say).  Where they are, the first results of a
-    graph are compared with those of its operations run one by one; if they differ by more than rounding, which compilers have
-    brought about, it is the operations that are run from then on, with a warning.
+    those of a step not compiled, unless some depend on parameters (a Gamma's, say).  If none do, the first results of a graph
+    are compared with those of its operations run one by one; should they differ by more than rounding, which compilers have
+    caused, the operations are run from then on, with a warning.
 
     :param bound: :class:`MeanFieldELBO`, :class:`ImportanceWeightedELBO`, :class:`StructuredELBO`, or Pyro's ``Trace_ELBO`` or
         ``TraceMeanField_ELBO``.

@@ -25,8 +25,8 @@ class MeanFieldELBO(LocalELBO):
     :param num_samples: draws of the local sites to average over: more of them, less noise in the gradient.
     :param num_particles: draws of everything to average over.
     :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
-    :raises ValueError: if a guide site cannot be reparameterised, or a site outside the plate has the shape of draws inside it
-        (a sum over them, ``x.sum()``, cannot be told by its shape: keep such sites out, or use ``num_samples=1``).
+    :raises ValueError: if a guide site cannot be reparameterised, or a site outside the plate has the shape of draws inside
+        it.  (A sum over draws, ``x.sum()``, has no such shape and is not found: avoid such sites, or use ``num_samples=1``.)
 
     Source: Titsias and Lawrence (2010); eq. 3 of the annealed-GPLVM paper.
 

@@ -54,14 +54,15 @@ class StructuredELBO(DifferentiableELBO):
     :param value: which side of the equation.
     :param gradient: which estimator of its gradient.
     :param num_particles: draws of f, and of all else, to average over.
-    :param rescale: climb a bound whose likelihood is divided by the observed fraction of the data.  It is that of the
-        mini-batch, where rows that pad a series count as missing, so that mini-batches of series are not exact then.
+    :param rescale: climb a bound whose likelihood is divided by the observed fraction of the data.  The fraction is that of
+        the mini-batch, and rows that pad a series count as missing, so mini-batches of series are then not exact.
     :param masking: climb eq. 5.6: what the guide is shown of the data, see :mod:`pyro_lvgp.masking`; all observed entries are
         scored.
     :param vectorize_particles: draw particles along a dimension left of every plate; False one after the other.
     :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
     :raises ValueError: for an unknown estimator, a guide site that cannot be reparameterised, or a process whose prior depends
         on another.
+    :raises TypeError: if ``masking`` is no function.
 
     ``rescale`` and ``masking`` shape what ``loss_and_grads`` climbs and returns; ``loss`` is always minus the bound.
 

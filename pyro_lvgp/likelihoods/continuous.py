@@ -108,6 +108,7 @@ class StudentT(_AdditiveNoise):
     :param df: degrees of freedom ν, above 2, which are not learned; large ν is nearly Gaussian.
     :param data_dim: give the number of outputs for a scale of each output; None shares one.
     :param num_points: quadrature nodes per entry; give more where f is known less well than to twice the scale.
+    :raises ValueError: if ``df`` is not above 2 and finite, or the scale is not positive or of another shape.
 
     The attribute ``scale`` is a ``PyroParam`` of shape [] or [data_dim]; assign a ``PyroSample`` for a prior.
 

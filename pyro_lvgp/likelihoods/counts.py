@@ -50,6 +50,8 @@ class Binomial(Logistic):
     """``y ~ Binomial(n, 1 / (1 + e⁻ᶠ))``, y in {0, …, n}.
 
     :param total_count: n, one for all outputs or one for each [D].
+    :param num_points: quadrature nodes per entry.
+    :raises ValueError: if a ``total_count`` is no whole number of 1 or more.
 
     >>> Binomial(10)(torch.zeros(2)).mean
     tensor([5., 5.])

@@ -136,9 +136,9 @@ class LatentVariableModel(PyroModule):
 
         ``"laplace"`` puts a Gaussian with a full covariance at modes of p(x) p(y | x), with p(y | x) that of
         :meth:`predictive`, found by Gauss-Newton steps.  If p(x) is a mixture, there is one for each of its components, which
-        starts at the component's mean and is weighted by its evidence; with more starts others start at draws from it, which
-        finds places that the means lead past.  Take it where latents trade off against each other, as when little noise meets
-        few observed entries.
+        starts at the component's mean and is weighted by its evidence; further starts are draws from the component, which
+        reach modes that the mean does not lead to.  Take it where latents trade off against each other, as when little
+        noise meets few observed entries.
 
         :param guide: a fitted guide; its globals are averaged over, and stay as they are.
         :param Y: new rows, NaN where missing.

@@ -126,3 +126,8 @@ class Imputation(NamedTuple):
 
     mean: Float[Tensor, "*series N D"]
     variance: Float[Tensor, "*series N D"]
+
+    @property
+    def stddev(self) -> Float[Tensor, "*series N D"]:
+        """Standard deviation of y."""
+        return self.variance.sqrt()

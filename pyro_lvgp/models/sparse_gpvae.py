@@ -45,10 +45,10 @@ class SparseGPVAE(LatentProcessModel):
     :param likelihood: p(y | decoder(f)); ``Gaussian()`` by default.
     :param independent_dim: number R of latent dimensions that are independent from point to point.
     :param num_data: number of series, or of points of the one series; needed with mini-batches only.
-    :param held_out: of a mini-batch of points of one series, in random order, the last share, which an encoder's q(u) is not
-        made of.  The others stand for all points there, and count once in the likelihood, where those held out stand for all
-        the rest: an unbiased estimate of the bound of the q(u) of a part of the data.  With 0 all are encoded and scored, and
-        the estimate is too high.
+    :param held_out: share of a mini-batch of points of one series, which must be in random order, that the encoder does not
+        see: the last ones.  In q(u) the points it sees stand for all; in the likelihood they count once, and those held out
+        stand for all the rest.  This estimates, without bias, the bound under a q(u) made of a part of the data.  With 0 all
+        points are encoded and scored, and the estimate is too high.
     :param jitter: added to the diagonal of k(Z, Z), in units of its mean.
     :raises ValueError: if the data do not fit, or a mini-batch comes without ``num_data``, or is too small to be divided.
 
