@@ -1,6 +1,7 @@
 """Scikit-learn's habits: an estimator for whoever wants latents and no Pyro."""
 
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -104,8 +105,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         Y = torch.tensor(self.scaler_.fit_transform(X))
         self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         N, D = Y.shape
-        # Here and below parameters are the modules' own: in Pyro's store others go by the same names.
-        with pyro.get_param_store().scope(), seeded(self._seed):
+        with _OWN_PARAMETERS(), seeded(self._seed):
             likelihood, num_inducing = deepcopy(self.likelihood), min(self.n_inducing, N)
             model = BayesianGPLVM(N, D, self.n_components, likelihood=likelihood, num_inducing=num_inducing)
             self.model_ = model.to(Y.dtype).initialize(Y, seed=self._seed)
@@ -136,7 +136,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         X = validate_data(self, X, reset=False, **_ROWS)
         check_values(torch.tensor(X), columns=False, name="X")
         Y = torch.tensor(self.scaler_.transform(X)).to(self.model_.mean)
-        with pyro.get_param_store().scope():
+        with _OWN_PARAMETERS():
             parts: list[Any] = [
                 self.model_.infer_latents(self.guide_, rows, method="laplace", seed=self._seed) for rows in Y.split(_FEW)
             ]
@@ -149,7 +149,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         """
         check_is_fitted(self)
         latents = torch.tensor(check_array(X, dtype=_ROWS["dtype"])).to(self.model_.mean)
-        with pyro.get_param_store().scope(), seeded(self._seed):
+        with _OWN_PARAMETERS(), seeded(self._seed):
             Y = self.model_.predict(self.guide_, latents).mean
         return self.scaler_.inverse_transform(Y.numpy())
 
@@ -164,5 +164,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         return tags
 
 
+# In Pyro's store others go by the same names.
+_OWN_PARAMETERS = partial(pyro.settings.context, module_local_params=True)
 _FEW = 1000  # rows at a time, to bound the memory that new ones take
 _ROWS: dict[str, Any] = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}

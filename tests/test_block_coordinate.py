@@ -794,3 +794,43 @@ def test_blocks_of_a_latent_variable_model():
     idx = torch.arange(10)
     losses = [vi.step(Y[idx], idx) for _ in range(10)]
     assert sum(losses[-3:]) < sum(losses[:3])
+
+
+@pytest.mark.parametrize("only", [False, True], ids=["beside others", "alone in its block"])
+def test_a_parameter_that_is_freed_later_moves_from_then_on(only):
+    (X, y), (model, guide) = data(), parts("modules")
+    model.noise_unconstrained.requires_grad_(False)
+    blocks = [Block("noise", params=["model.*"], optim=adam()), Block("rest", params=["guide.*"], optim=adam())]
+    vi = BlockCoordinateVI(model, guide, blocks if only else [Block("all", params=["*"], optim=adam())])
+    for _ in range(3):
+        vi.step(X, y)
+    assert model.noise == 0.5
+    model.noise_unconstrained.requires_grad_(True)
+    for _ in range(3):
+        vi.step(X, y)
+    assert abs(model.noise - 0.5) > 0.01
+
+
+def test_a_parameter_without_a_block_cannot_be_freed():
+    (X, y), (model, guide) = data(), parts("modules")
+    model.noise_unconstrained.requires_grad_(False)
+    vi = BlockCoordinateVI(model, guide, [Block("guide", params=["guide.*"], optim=adam())])
+    vi.step(X, y)
+    model.noise_unconstrained.requires_grad_(True)
+    with pytest.raises(RuntimeError, match=r"model.noise.*to stay held"):
+        vi.step(X, y)
+
+
+def test_a_name_with_brackets_is_itself_before_it_is_a_pattern():
+    def model():
+        pyro.sample(
+            "y",
+            dist.Normal(pyro.param("s[0]", torch.tensor(1.0)) + pyro.param("s0", torch.tensor(2.0)), 1.0),
+            obs=torch.zeros(()),
+        )
+
+    blocks = [Block(name, params=[name], optim=adam()) for name in ("s[0]", "s0")]
+    vi = BlockCoordinateVI(model, lambda: None, blocks)
+    vi.step()
+    assert pyro.param("s[0]") < 1.0
+    assert pyro.param("s0") < 2.0

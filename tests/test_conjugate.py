@@ -319,3 +319,26 @@ def test_precision_is_kept(dtype):
         *conjugate.gamma_precision(one, one, phi[:, 0]),
     ]
     assert {result.dtype for result in results} == {dtype}
+
+
+def test_closed_forms_broadcast_priors_and_data_to_one_batch():
+    squares, left = torch.rand(3, 5), torch.ones(3, 4)
+    for shape, rate in (
+        conjugate.gamma_precision(torch.ones(2, 1), torch.tensor(1.0), squares[0]),
+        conjugate.gamma_precision(torch.tensor(1.0), torch.ones(2, 1), squares[0]),
+        conjugate.concentration(torch.ones(2, 1), torch.tensor(1.0), left[0], left[0]),
+    ):
+        assert shape.shape == rate.shape == (2, 1)
+    targets, features = torch.randn(3, 6), torch.randn(6, Q)
+    prior = NaturalGaussian(torch.zeros(Q), torch.eye(Q))
+    together = conjugate.gaussian_weights(prior, features, targets, torch.ones(6))
+    assert together.precision.shape == (3, Q, Q)
+    for d, y in enumerate(targets):
+        torch.testing.assert_close(together.mean[d], conjugate.gaussian_weights(prior, features, y, torch.ones(6)).mean)
+
+
+def test_a_residual_without_weight_counts_for_nothing_whatever_it_is():
+    shape, rate = conjugate.gamma_precision(
+        torch.tensor(1.0), torch.tensor(1.0), torch.tensor([1.0, torch.nan]), torch.tensor([1.0, 0.0])
+    )
+    assert (shape, rate) == (1.5, 1.5)

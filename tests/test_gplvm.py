@@ -487,3 +487,57 @@ class TestBadInput:
             model.infer_latents(guide, Y[:, :1])
         with pytest.raises(ValueError, match="indices"):
             model.reconstruct(guide, Y[:3])
+
+
+def test_inducing_points_with_a_prior_keep_it_and_held_ones_their_places(Y):
+    model = _model()
+    model.inducing_points = PyroSample(dist.Normal(torch.zeros(M, Q), 1.0).to_event(2))
+    guide = MeanFieldGuide(model.initialize(Y))
+    guide(Y)
+    pyro.clear_param_store()
+    torch.testing.assert_close(guide.median()["inducing_points"], _model().initialize(Y).inducing_points)
+    model = _model()
+    model.inducing_points_unconstrained.requires_grad_(False)
+    before = model.inducing_points.clone()
+    assert torch.equal(model.initialize(Y).inducing_points, before)
+
+
+@pytest.mark.parametrize("method", ["variational", "laplace"])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_latents_are_inferred_where_gradients_are_off(Y, method, mode):
+    model = _model().initialize(Y)
+    guide = MeanFieldGuide(model)
+    guide(Y)
+    expected = model.infer_latents(guide, Y, method=method, num_steps=5).mean
+    with mode():
+        found = model.infer_latents(guide, Y.clone(), method=method, num_steps=5).mean
+    assert torch.equal(found, expected)
+
+
+class TestPriorOfNewRows:
+    @pytest.fixture
+    def fitted(self, Y):
+        model = _model().initialize(Y)
+        guide = MeanFieldGuide(model)
+        guide(Y)
+        return model, guide
+
+    @pytest.mark.parametrize("method", ["variational", "laplace"])
+    @pytest.mark.usefixtures("unchecked")
+    def test_is_a_distribution_of_the_dtype_of_the_model(self, fitted, Y, method):
+        model, guide = fitted
+        with pytest.raises(TypeError, match="dtype"):
+            model.infer_latents(guide, Y, method=method, prior=dist.Normal(torch.zeros(Q).float(), 1.0).to_event(1))
+        with pytest.raises(TypeError, match="expected a distribution"):
+            model.infer_latents(guide, Y, method=method, prior="n")
+
+    @pytest.mark.parametrize("num_starts", [1, 2])
+    @pytest.mark.parametrize("method", ["variational", "laplace"])
+    def test_may_be_a_mixture_of_torch(self, fitted, Y, method, num_starts):
+        model, guide = fitted
+        found = []
+        for family in (dist, torch.distributions):
+            parts = family.Independent(family.Normal(torch.tensor([[-1.0, 0.0], [1.0, 0.0]]), 1.0), 1)
+            prior = family.MixtureSameFamily(family.Categorical(torch.ones(2)), parts)
+            found.append(model.infer_latents(guide, Y, method=method, prior=prior, num_starts=num_starts, num_steps=5).mean)
+        torch.testing.assert_close(*found)

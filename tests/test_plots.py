@@ -334,3 +334,9 @@ def test_fields_refuse_what_does_not_fit():
         plots.plot_field(np.zeros((3, 3)), np.zeros(3))
     with pytest.raises(ValueError, match="expected rows × columns to be 3, the number of places, got"):
         plots.plot_field(np.zeros((3, 2)), np.zeros(3), grid=(2, 2))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_bounds_go_by_name():
+    with pytest.raises(TypeError, match="by name, got list"):
+        plots.plot_bounds([1.0, 2.0])

@@ -857,3 +857,84 @@ class TestBadInput:
         model.kernel_variance = PyroSample(dist.LogNormal(0.0, 1.0))
         with pytest.raises(ValueError, match=r"got \['kernel_variance'\] too"):
             RandomFeatureGuide(model)(Y)
+
+
+class TestPriorsOfTheModel:
+    @staticmethod
+    def _with_prior(Y, name, prior):
+        model = RandomFeatureLVM(N, D, Q, num_frequencies=F, num_components=C)
+        setattr(model, name, PyroSample(prior))
+        return model.initialize(10.0 * Y), MeanFieldGuide(model, init_scale=0.3)
+
+    def test_survive_initialisation_whose_value_guides_start_at(self, Y):
+        _, guide = self._with_prior(Y, "kernel_variance", dist.LogNormal(0.0, 1.0))
+        guide(10.0 * Y)
+        expected = (10.0 * (Y - Y.mean(0))).square().mean()
+        torch.testing.assert_close(guide.median()["kernel_variance"], expected)
+
+    def test_kernel_has_the_mean_of_its_variance_under_the_guide(self, Y):
+        model, guide = self._with_prior(Y, "kernel_variance", dist.LogNormal(0.0, 1.0))
+        guide(10.0 * Y)
+        state, x = torch.get_rng_state(), torch.zeros(1, Q)
+        variance = model.kernel(guide, x).item()
+        assert torch.equal(state, torch.get_rng_state())
+        assert model.kernel(guide, x) == variance
+        # A log-normal of σ = 0.3, of which 100 draws have a mean within 0.031 of theirs.
+        expected = guide.median()["kernel_variance"].item() * math.exp(0.5 * 0.3**2)
+        assert abs(variance / expected - 1.0) < 4 * 0.031
+
+    @pytest.mark.parametrize("name", ["component_locs", "component_scales"])
+    def test_of_components_are_drawn_for_each_particle(self, Y, name):
+        base = dist.Normal(0.0, 1.0) if name == "component_locs" else dist.LogNormal(0.0, 1.0)
+        model, guide = self._with_prior(Y, name, base.expand([C, Q]).to_event(2))
+        losses = []
+        for vectorised in (False, True):
+            bound = Trace_ELBO(num_particles=2000, vectorize_particles=vectorised, max_plate_nesting=1)
+            with seeded(0):
+                losses.append(bound.loss(model, guide, Y) if vectorised else _mean_loss(model, guide, Y))
+        error = losses[0][1]
+        assert abs(losses[1] - losses[0][0]) < 6 * error
+
+
+def _mean_loss(model, guide, Y, number=300):
+    """Of single particles, and its standard error."""
+    draws = torch.tensor([Trace_ELBO(max_plate_nesting=1).loss(model, guide, Y) for _ in range(number)])
+    return draws.mean().item(), draws.std().item() / number**0.5
+
+
+def test_what_is_held_stays_where_it_is(Y):
+    model = RandomFeatureLVM(N, D, Q, num_frequencies=F)
+    model.kernel_variance_unconstrained.requires_grad_(False)
+    assert model.initialize(10.0 * Y).kernel_variance == 1.0
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_spectral_density_wants_frequencies_of_its_dimensions(Y):
+    model, guide = _pair(Y)
+    for omega in (torch.linspace(-1.0, 1.0, 5), torch.randn(5, 1)):
+        with pytest.raises(ValueError, match=r"expected omega of shape \[rows, 2\]"):
+            model.spectral_density(guide, omega)
+    with pytest.raises(TypeError, match="dtype"):
+        model.spectral_density(guide, torch.randn(5, 2, dtype=torch.float32))
+
+
+def test_a_call_too_early_leaves_nothing_behind(Y):
+    """A prototype made without data would start the touching points elsewhere."""
+    counts = torch.distributions.Poisson(5.0).sample((N, D))
+    model = RandomFeatureLVM(N, D, Q, num_frequencies=F, likelihood=NegativeBinomial(10.0)).initialize(counts)
+    early, guide = RandomFeatureGuide(model), RandomFeatureGuide(model)
+    for call in (lambda: model.kernel(early, torch.zeros(1, Q)), lambda: early(counts[:2], torch.arange(2))):
+        with pytest.raises(ValueError, match=r"has seen all data.*call guide\(Y\)"):
+            call()
+    with pyro.get_param_store().scope():
+        early(counts)
+    with pyro.get_param_store().scope():
+        guide(counts)
+    assert torch.equal(early.a.c, guide.a.c)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_concentration_may_be_whole_numbers(Y):
+    model = RandomFeatureLVM(N, D, Q, num_frequencies=F, concentration=(2, 1))
+    assert model.concentration.dtype == Y.dtype
+    assert model().shape == (N, D)

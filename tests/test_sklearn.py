@@ -106,3 +106,15 @@ def test_sizes_are_checked_when_it_is_fitted(iris):
     for name in ("n_components", "n_inducing", "max_iter"):
         with pytest.raises(ValueError, match=f"expected {name} of 1 or more, got 0"):
             GPLVM(**{name: 0}).fit(iris)
+
+
+@pytest.mark.parametrize("when", [False, True], ids=["fitted before", "fitted after"])
+def test_serves_whether_parameters_are_local_to_modules_or_not(iris, when):
+    with pyro.settings.context(module_local_params=when):
+        gplvm = GPLVM(max_iter=5, n_inducing=6, random_state=0).fit(iris)
+        expected = gplvm.transform(iris[:3])
+    with pyro.settings.context(module_local_params=not when):
+        for each in (gplvm, pickle.loads(pickle.dumps(gplvm))):
+            np.testing.assert_array_equal(each.transform(iris[:3]), expected)
+            assert each.inverse_transform(expected).shape == (3, 4)
+        assert gplvm.model_.predict(gplvm.guide_, torch.tensor(expected)).mean.shape == (3, 4)

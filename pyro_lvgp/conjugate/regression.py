@@ -50,8 +50,10 @@ def gaussian_weights(
     tensor([3.])
     """
     weighted = precision[..., None] * features
-    linear = (weighted * targets[..., None]).sum(-2)
-    return NaturalGaussian(prior.precision_mean + linear, prior.precision + weighted.mT @ features)
+    precision_mean = prior.precision_mean + (weighted * targets[..., None]).sum(-2)
+    total = prior.precision + weighted.mT @ features
+    batch = torch.broadcast_shapes(precision_mean.shape[:-1], total.shape[:-2])
+    return NaturalGaussian(precision_mean.expand(*batch, -1), total.expand(*batch, -1, -1))
 
 
 def gamma_precision(
@@ -67,7 +69,7 @@ def gamma_precision(
 
     :param shape: a₀ of the prior.
     :param rate: b₀ of the prior.
-    :param expected_squares: E r².
+    :param expected_squares: E r², anything where the weight is 0.
     :param weights: w, such as responsibilities, or 0 where a residual is missing; all 1 by default.
     :returns: shape and rate.
 
@@ -77,5 +79,6 @@ def gamma_precision(
     (tensor(2.), tensor(3.))
     """
     weights = torch.ones_like(expected_squares) if weights is None else weights
-    rate = rate + 0.5 * (weights * expected_squares).sum(-1)
-    return (shape + 0.5 * weights.sum(-1)).expand(rate.shape), rate
+    counted = torch.where(weights > 0.0, weights * expected_squares, 0.0)
+    shape, rate = torch.broadcast_tensors(shape + 0.5 * weights.sum(-1), rate + 0.5 * counted.sum(-1))
+    return shape, rate

@@ -72,8 +72,8 @@ def concentration(
     (tensor(4.), tensor(4.0000))
     """
     log_left = torch.digamma(b) - torch.digamma(a + b)
-    rate = rate - log_left.sum(-1)
-    return (shape + log_left.shape[-1]).expand(rate.shape), rate
+    shape, rate = torch.broadcast_tensors(shape + log_left.shape[-1], rate - log_left.sum(-1))
+    return shape, rate
 
 
 def dirichlet_weights(

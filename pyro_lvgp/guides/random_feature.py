@@ -125,6 +125,8 @@ class RandomFeatureGuide(SampledGuide):
         self._weights = value
 
     def _setup_prototype(self, y: Tensor | None = None, idx: Tensor | None = None):
+        if self.weights not in _KEPT and idx is not None:
+            raise _data_not_seen()
         super()._setup_prototype(y, idx)
         known = {"alpha", "v", "omega", "X", "a"}
         if others := {name for name, _ in self.prototype_trace.iter_stochastic_nodes()} - known:
@@ -255,7 +257,7 @@ class RandomFeatureGuide(SampledGuide):
     def _latents_of_data(self) -> dist.Normal:
         """Q(X) of all rows."""
         if torch.isnan(self.data).all():
-            raise ValueError('expected a first call with all data, got a mini-batch; call guide(Y), or use weights="explicit"')
+            raise _data_not_seen()
         return self.latents(self.data, None)
 
     def _collapsed_weights(self, omega: Tensor, X: Tensor, has_all: bool) -> PrecisionNormal:
@@ -357,6 +359,13 @@ class RandomFeatureGuide(SampledGuide):
     def __getstate__(self):
         # The prototype holds priors, and they parameters, of the model.
         return super().__getstate__() | {"prototype_trace": None}
+
+
+def _data_not_seen() -> ValueError:
+    return ValueError(
+        "expected a guide that has seen all data, on which collapsed weights depend, got one that has not; call guide(Y) "
+        'first, or use weights="explicit"'
+    )
 
 
 def _check_choice(name: str, value: str, known: Any) -> None:

@@ -1,6 +1,7 @@
 """Variational inference one block of parameters at a time."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from fnmatch import fnmatchcase
@@ -159,6 +160,7 @@ class BlockCoordinateVI:
         self.check_updates = int(check_updates)
         self._members: dict[str, dict[str, Parameter]] = {}
         self._tensors: set[Tensor] = set()
+        self._unshared: dict[str, Tensor] = {}
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         self._waiting: Mapping[str, Any] = {}
         self._num_sweeps = 0
@@ -172,17 +174,23 @@ class BlockCoordinateVI:
         :raises ValueError: if an update returns other names, shapes or values than the parameters of its block can take, or if
             the bound of a gradient is NaN, before anything is moved by it.
         :raises TypeError: if it returns no tensors by name.
-        :raises RuntimeError: if ``check_updates`` is set and an update raises the loss, or if parameters were added or
-            replaced since the first step.
+        :raises RuntimeError: if ``check_updates`` is set and an update raises the loss, or if parameters were added, replaced
+            or, without a block to move them, freed since the first step.
         """
         if not self._members:
             self._start(args, kwargs)
-        by_the_way = any(block.name in self._optimizers and block.loss is None for block in self.blocks)
+        if stray := [name for name, tensor in self._unshared.items() if tensor.requires_grad]:
+            raise RuntimeError(
+                f"expected {stray} to stay held, as at the first step, since they are not in exactly one block; make a new "
+                "BlockCoordinateVI in which they are"
+            )
+        climbing = {name for name, own in self._optimizers.items() if any(tensor.requires_grad for tensor in _tensors_of(own))}
+        by_the_way = any(block.name in climbing and block.loss is None for block in self.blocks)
         losses = [] if by_the_way else [self.evaluate_loss(*args, **kwargs)]
         for block in self.blocks:
             if block.update is not None:
                 self._solve(block, args, kwargs)
-            elif block.name in self._optimizers:
+            elif block.name in climbing:
                 value = self._climb(block, block.loss or self.loss, args, kwargs)
                 losses += [value] if block.loss is None else []
         self._num_sweeps += 1
@@ -222,9 +230,11 @@ class BlockCoordinateVI:
         parameters = find_parameters(self.model, self.guide, args, kwargs)
         self._members = _partition(self.blocks, parameters)
         self._tensors = {parameter.tensor for parameter in parameters.values()}
+        owned = Counter(name for members in self._members.values() for name in members)
+        self._unshared = {name: parameter.tensor for name, parameter in parameters.items() if owned[name] != 1}
         for block in self.blocks:
-            members = self._members[block.name].values()
-            tensors = [parameter.tensor for parameter in members if parameter.tensor.requires_grad]
+            # Those that are held too: they may be freed later, and optimisers leave alone what has no gradient.
+            tensors = [parameter.tensor for parameter in self._members[block.name].values()]
             if block.optim is not None and tensors:
                 optimizer = block.optim(tensors)
                 if not isinstance(optimizer, torch.optim.Optimizer):
@@ -249,8 +259,7 @@ class BlockCoordinateVI:
                 value.backward()
             return torch_item(value)
 
-        own = {tensor for group in optimizer.param_groups for tensor in group["params"]}
-        with held(self._tensors - own):
+        with held(self._tensors - _tensors_of(optimizer)):
             try:
                 losses = [optimizer.step(closure) for _ in range(block.num_steps)]
             finally:
@@ -313,12 +322,16 @@ class BlockCoordinateVI:
             )
 
 
+def _tensors_of(optimizer: torch.optim.Optimizer) -> set[Tensor]:
+    return {tensor for group in optimizer.param_groups for tensor in group["params"]}
+
+
 def _partition(blocks: Sequence[Block], parameters: Mapping[str, Parameter]) -> dict[str, dict[str, Parameter]]:
     """Parameters of each block, which must share out all that are not frozen."""
     owners: dict[str, list[str]] = {name: [] for name in parameters}
     faults = []
     for block in blocks:
-        chosen = {f"pattern {key!r}": {name for name in parameters if fnmatchcase(name, key)} for key in block.params}
+        chosen = {f"pattern {key!r}": _matching(key, parameters) for key in block.params}
         for key in block.sites:
             names = {name for name, parameter in parameters.items() if parameter.of_guide and f".{key}." in f".{name}."}
             chosen[f"site {key!r}"] = names
@@ -334,3 +347,8 @@ def _partition(blocks: Sequence[Block], parameters: Mapping[str, Parameter]) -> 
             "requires_grad_(False) keeps others out"
         )
     return {block.name: {name: parameters[name] for name in owners if block.name in owners[name]} for block in blocks}
+
+
+def _matching(key: str, names: Collection[str]) -> set[str]:
+    """The name itself if there is one, brackets and all, else what the pattern fits."""
+    return {key} if key in names else {name for name in names if fnmatchcase(name, key)}

@@ -19,7 +19,7 @@ LogLikelihood = Callable[[Float[Tensor, "B Q"], Float[Tensor, "B D"]], Float[Ten
 def variational(
     log_likelihoods: Sequence[LogLikelihood],
     Y: Float[Tensor, "B D"],
-    prior: TorchDistributionMixin,
+    prior: torch.distributions.Distribution,
     loc: Float[Tensor, "starts Q"],
     scale: Float[Tensor, "starts Q"],
     *,
@@ -64,7 +64,7 @@ def variational(
 def by_laplace(
     entries: Sequence[Entries],
     Y: Float[Tensor, "B D"],
-    prior: TorchDistributionMixin,
+    prior: torch.distributions.Distribution,
     start: Float[Tensor, "starts Q"] | None,
     num_starts: int,
     *,
@@ -106,7 +106,7 @@ def by_laplace(
 def best_candidates(
     log_likelihood: LogLikelihood,
     Y: Float[Tensor, "B D"],
-    prior: TorchDistributionMixin,
+    prior: torch.distributions.Distribution,
     candidates: Float[Tensor, "C Q"],
     num_starts: int,
 ) -> Float[Tensor, "starts Q"]:

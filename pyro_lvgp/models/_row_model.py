@@ -62,6 +62,18 @@ class RowModel(LatentVariableModel):
             self.mean = self.likelihood.function(Y).nanmean(0)
         return X if own is None else own, filled - centre
 
+    def _start_parameter(self, name: str, value: Tensor) -> Tensor:
+        """Let a parameter start at a value, unless it is held; where it has a prior, guides start there instead.
+
+        :returns: where it starts.
+        """
+        if name in self._pyro_samples:
+            self.initial_values[name] = value
+            return value
+        if getattr(self, f"{name}_unconstrained").requires_grad:
+            setattr(self, name, value)
+        return getattr(self, name)
+
     def _standardised(self, latents: Tensor) -> Tensor:
         """Latents found elsewhere, with the mean and variance of their prior."""
         check_tensors([latents])

@@ -247,7 +247,8 @@ class BayesianGPLVM(RowModel):
 
         Latents come from PCA or factor analysis of the data on the scale of f, inducing points from k-means of the
         latents, ``mean`` from the column means, and ``u`` from ridge regression on the latents,
-        ``u = (A Aᵀ + ridge I)⁻¹ A (f − c)``.
+        ``u = (A Aᵀ + ridge I)⁻¹ A (f − c)``.  Inducing points that are held (``requires_grad_(False)``) stay as they are, and
+        keep a prior if they have one.
 
         :param Y: all data, NaN where missing.
         :param method: ``"pca"`` or ``"factor-analysis"``.
@@ -259,14 +260,15 @@ class BayesianGPLVM(RowModel):
         """
         with torch.no_grad():
             X, function = self._start(Y, method, latents, seed)
-            Z = self.inducing_points = cluster_centres(X, self.num_inducing, seed=seed)
+            self.initial_values = {"X": X}
+            Z = self._start_parameter("inducing_points", cluster_centres(X, self.num_inducing, seed=seed))
             with seeded(seed):  # of parameters with a prior, one draw for both
                 theta = self.kernel.theta()
             Kuu, Kuf = self.kernel.covariance(Z, Z, theta), self.kernel.covariance(Z, X, theta)
             A = solve_lower(safe_cholesky(Kuu), Kuf)
             gram = A @ A.mT + ridge * torch.eye(self.num_inducing, dtype=A.dtype, device=A.device)
             u = torch.linalg.solve(gram, A @ function)
-        self.initial_values = {"X": X, "u": u.mT.contiguous()}
+        self.initial_values["u"] = u.mT.contiguous()
         return self
 
     def latent_candidates(self) -> Float[Tensor, "M Q"]:

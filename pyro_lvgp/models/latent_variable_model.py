@@ -34,11 +34,13 @@ class LatentVariableModel(PyroModule):
     """Rows y_n, each with a latent x_n in plate ``data`` at dim −1, and whatever they share.
 
     You implement ``forward(y=None, idx=None)`` with the sites ``X`` and ``y``, the latter an
-    ``Independent(NoisyFunction)``, possibly masked; and ``latent_candidates()``, points to start from for a new row.
+    ``Independent(NoisyFunction)``, possibly masked; ``latent_candidates()``, points to start from for a new row; and the
+    attribute ``likelihood``, that of ``y``.
     You get ``predict``, ``reconstruct``, ``infer_latents`` and ``impute`` under any guide.
     """
 
     local_plate = "data"
+    likelihood: Any
 
     def __init__(self, num_data: int, data_dim: int, latent_dim: int):
         super().__init__()
@@ -58,7 +60,7 @@ class LatentVariableModel(PyroModule):
     def init_loc_fn(self, site: dict) -> Tensor:
         """Where a guide starts: at ``initial_values``, else at the prior's median."""
         value = self.initial_values.get(site["name"])
-        return init_to_median(site) if value is None else value.to(self.latent_candidates())
+        return init_to_median(site) if value is None else value.to(next(self.parameters(), value))
 
     def predict(self, guide: Guide, X: Latents, *, num_samples: int = 64) -> Prediction:
         """Predict y at latent positions, or averaged over a distribution of them.
@@ -119,7 +121,7 @@ class LatentVariableModel(PyroModule):
         Y: Float[Tensor, "B D"],
         *,
         method: Method = "variational",
-        prior: TorchDistributionMixin | None = None,
+        prior: torch.distributions.Distribution | None = None,
         num_starts: int = 1,
         num_steps: int | None = None,
         learning_rate: float = 0.05,
@@ -155,28 +157,26 @@ class LatentVariableModel(PyroModule):
             ``MixtureSameFamily`` of them.
         :raises ValueError: for another method, without starts or draws, if there are fewer candidates than starts, or by
             ``"laplace"`` for a prior that is no Gaussian and no mixture of Gaussians.
+        :raises TypeError: for a prior that is no distribution, or one of another dtype than the model's.
         """
         if method not in get_args(Method):
             raise ValueError(f"expected method in {get_args(Method)}, got {method!r}")
-        self._check_rows(Y)
-        check_values(Y, columns=False, name="Y")
-        prior = dist.Normal(torch.zeros_like(self.latent_candidates()[0]), 1.0).to_event(1) if prior is None else prior
-        steps, samples = (30, 1) if method == "laplace" else (300, 8)
-        num_steps, num_samples = steps if num_steps is None else num_steps, samples if num_samples is None else num_samples
-        check_sizes(num_starts=num_starts, num_samples=num_samples)
-        check_sizes(least=0, num_steps=num_steps)
-        if prior.batch_shape + prior.event_shape != (self.latent_dim,) or not prior.event_shape:
-            raise ValueError(
-                f"expected a prior of one row's {self.latent_dim} latents, got batch shape {list(prior.batch_shape)} and "
-                f"event shape {list(prior.event_shape)}; a Normal needs .to_event(1)"
-            )
-        with seeded(seed):
+        # A search takes gradients wherever it is called, and reads what may have a prior.
+        with torch.inference_mode(False), torch.enable_grad(), seeded(seed):
+            self._check_rows(Y)
+            check_values(Y, columns=False, name="Y")
+            Y = Y.clone()  # gradients do not pass by tensors of inference mode
+            prior = self._prior_of_row(prior)
+            steps, samples = (30, 1) if method == "laplace" else (300, 8)
+            num_steps, num_samples = steps if num_steps is None else num_steps, samples if num_samples is None else num_samples
+            check_sizes(num_starts=num_starts, num_samples=num_samples)
+            check_sizes(least=0, num_steps=num_steps)
             if method == "variational":
                 likelihoods = list(self._log_likelihoods(guide, num_samples))
                 loc, scale = self._first_latents(guide, likelihoods[0], Y, prior, num_starts)
                 return variational(likelihoods, Y, prior, loc, scale, num_steps=num_steps, learning_rate=learning_rate)
             start = None
-            if not isinstance(prior, dist.MixtureSameFamily):
+            if not isinstance(prior, torch.distributions.MixtureSameFamily):
                 start, _ = self._first_latents(guide, next(self._log_likelihoods(guide, 1)), Y, prior, num_starts)
             entries = [self._predictor(guide) for _ in range(num_samples)]
             return by_laplace(entries, Y, prior, start, num_starts, num_steps=num_steps)
@@ -212,6 +212,28 @@ class LatentVariableModel(PyroModule):
             filled.f_mean,
             filled.f_variance,
         )
+
+    def _prior_of_row(self, prior: Any) -> torch.distributions.Distribution:
+        """N(0, I) if none is given; raise unless it is a distribution over the latents of one row."""
+        like = self.latent_candidates()
+        if prior is None:
+            return dist.Normal(torch.zeros_like(like[0]), 1.0).to_event(1)
+        if not isinstance(prior, torch.distributions.Distribution):
+            raise TypeError(
+                f"expected a distribution over a row's latents as prior, got {prior!r}; pass latent_mixture(...), say"
+            )
+        if prior.batch_shape + prior.event_shape != (self.latent_dim,) or not prior.event_shape:
+            raise ValueError(
+                f"expected a prior of one row's {self.latent_dim} latents, got batch shape {list(prior.batch_shape)} and "
+                f"event shape {list(prior.event_shape)}; a Normal needs .to_event(1)"
+            )
+        with seeded(0):
+            dtype = prior.sample().dtype
+        if dtype != like.dtype:
+            raise TypeError(
+                f"expected a prior of the model's dtype {like.dtype}, got {dtype}; make it of tensors of that dtype"
+            )
+        return prior
 
     def _check_rows(self, Y: Tensor) -> None:
         """Raise unless Y are rows as the model has them, in the support of its likelihood."""
@@ -290,7 +312,7 @@ class LatentVariableModel(PyroModule):
         return (partial(self._log_likelihood_rows, globals_) for globals_ in self._global_draws(guide, num_samples))
 
     def _first_latents(
-        self, guide: Guide, log_likelihood: LogLikelihood, Y: Tensor, prior: TorchDistributionMixin, num_starts: int
+        self, guide: Guide, log_likelihood: LogLikelihood, Y: Tensor, prior: torch.distributions.Distribution, num_starts: int
     ) -> tuple[Tensor, Tensor]:
         """Where a search starts, and standard deviations there: at the encoding of a row, or at the best candidates."""
         # The encoder of an annealed guide is its base's.
@@ -300,7 +322,7 @@ class LatentVariableModel(PyroModule):
                 loc, scale = encoder(Y)
             # A full covariance starts at its marginals.
             return loc, scale if scale.shape == loc.shape else scale.square().sum(-1).sqrt()
-        is_mixture = isinstance(prior, dist.MixtureSameFamily)
+        is_mixture = isinstance(prior, torch.distributions.MixtureSameFamily)
         candidates = prior.sample((_NUM_CANDIDATES,)) if is_mixture else self.latent_candidates()
         loc = best_candidates(log_likelihood, Y, prior, candidates, num_starts)
         return loc, torch.full_like(loc, 0.1)

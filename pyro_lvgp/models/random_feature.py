@@ -23,9 +23,10 @@ from pyro_lvgp.likelihoods import Gaussian, Likelihood, Logistic
 from pyro_lvgp.models._row_model import RowModel
 from pyro_lvgp.models.latent_variable_model import Guide
 from pyro_lvgp.recording import assume
+from pyro_lvgp.seeding import seeded
 from pyro_lvgp.validation import check_data
 
-_REACH = 3.0
+_REACH, _NUM_DRAWS = 3.0, 100
 
 
 class RandomFeatureLVM(RowModel):
@@ -101,7 +102,7 @@ class RandomFeatureLVM(RowModel):
         self.component_locs: Any = PyroParam(torch.zeros(num_components, latent_dim), constraints.real)
         self.component_scales: Any = PyroParam((0.3 * noise).exp() / (2.0 * math.pi * lengthscale), constraints.positive)
         self.kernel_variance: Any = PyroParam(torch.ones(()), constraints.positive)
-        self.register_buffer("concentration", torch.tensor(concentration))
+        self.register_buffer("concentration", torch.tensor(concentration, dtype=self.mean.dtype))
         self.candidates: Tensor
         places = torch.randn(min(num_data, 100), latent_dim, generator=torch.Generator().manual_seed(seed)).to(self.mean)
         self.register_buffer("candidates", places)
@@ -155,7 +156,9 @@ class RandomFeatureLVM(RowModel):
 
         :param logits: logarithms of the weights ``[..., F or 1, C]``.
         """
-        mixture = DiagonalMixture(logits, self.component_locs, self.component_scales)
+        # Draws of components with a prior have a dimension for the frequencies too.
+        locs, scales = (x if x.dim() == 2 else x.unsqueeze(-3) for x in (self.component_locs, self.component_scales))
+        mixture = DiagonalMixture(logits, locs, scales)
         return mixture.expand((*mixture.batch_shape[:-1], self.num_frequencies))
 
     def features(self, X: Float[Tensor, "*#batch N Q"], omega: Float[Tensor, "*#batch F Q"]) -> Float[Tensor, "*batch N L"]:
@@ -221,6 +224,9 @@ class RandomFeatureLVM(RowModel):
     ) -> "RandomFeatureLVM":
         """Start from the latents of a linear model of the data; guides made afterwards start there too.
 
+        ``kernel_variance`` starts at the mean square of the centred data on the scale of f, unless it is held
+        (``requires_grad_(False)``); if it has a prior, guides start there.
+
         :param Y: all data, NaN where missing.
         :param method: ``"pca"`` or ``"factor-analysis"``.
         :param latents: start from these instead, such as a layout of neighbours; columns are standardised.
@@ -230,11 +236,11 @@ class RandomFeatureLVM(RowModel):
         """
         with torch.no_grad():
             X, function = self._start(Y, method, latents, seed)
+            self.initial_values = {"X": X}
             variance = function.square().mean()
-            self.kernel_variance = variance if variance > 0.0 else torch.ones_like(variance)  # of one row, say
+            self._start_parameter("kernel_variance", variance if variance > 0.0 else torch.ones_like(variance))  # of one row
         some = torch.randperm(len(X), generator=torch.Generator().manual_seed(seed))[: len(self.candidates)]
         self.candidates = X[some.to(X.device)]
-        self.initial_values = {"X": X}
         return self
 
     def latent_candidates(self) -> Float[Tensor, "M Q"]:
@@ -242,6 +248,8 @@ class RandomFeatureLVM(RowModel):
 
     def kernel(self, guide: Guide, X: Float[Tensor, "N Q"], X2: Float[Tensor, "M Q"] | None = None) -> Float[Tensor, "N M"]:
         """The learned kernel ``σ_k² E φ(x)ᵀ φ(x′)`` under the guide's distribution of frequencies.
+
+        Of a σ_k² with a prior it has the mean over draws from the guide.
 
         :param guide: a fitted guide, whose ``omega`` is a Gaussian or a :class:`~pyro_lvgp.diagonal_mixture.DiagonalMixture`.
         :param X: inputs.
@@ -253,23 +261,35 @@ class RandomFeatureLVM(RowModel):
         for inputs in (X, X2):
             check_data(inputs, self.latent_dim, like=self.mean, name="X")
         with torch.no_grad():
-            return self.kernel_variance * mixture_kernel(X, X2, *self._learned_mixture(guide))
+            points, variance = self._learned_spectrum(guide)
+            return variance * mixture_kernel(X, X2, *points)
 
     def spectral_density(self, guide: Guide, omega: Float[Tensor, "K Q"]) -> Float[Tensor, " K"]:
         """Density of the frequencies of the learned kernel.
 
         :param guide: a fitted guide, as for :meth:`kernel`.
         :param omega: frequencies, in cycles per unit of X.
-        :raises TypeError: for a guide of another kind.
+        :raises ValueError: for frequencies of other dimensions.
+        :raises TypeError: for frequencies of another dtype than the model's, or a guide of another kind.
         """
+        check_data(omega, self.latent_dim, like=self.mean, name="omega")
         with torch.no_grad():
-            return spectral_density(omega, *self._learned_mixture(guide))
+            points, _ = self._learned_spectrum(guide)
+            return spectral_density(omega, *points)
 
-    def _learned_mixture(self, guide: Guide) -> tuple[Tensor, Tensor, Tensor]:
-        """Weights, means and scales of the guide's distributions of all frequencies taken together."""
+    def _learned_spectrum(self, guide: Guide) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+        """Weights, means and scales of the guide's distributions of all frequencies taken together, and the mean of σ_k²."""
         row, idx = self.mean.new_full((1, self.data_dim), torch.nan), torch.zeros(1, dtype=torch.long, device=self.mean.device)
-        site: Any = poutine.trace(guide).get_trace(row, idx).nodes["omega"]
-        points = without_independent(site["fn"])
+        has_prior = "kernel_variance" in self._pyro_samples
+        with seeded(0):
+            traces: list[Any] = [poutine.trace(guide).get_trace(row, idx) for _ in range(_NUM_DRAWS if has_prior else 1)]
+            draws = [trace.nodes["kernel_variance"]["value"] for trace in traces] if has_prior else [self.kernel_variance]
+        return self._mixture_of(traces[0].nodes["omega"]["fn"]), torch.stack(draws).mean(0)
+
+    @staticmethod
+    def _mixture_of(omega: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Weights, means and scales of the distributions of all frequencies taken together."""
+        points = without_independent(omega)
         if isinstance(points, DiagonalMixture):
             return points.weights.mean(0), points.locs, points.scales
         if not isinstance(points, torch.distributions.Normal):

@@ -29,6 +29,7 @@ def plot_bounds(
     :param ylabel: what the vertical axis shows.
     :param ax: where to draw; a new figure by default.
     :raises ValueError: if there is no history, a history is empty, or times do not match.
+    :raises TypeError: for a history without a name.
 
     >>> from matplotlib import pyplot as plt
     >>> ax = plot_bounds({"fit": [-9.0, -3.0, -2.0]}, per=10)
@@ -36,6 +37,8 @@ def plot_bounds(
     'step'
     >>> plt.close(ax.figure)
     """
+    if not isinstance(histories, Mapping):
+        raise TypeError(f"expected histories by name, got {type(histories).__name__}; pass {{'name': bounds}}.")
     if not histories or not 0 <= smooth < 1 or not per > 0:
         raise ValueError(
             f"expected one history or more, 0 ≤ smooth < 1 and per > 0, got {len(histories)}, {smooth} and {per}; "
