@@ -1,7 +1,8 @@
 """Scikit-learn's habits: an estimator for whoever wants latents and no Pyro."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -104,8 +105,9 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         self.scaler_ = StandardScaler(with_mean=standardised, with_std=standardised)
         Y = torch.tensor(self.scaler_.fit_transform(X))
         self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        self._local = pyro.settings.get("module_local_params")
         N, D = Y.shape
-        with _OWN_PARAMETERS(), seeded(self._seed):
+        with self._pyro_as_fitted(), seeded(self._seed):
             likelihood, num_inducing = deepcopy(self.likelihood), min(self.n_inducing, N)
             model = BayesianGPLVM(N, D, self.n_components, likelihood=likelihood, num_inducing=num_inducing)
             self.model_ = model.to(Y.dtype).initialize(Y, seed=self._seed)
@@ -136,7 +138,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         X = validate_data(self, X, reset=False, **_ROWS)
         check_values(torch.tensor(X), columns=False, name="X")
         Y = torch.tensor(self.scaler_.transform(X)).to(self.model_.mean)
-        with _OWN_PARAMETERS():
+        with self._pyro_as_fitted():
             parts: list[Any] = [
                 self.model_.infer_latents(self.guide_, rows, method="laplace", seed=self._seed) for rows in Y.split(_FEW)
             ]
@@ -149,9 +151,15 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         """
         check_is_fitted(self)
         latents = torch.tensor(check_array(X, dtype=_ROWS["dtype"])).to(self.model_.mean)
-        with _OWN_PARAMETERS(), seeded(self._seed):
+        with self._pyro_as_fitted(), seeded(self._seed):
             Y = self.model_.predict(self.guide_, latents).mean
         return self.scaler_.inverse_transform(Y.numpy())
+
+    @contextmanager
+    def _pyro_as_fitted(self) -> Iterator[None]:
+        """Under the setting that model and guide were made under, and with a store in which no others have their names."""
+        with pyro.settings.context(module_local_params=self._local), pyro.get_param_store().scope():
+            yield
 
     @property
     def _n_features_out(self) -> int:
@@ -164,7 +172,5 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         return tags
 
 
-# In Pyro's store others go by the same names.
-_OWN_PARAMETERS = partial(pyro.settings.context, module_local_params=True)
 _FEW = 1000  # rows at a time, to bound the memory that new ones take
 _ROWS: dict[str, Any] = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}

@@ -238,7 +238,7 @@ def test_what_is_frozen_before_the_first_step_may_be_in_a_block():
         assert m.noise == 0.5
         assert torch.equal(g.precision, torch.ones(Q))
         torch.testing.assert_close(g.w.mean.detach(), torch.ones(Q))
-        assert vi.state_dict()["optimizers"] == {}
+        assert vi.state_dict()["optimizers"]["noise"]["state"] == {}
 
 
 def test_guides_with_discrete_sites_are_told_of_other_bounds():

@@ -848,3 +848,30 @@ def test_densities_are_asked_of_the_entries_predicted(shape):
     assert mixture.log_prob(torch.zeros(7, 1)).shape == (7, 1)
     with pytest.raises(ValueError, match=rf"expected y of shape \[7, 1\], .* got {re.escape(str(list(shape)))}; expand"):
         mixture.log_prob(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("name", ["likelihood.variance", "decoder.weight"])
+def test_prediction_wants_the_guide_to_know_all_that_has_a_prior(name):
+    """What a guide of a conditioned model does not know would be drawn from its prior."""
+    x, y = torch.linspace(0.0, 1.0, 8)[:, None], torch.randn(8, D)
+    model = GPVAE(RBF(1), nn.Linear(1, D), Gaussian(0.01))
+    part, attribute = name.split(".")
+    owner = getattr(model, part)
+    value = getattr(owner, attribute).detach().abs()
+    setattr(owner, attribute, PyroSample(dist.LogNormal(0.0, 2.0).expand(value.shape).to_event(value.dim())))
+    guide = StructuredGPGuide(poutine.condition(model, {name: value}), sites={"f": FactorNet(D, 1, [2])})
+    guide(x, y)
+    with pytest.raises(ValueError, match=rf"got one without \['{name}'\].*a parameter that is held"):
+        model.predict(guide, x, y)
+
+
+def test_modules_that_have_run_elsewhere_are_refused():
+    x, y = torch.linspace(0.0, 1.0, 8)[:, None], torch.randn(8, D)
+    encoder, decoder = FactorNet(D, 1, [2]), MLP(1, D, [2])
+    model = GPVAE(RBF(1), decoder)
+    StructuredGPGuide(model, encoder)(x, y)
+    model(x)
+    with pytest.raises(ValueError, match=r"got a .*FactorNet that has run elsewhere"):
+        StructuredGPGuide(model, encoder)
+    with pytest.raises(ValueError, match=r"got a .*MLP that has run elsewhere"):
+        GPVAE(RBF(1), decoder)

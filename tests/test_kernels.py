@@ -14,7 +14,11 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from pyro_lvgp import covariance
 from pyro_lvgp.gaussian_process import GaussianProcess
+from pyro_lvgp.guides import StructuredGPGuide
+from pyro_lvgp.infer import StructuredELBO
 from pyro_lvgp.kernels import RBF, Kernel, Linear, Matern, Periodic, Product, Stack, Sum, as_kernel
+from pyro_lvgp.models import GPVAE
+from pyro_lvgp.networks import ZeroImputation
 
 
 def _linear(Q, lengthscale=1.0, **kwargs):
@@ -411,8 +415,8 @@ def test_svi_trains_a_kernel_in_a_plain_function():
 
 def test_as_kernel_trains_by_svi(gpytorch):
     theirs = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RQKernel(ard_num_dims=2))
-    before = {name: value.detach().clone() for name, value in theirs.named_parameters()}
     model = _GP(as_kernel(theirs) * RBF(2), torch.randn(6, 2), torch.randn(6))
+    before = {name: value.detach().clone() for name, value in theirs.named_parameters()}
     svi = SVI(model, lambda: None, pyro.optim.Adam({"lr": 0.1}), Trace_ELBO())
     with poutine.trace(param_only=True) as tape:
         svi.loss_and_grads(model, lambda: None)
@@ -642,3 +646,39 @@ def test_a_prior_needs_a_batch_of_kernels_in_a_stack():
 def test_stacks_that_make_no_sense(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_gpytorch_s_kernels_are_parts_of_our_models(gpytorch, local):
+    """And leave alone what kernels share."""
+    with pyro.settings.context(module_local_params=local):
+        t, y = torch.linspace(0.0, 1.0, 9)[:, None], torch.randn(9, 2)
+        theirs = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RQKernel())
+        model = GPVAE(as_kernel(theirs), torch.nn.Linear(1, 2))
+        guide = StructuredGPGuide(model, ZeroImputation(2, 1))
+        svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), StructuredELBO())
+        before = theirs.base_kernel.lengthscale.item()
+        for _ in range(3):
+            svi.step(t, y)
+        assert theirs.base_kernel.lengthscale.item() != before
+    others = gpytorch.kernels.RBFKernel().modules()
+    assert not any(isinstance(part, pyro.nn.PyroModule) for part in others)
+
+
+def test_a_prior_on_a_gpytorch_parameter_is_refused(gpytorch):
+    kernel = as_kernel(gpytorch.kernels.RBFKernel())
+    kernel.kernel.raw_lengthscale = PyroSample(dist.Normal(torch.zeros(1, 1), 1.0).to_event(2))
+    with pytest.raises(ValueError, match=r"priors on \['raw_lengthscale'\]"):
+        kernel(torch.randn(3, 1))
+
+
+def test_a_diagonal_without_the_batch_of_its_kernel_is_refused():
+    class White(Kernel):
+        def _covariance(self, X, Z, theta):
+            return (X[..., :, None, :] == Z[..., None, :, :]).all(-1).to(X.dtype).expand(2, -1, -1)
+
+        def _diagonal(self, X, theta):
+            return torch.ones_like(X[..., 0])
+
+    with pytest.raises(ValueError, match=r"_diagonal of White to have the batch shape \[2\]"):
+        White(1, batch_shape=(2,)).diag(torch.randn(3, 1))

@@ -849,7 +849,7 @@ class TestBadInput:
 
     def test_collapsed_weights_want_all_data_first(self, Y):
         model = RandomFeatureLVM(N, D, Q)
-        with pytest.raises(ValueError, match="first call with all data"):
+        with pytest.raises(ValueError, match="has seen all data"):
             RandomFeatureGuide(model)(Y[:2], torch.arange(2))
 
     def test_priors_on_parameters(self, Y):

@@ -117,4 +117,3 @@ def test_serves_whether_parameters_are_local_to_modules_or_not(iris, when):
         for each in (gplvm, pickle.loads(pickle.dumps(gplvm))):
             np.testing.assert_array_equal(each.transform(iris[:3]), expected)
             assert each.inverse_transform(expected).shape == (3, 4)
-        assert gplvm.model_.predict(gplvm.guide_, torch.tensor(expected)).mean.shape == (3, 4)

@@ -914,3 +914,15 @@ def test_encoder_of_the_wrong_number_of_processes_is_refused(form):
     guide = SparseStructuredGPGuide(SparseGPVAE(kernel(), MLP(Q, D), torch.rand(M, 1)), net)
     with pytest.raises(ValueError, match=rf"expected sites of {Q} processes for 'u', got an encoding of {Q + 1}"):
         guide(*data())
+
+
+def test_prediction_wants_the_guide_to_know_the_kernel():
+    t, y = torch.linspace(0.0, 1.0, 8)[:, None], torch.randn(8, 2)
+    model = SparseGPVAE(RBF(1), nn.Linear(1, 2), t[::2])
+    model.kernel.lengthscale = PyroSample(dist.LogNormal(0.0, 1.0).expand([1]).to_event(1))
+    known = poutine.condition(model, {"kernel.lengthscale": torch.tensor([0.3])})
+    guide = SparseStructuredGPGuide(known, sites={"u": IndexNet(2, 1)}, given=("f",))
+    guide(t, y)
+    for joint in (False, True):
+        with pytest.raises(ValueError, match=r"got one without \['kernel.lengthscale'\]"):
+            model.predict(guide, t, y, joint=joint)

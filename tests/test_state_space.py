@@ -231,6 +231,26 @@ def test_hard_inputs_and_sites(x, precision, nu, dtype):
             assert slope.isfinite().all()
 
 
+SUMS = {
+    "with a constant": lambda: Matern(1, 1.5, lengthscale=0.7) + 0.5,
+    "slow and quick": lambda: 0.5 * Matern(1, 2.5, lengthscale=10.0) + Matern(1, 0.5),
+}
+
+
+@pytest.mark.parametrize("make_kernel", SUMS.values(), ids=SUMS)
+@pytest.mark.parametrize(("x", "precision"), HARD.values(), ids=HARD)
+def test_hard_inputs_and_sites_of_sums(x, precision, make_kernel):
+    """Their states are seen as sums, of which sharp sites know many digits and none of the parts'."""
+    kernel, x = make_kernel().double(), x.double()
+    site_mean, precision = x.sin() + 0.1 * torch.randn(40), torch.full((40,), precision).double()
+    expected = state_space.condition(make_series(kernel, x), site_mean, precision)
+    found = state_space.condition(make_series(kernel.float(), x.float()), site_mean.float(), precision.float())
+    torch.testing.assert_close(found.mean.double(), expected.mean, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found.variance.double(), expected.variance, rtol=1e-2, atol=1e-14)
+    found, expected = (gaussian_sites.kl_divergence(posterior).double() for posterior in (found, expected))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
 def test_sites_of_all_precisions_at_once(dtype):
     """From what is below the smallest normal number in float32 to what is above 1 / rounding."""
     kernel, x = Matern(1, 2.5).to(dtype), torch.linspace(0.0, 1.0, 60, dtype=dtype)

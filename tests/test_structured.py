@@ -146,6 +146,27 @@ def test_values_and_gradients_have_one_mean(name, monkeypatch):
     assert_mean_of_runs(particles(num, 1 + len(series), **options), model, guide, (x, y), expected)
 
 
+@every_estimator
+@pytest.mark.parametrize("weights", [[1.0, 0.5, 2.0, 1.0], [True, False, True, True]], ids=["scaled", "masked"])
+def test_series_count_as_often_as_their_scales_and_masks_say(weights, estimator):
+    model, (x, y) = make_model(), make_data(B)
+    w = torch.tensor(weights)[:, None]
+    weighted = poutine.mask(model, mask=w) if w.dtype == torch.bool else poutine.scale(model, scale=w)
+    guide = StructuredGPGuide(weighted, sites={"f": FactorNet(D, Q, [2])})
+    guide(x, y)
+    expected = sum(weight * quadrature(model, guide, *row) for weight, *row in zip(w.squeeze(-1), x, y, strict=True))
+    assert_mean_of_runs(many_particles(estimator), weighted, guide, (x, y), expected)
+
+
+@pytest.mark.parametrize("value", ["semi-analytic", "doubly-stochastic"])
+def test_a_process_has_one_scale_in_model_and_guide(value):
+    model, guide, x, y = make(B)
+    bound = StructuredELBO(value=value, max_plate_nesting=2)
+    with pytest.raises(ValueError, match=r"one scale of 'f'.*got 0.1 and 1.0: wrap the guide"):
+        bound.loss(poutine.scale(model, scale=0.1), guide, x, y)
+    bound.loss(poutine.scale(model, scale=0.1), poutine.scale(guide, scale=0.1), x, y)
+
+
 class ScaleObserved(Messenger):
     """Multiply log likelihoods."""
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from pyro_lvgp.guides._coordinates import Covariance, SiteCoordinates
 from pyro_lvgp.guides._model_guide import ModelGuide
-from pyro_lvgp.networks import as_pyro_module
+from pyro_lvgp.networks.mlp import adopt
 
 
 class MeanFieldGuide(ModelGuide):
@@ -89,7 +89,7 @@ class MeanFieldGuide(ModelGuide):
         self._init_scale = init_scale
         self.encoders = PyroModule()
         for name, encoder in (encoders or {}).items():
-            setattr(self.encoders, name, as_pyro_module(encoder))
+            adopt(self.encoders, name, encoder)
         self._encoded = frozenset(encoders or {})
 
     def _setup_prototype(self, *args, **kwargs):

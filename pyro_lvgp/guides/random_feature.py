@@ -20,7 +20,7 @@ from pyro_lvgp.infer import Block
 from pyro_lvgp.integration import is_bounding
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import RandomFeatureLVM
-from pyro_lvgp.networks import as_pyro_module
+from pyro_lvgp.networks.mlp import adopt
 
 Frequencies = Literal["mixture", "gaussian"]
 Weights = Literal["collapsed", "filled", "explicit", "shared"]
@@ -100,7 +100,7 @@ class RandomFeatureGuide(SampledGuide):
         super().__init__(model)
         self.encoders = PyroModule()
         if encoder is not None:
-            self.encoders.X = as_pyro_module(encoder)
+            adopt(self.encoders, "X", encoder)
         self.frequencies, self._weights, self._init_scale, self._seed = frequencies, weights, init_scale, seed
 
     @property

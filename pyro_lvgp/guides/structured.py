@@ -20,7 +20,7 @@ from pyro_lvgp.gaussian_process import GaussianProcess, StructuredPosterior
 from pyro_lvgp.guides._handlers import AllDrawn, HideObserved, Integrate, Replace, StopAfter
 from pyro_lvgp.guides._model_guide import ModelGuide
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
-from pyro_lvgp.networks import as_pyro_module
+from pyro_lvgp.networks.mlp import adopt
 from pyro_lvgp.seeding import seeded
 from pyro_lvgp.state_space_posterior import StateSpacePosterior
 from pyro_lvgp.validation import check_positional, position_of_data
@@ -105,7 +105,7 @@ class StructuredGPGuide(ModelGuide):
         self.encoders = PyroModule()
         for name, network in sites.items():
             if network is not None:
-                deep_setattr(self.encoders, name, as_pyro_module(network))
+                adopt(self.encoders, name, network)
         self.mean_field = MeanFieldGuide(
             poutine.block(model, hide=list(sites)),
             init_loc_fn=init_loc_fn or getattr(model, "init_loc_fn", None),

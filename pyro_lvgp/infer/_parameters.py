@@ -31,7 +31,7 @@ class Parameter:
         value = value.to(old)
         if not self._admits(value):
             raise ValueError(
-                f"expected a new value of {name!r} in {self.constraint}, got values outside, infinite or NaN; "
+                f"expected a new value of {name!r} in {self.constraint}, got values outside, or NaN; "
                 "a smaller damping or float64 may help"
             )
         return transform.inv(value if rho == 1.0 else torch.lerp(old, value, rho)).clone()
@@ -39,16 +39,15 @@ class Parameter:
     def _admits(self, value: Tensor) -> bool:
         """Whether a value survives the way to unconstrained space and back; torch's own checks leave no room for rounding."""
         transform = transform_to(self.constraint)
-        if not value.isfinite().all():
-            return False
-        if isinstance(self.constraint, constraints.greater_than):  # 0 survives as an infinite logarithm
-            return bool(self.constraint.check(value).all())
+        # 0 and infinity survive as infinite logarithms.
+        if isinstance(self.constraint, constraints.greater_than):
+            return bool((self.constraint.check(value) & value.isfinite()).all())
         try:
             back = transform(transform.inv(value))
         except torch.linalg.LinAlgError:  # it is not positive definite
             return False
         tolerance = torch.finfo(value.dtype).eps ** 0.5
-        largest = value.abs().max() if value.numel() else 0.0
+        largest = value.nan_to_num(0.0, 0.0, 0.0).abs().max() if value.numel() else 0.0
         return torch.allclose(back, value, rtol=tolerance, atol=tolerance * float(largest))
 
 

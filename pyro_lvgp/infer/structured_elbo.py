@@ -61,7 +61,7 @@ class StructuredELBO(DifferentiableELBO):
     :param vectorize_particles: draw particles along a dimension left of every plate; False one after the other.
     :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
     :raises ValueError: for an unknown estimator, a guide site that cannot be reparameterised, or a process whose prior depends
-        on another.
+        on another, or whose scale in the model is not that in the guide.
     :raises TypeError: if ``masking`` is no function.
 
     ``rescale`` and ``masking`` shape what ``loss_and_grads`` climbs and returns; ``loss`` is always minus the bound.
@@ -168,6 +168,8 @@ class StructuredELBO(DifferentiableELBO):
         bound = bound + sum(log_prob.sum() for _, log_prob in likelihoods)
         order = list(model_trace.nodes)
         for name, process in processes.items():
+            if is_validation_enabled():
+                _check_scales(name, model_trace, guide_trace)
             # What is drawn after a process may depend on it.
             below = [term for other, term in priors.items() if order.index(other) > order.index(name)]
             bound = bound + self._process(process, [*likelihoods, *below])
@@ -196,7 +198,8 @@ class StructuredELBO(DifferentiableELBO):
         if self.gradient == "score":
             log_q = torch.distributions.Normal(q.mean, q.variance.sqrt()).log_prob(f)
             log_q, log_l = (_sum_latents(x, event_dim) for x in (log_q, log_sites))
-            reward = sum((_by_point(*term, site) for term in below), -scale_and_mask(log_l, site["scale"]))
+            of_points = (x[..., None] if torch.is_tensor(x) and x.dim() else x for x in (site["scale"], site["mask"]))
+            reward = sum((_by_point(*term, site) for term in below), -scale_and_mask(log_l, *of_points))
             total = total + (reward.detach() * _without_value(log_q)).sum()
         return total
 
@@ -237,6 +240,16 @@ class _RefuseNested(Messenger):
                         "take Trace_ELBO, which draws them jointly"
                     )
         msg["value"] = self._means[msg["name"]] = q.mean.detach().requires_grad_()
+
+
+def _check_scales(name: str, model_trace: Trace, guide_trace: Trace) -> None:
+    """Raise unless a process has one scale in model and guide, as its KL divergence has."""
+    scales = [trace.nodes[name]["scale"] for trace in (model_trace, guide_trace)]
+    if not torch.equal(*torch.broadcast_tensors(*map(torch.as_tensor, scales))):
+        raise ValueError(
+            f"expected one scale of {name!r} in model and guide, got {scales[0]} and {scales[1]}: wrap the guide in "
+            "poutine.scale too"
+        )
 
 
 def _processes(guide_trace: Trace) -> Sites:

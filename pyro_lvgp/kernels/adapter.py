@@ -1,18 +1,21 @@
 """GPyTorch's kernels as kernels of this library."""
 
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pyro_lvgp.kernels.base import Kernel, Theta, _numbers
+from pyro_lvgp.networks.mlp import adopt
 
 
 def as_kernel(kernel: object) -> Kernel:
     """Adapt a GPyTorch kernel; a kernel of this library is returned as it is.
 
-    The GPyTorch parameters become Pyro parameters, trained by SVI like any other.  Priors registered with the GPyTorch
-    kernel are ignored, and the result can be neither compiled nor captured in a CUDA graph.
+    The GPyTorch parameters become Pyro parameters, trained by SVI like any other; the kernel is changed in place.  Priors
+    registered with the GPyTorch kernel are ignored, those by ``PyroSample`` refused, and the result can be neither compiled
+    nor captured in a CUDA graph.
 
     :param kernel: a :class:`Kernel`, or a ``gpytorch.kernels.Kernel``.
     :raises TypeError: if it is neither.
@@ -40,7 +43,17 @@ def as_kernel(kernel: object) -> Kernel:
 class _GPyTorchKernel(Kernel):
     def __init__(self, kernel: Any) -> None:
         super().__init__(batch_shape=kernel.batch_shape)
-        self.kernel = kernel
+        for constraint in kernel.constraints():  # all kernels share a default's softplus, which must stay what it is
+            constraint._modules.update(deepcopy(constraint._modules))
+        adopt(self, "kernel", kernel)
+
+    def theta(self) -> Theta:
+        if drawn := [name for part in self.kernel.modules() for name in getattr(part, "_pyro_samples", ())]:
+            raise ValueError(
+                f"expected a GPyTorch kernel without PyroSample, got priors on {drawn}, which would be drawn at each look; "
+                "take a kernel of pyro_lvgp.kernels, or a PyroParam"
+            )
+        return ()
 
     def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
         batch = torch.broadcast_shapes(X.shape[:-2], Z.shape[:-2])
@@ -53,5 +66,7 @@ class _GPyTorchKernel(Kernel):
         kernel: Any = self._modules["kernel"]  # not self.kernel, which sends a Pyro message
         return ", ".join(
             f"{name.replace('raw_', '')}={_numbers(raw if constraint is None else constraint.transform(raw))}"
-            for name, raw, constraint in kernel.named_parameters_and_constraints()
+            for stored, raw in kernel.named_parameters()
+            for name in [stored.removesuffix("_unconstrained")]
+            for constraint in [kernel.constraint_for_parameter_name(name)]
         )

@@ -119,7 +119,14 @@ class Kernel(PyroModule):
         :param X: N points.
         :param theta: what :meth:`theta` returned.
         """
-        return self._diagonal(self._select(X, "X"), theta)
+        variances = self._diagonal(self._select(X, "X"), theta)
+        batch = variances.shape[:-1]
+        if torch.broadcast_shapes(batch, self.batch_shape) != batch:
+            raise ValueError(
+                f"expected _diagonal of {type(self).__name__} to have the batch shape {list(self.batch_shape)} of the kernel "
+                f"before its points, got {list(variances.shape)}; expand it"
+            )
+        return variances
 
     @property
     def is_markov(self) -> bool:

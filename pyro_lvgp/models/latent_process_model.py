@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from pyro_lvgp.kernels import Kernel, as_kernel
 from pyro_lvgp.likelihoods import Likelihood, as_likelihood
-from pyro_lvgp.models.latent_variable_model import Guide
+from pyro_lvgp.models.latent_variable_model import Guide, check_all_given
 from pyro_lvgp.models.mixture import Imputation, MixturePrediction
-from pyro_lvgp.networks import as_pyro_module
+from pyro_lvgp.networks.mlp import adopt
 from pyro_lvgp.quasi_random import even_draws
 from pyro_lvgp.validation import check_inputs, check_new_inputs, check_not_empty, check_series, check_sizes
 
@@ -49,7 +49,7 @@ class LatentProcessModel(PyroModule):
         if independent_dim < 0:
             raise ValueError(f"expected independent_dim of 0 or more, got {independent_dim}")
         self.kernel = as_kernel(kernel)
-        self.decoder = as_pyro_module(decoder)
+        adopt(self, "decoder", decoder)
         self.likelihood = as_likelihood(likelihood)
         self.independent_dim, self.num_data = independent_dim, num_data
 
@@ -170,7 +170,8 @@ class LatentProcessModel(PyroModule):
         :param num_samples: draws of the latents.
         :param joint: draw latents jointly, as for trajectories, by a factorisation of their covariance at all inputs;
             otherwise each point from its marginal, which is faster.
-        :raises ValueError: if ``num_samples`` is not positive, or inputs do not fit or are not finite.
+        :raises ValueError: if ``num_samples`` is not positive, inputs do not fit or are not finite, or the guide is that of
+            another model, without some of its latent sites.
         :raises TypeError: if inputs or data have another dtype than the model.
         """
         check_sizes(num_samples=num_samples)
@@ -189,7 +190,9 @@ class LatentProcessModel(PyroModule):
                     # At other inputs nothing is known about what is independent of all data.
                     white: Any = posterior.nodes["w"]["fn"] if x_new is None else dist.Normal(f.new_zeros(shape), 1.0)
                     drawn["w"] = even_draws(share, white)
-                rows: Any = poutine.trace(poutine.condition(self, drawn)).get_trace(at).nodes["y"]["fn"]
+                trace = poutine.trace(poutine.condition(self, drawn)).get_trace(at)
+                check_all_given(trace, drawn)
+                rows: Any = trace.nodes["y"]["fn"]
                 mixture.append(rows.base_dist)
         return MixturePrediction(tuple(mixture))
 
@@ -216,7 +219,10 @@ class LatentProcessModel(PyroModule):
         num_samples: int = 100,
         joint: bool = True,
     ) -> MixturePrediction:
-        """Continue evenly spaced series, by draws of whole trajectories.
+        """Continue evenly spaced series after their last time, by draws of whole trajectories.
+
+        A series that is padded to the length of others goes on after its padding: forecasts of its own length are at some of
+        its rows, :meth:`predict` without ``x_new``.
 
         :param guide: a fitted guide.
         :param x: times of the data, increasing in equal steps.

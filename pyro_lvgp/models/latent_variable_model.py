@@ -330,10 +330,16 @@ class LatentVariableModel(PyroModule):
 
 def _rows(trace: Trace, given: Collection[str]) -> Any:
     """The distribution of the observations, an ``Independent`` around a ``NoisyFunction``, if all else was given."""
+    check_all_given(trace, given)
+    return trace.nodes["y"]["fn"]
+
+
+def check_all_given(trace: Trace, given: Collection[str]) -> None:
+    """Raise if a model drew latents of its own, from their priors, beside those that a guide gave it."""
     latents = {name for name, site in trace.iter_stochastic_nodes() if not site_is_subsample(site)} - {"y"}
     if unknown := sorted(latents - set(given)):
         raise ValueError(
             f"expected a guide that knows all latent sites of the model, got one without {unknown}: make the guide after all "
-            "priors of the model are set, and fit it"
+            "priors of the model are set, and fit it; what is known is a parameter that is held, not a site of a conditioned "
+            "model"
         )
-    return trace.nodes["y"]["fn"]

@@ -17,6 +17,7 @@ from pyro_lvgp.integration import IntegrateGaussians
 from pyro_lvgp.kernels import Kernel
 from pyro_lvgp.likelihoods import Likelihood
 from pyro_lvgp.models.latent_process_model import LatentProcessModel, as_inputs
+from pyro_lvgp.models.latent_variable_model import check_all_given
 from pyro_lvgp.quasi_random import even_draws
 from pyro_lvgp.sparse_process import SparseProcess
 
@@ -191,6 +192,7 @@ class SparseGPVAE(LatentProcessModel):
             shared["u"] = u.sample((num_samples,))
         with nullcontext() if joint else IntegrateGaussians(posterior):
             trace = poutine.trace(poutine.condition(self, shared)).get_trace(x if x_new is None else x_new)
+        check_all_given(trace, {"f", "w", *shared})
         prior: Any = trace.nodes["u"]["fn"]
         f: Any = trace.nodes["f"]["fn"]
         return prior.base_dist.process.trajectories(shared["u"]).mT if joint else even_draws(num_samples, f)

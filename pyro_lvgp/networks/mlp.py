@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from pyro.nn import PyroParam
+from pyro.infer.autoguide.utils import deep_setattr
+from pyro.nn import PyroModule, PyroParam
 from pyro.nn.module import to_pyro_module_
 from torch import nn
 
@@ -35,6 +36,20 @@ def as_pyro_module(network: nn.Module) -> nn.Module:
                 setattr(module, name, PyroParam(parameter.detach()))
                 getattr(module, f"{name}_unconstrained").requires_grad_(parameter.requires_grad)
     return network
+
+
+def adopt(owner: PyroModule, name: str, network: nn.Module) -> None:
+    """Make a network a part of a model or a guide, as :func:`as_pyro_module` has it.
+
+    :raises ValueError: if it has run as a part of another.
+    """
+    try:
+        deep_setattr(owner, name, as_pyro_module(network))
+    except AssertionError as error:  # Pyro cannot rename parts that have run
+        raise ValueError(
+            f"expected a module of its own for each model and guide, got a {type(network).__name__} that has run elsewhere; "
+            "make a new one, whose load_state_dict(...) takes over what was learned"
+        ) from error
 
 
 class MLP(nn.Sequential):

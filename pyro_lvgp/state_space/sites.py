@@ -173,10 +173,10 @@ def _output(chain: Chain) -> Float[Tensor, "*batch 1 1 S"]:
 def _factorise(chain: Chain, W: Float[Tensor, "*#batch N"]) -> KalmanFilter:
     """Variances of the state before each site by a scan; all else follows point by point."""
     W, h = W[..., None, None], _output(chain).mT
-    told = W.square() * h @ h.mT
-    P = chain.P[..., None, :, :]
-    later = prefix((chain.A, chain.Q, told[..., :-1, :, :]), P, _compose_updates, _update)
-    Ph = torch.cat([P.expand(*later.shape[:-3], -1, -1, -1), later], -3) @ h
+    # In double precision: where states are sums, I + C J of sharp sites is singular to the digits of float32.
+    A, Q, P, told = (x.double() for x in (chain.A, chain.Q, chain.P[..., None, :, :], W.square() * h @ h.mT))
+    later = prefix((A, Q, told[..., :-1, :, :]), P, _compose_updates, _update)
+    Ph = (torch.cat([P.expand(*later.shape[:-3], -1, -1, -1), later], -3) @ h.double()).to(h)
     # No variance is negative, whatever rounding says.
     s = 1.0 + W.square() * (h.mT @ Ph).clamp_min(0.0)
     p = Ph / s
