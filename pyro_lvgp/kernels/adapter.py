@@ -63,10 +63,9 @@ class _GPyTorchKernel(Kernel):
         return self.kernel(X).diagonal(dim1=-1, dim2=-2)
 
     def _parameters_text(self) -> str:
-        kernel: Any = self._modules["kernel"]  # not self.kernel, which sends a Pyro message
-        return ", ".join(
-            f"{name.replace('raw_', '')}={_numbers(raw if constraint is None else constraint.transform(raw))}"
-            for stored, raw in kernel.named_parameters()
-            for name in [stored.removesuffix("_unconstrained")]
-            for constraint in [kernel.constraint_for_parameter_name(name)]
-        )
+        texts = []
+        for stored, raw in self.kernel.named_parameters():
+            name = stored.removesuffix("_unconstrained")
+            constraint = self.kernel.constraint_for_parameter_name(name)
+            texts.append(f"{name.replace('raw_', '')}={_numbers(raw if constraint is None else constraint.transform(raw))}")
+        return ", ".join(texts)

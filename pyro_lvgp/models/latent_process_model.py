@@ -36,6 +36,19 @@ class LatentProcessModel(PyroModule):
     :param likelihood: p(y | decoder(f)); ``Gaussian()`` by default.
     :param independent_dim: number of latent dimensions that are independent from point to point.
     :param num_data: number of series, or of points of the one series; needed with mini-batches only.
+    :raises ValueError: for a negative ``independent_dim``, or a module that has run as a part of another model.
+
+    >>> from pyro_lvgp.guides import StructuredGPGuide
+    >>> from pyro_lvgp.kernels import RBF
+    >>> from pyro_lvgp.models import GPVAE
+    >>> from pyro_lvgp.networks import MLP, IndexNet
+    >>> model = GPVAE(RBF(1, lengthscale=0.2, batch_shape=(2,)), MLP(2, 3))
+    >>> guide = StructuredGPGuide(model, IndexNet(3, 2))
+    >>> t, y = torch.linspace(0.0, 1.0, 20)[:, None], torch.randn(20, 3)
+    >>> y[5:, 0] = torch.nan
+    >>> filled, ahead = model.impute(guide, t, y), model.forecast(guide, t, y, num_steps=4)
+    >>> filled.mean.shape, ahead.mean.shape
+    (torch.Size([20, 3]), torch.Size([4, 3]))
     """
 
     local_plate = "series"

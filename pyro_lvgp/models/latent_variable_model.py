@@ -37,6 +37,26 @@ class LatentVariableModel(PyroModule):
     ``Independent(NoisyFunction)``, possibly masked; ``latent_candidates()``, points to start from for a new row; and the
     attribute ``likelihood``, that of ``y``.
     You get ``predict``, ``reconstruct``, ``infer_latents`` and ``impute`` under any guide.
+
+    :param num_data: number N of rows.
+    :param data_dim: number D of columns.
+    :param latent_dim: number Q of latent dimensions.
+
+    >>> from pyro_lvgp.guides import MeanFieldGuide
+    >>> from pyro_lvgp.models import BayesianGPLVM
+    >>> Y = torch.randn(20, 3)
+    >>> model = BayesianGPLVM(20, 3, latent_dim=2, num_inducing=5).initialize(Y)
+    >>> guide = MeanFieldGuide(model)
+    >>> sites = guide(Y)  # fit it here
+    >>> model.reconstruct(guide, Y).mean.shape
+    torch.Size([20, 3])
+    >>> rows = torch.tensor([[0.5, torch.nan, -0.5], [torch.nan, 1.0, torch.nan]])  # new ones
+    >>> latents = model.infer_latents(guide, rows, num_steps=10)
+    >>> latents.mean.shape, model.predict(guide, latents).variance.shape
+    (torch.Size([2, 2]), torch.Size([2, 3]))
+    >>> filled = model.impute(guide, rows, latents=latents)
+    >>> filled.mean[0, 0].item(), filled.stddev[0, 0].item(), bool(filled.mean.isnan().any())
+    (0.5, 0.0, False)
     """
 
     local_plate = "data"
