@@ -242,3 +242,17 @@ def test_training_leaves_the_initial_values_of_the_model_alone():
     assert before.keys() == {"X", "u"}
     for name, value in before.items():
         assert torch.equal(model.initial_values[name], value)
+
+
+def test_an_encoder_may_be_of_a_site_of_a_part():
+    """Whose name has a dot in it, as those of models made of models have."""
+
+    def model(y):
+        with pyro.plate("data", len(y), dim=-1):
+            x = pyro.sample("part.x", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+            pyro.sample("y", dist.Normal(x.sum(-1, keepdim=True), 1.0).expand([len(y), 3]).to_event(1), obs=y)
+
+    guide = MeanFieldGuide(model, encoders={"part.x": IndexNet(3, 2)})
+    y = torch.randn(4, 3)
+    assert guide(y)["part.x"].shape == (4, 2)
+    torch.testing.assert_close(guide.median(y)["part.x"], guide.encoders.part.x(y)[0])

@@ -157,7 +157,7 @@ class MeanFieldGuide(ModelGuide):
         if name in self._encoded:
             if not args:
                 raise ValueError(f"expected the arguments of the model for the encoder of {name!r}, got none; pass the data")
-            encoding = getattr(self.encoders, name)(args[0])
+            encoding = attrgetter(name)(self.encoders)(args[0])
             if not isinstance(encoding, tuple) or len(encoding) != 2:
                 raise TypeError(
                     f"expected loc and scale from the encoder of {name!r}, got {type(encoding).__name__}; an "
