@@ -85,15 +85,19 @@ def collapsed(
     Y, model = start(task, seed, layout=layout, **sizes)
     encoder = BackConstraint(Y, model.initial_values["X"]) if constrained else None
     guide = RandomFeatureGuide(model, frequencies="gaussian", encoder=encoder, seed=seed)
+
+    def climb(number: int) -> list[float]:
+        blocks = guide.blocks(learning_rate=LEARNING_RATE)
+        return fit(model, guide, Y, blocks=blocks, num_steps=number, seed=seed, progress=False).losses
+
     first = round(held * num_steps)
     if first:
         guide(Y)
         guide.X.loc_unconstrained.requires_grad_(False)
-        fit(model, guide, Y, blocks=guide.blocks(learning_rate=LEARNING_RATE), num_steps=first, seed=seed, progress=False)
+        climb(first)
         guide.X.loc_unconstrained.requires_grad_(True)
-    blocks = guide.blocks(learning_rate=LEARNING_RATE)
-    history = fit(model, guide, Y, blocks=blocks, num_steps=num_steps - first, seed=seed, progress=False)
-    return guide.latents(Y).mean.detach().numpy(), last(history.losses) / len(Y)
+    losses = climb(num_steps - first)
+    return guide.latents(Y).mean.detach().numpy(), last(losses) / len(Y)
 
 
 def shared(task: Task, seed: int, num_steps: int) -> Fit:

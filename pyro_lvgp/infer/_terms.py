@@ -59,7 +59,7 @@ def log_ratio(model_sites: Sites, guide_sites: Sites) -> Tensor:
 def _kl(guide_site: Mapping[str, Any], model_site: Mapping[str, Any]) -> Tensor | None:
     if type(guide_site["fn"]) is Delta:
         return None  # Pyro's KL leaves out its log_density
-    if not all(_same(guide_site[weight], model_site[weight]) for weight in ("scale", "mask")):
+    if not all(known_same(guide_site[weight], model_site[weight]) for weight in ("scale", "mask")):
         return None  # a KL has one weight for both
     try:
         kl = kl_divergence(guide_site["fn"], model_site["fn"])
@@ -68,6 +68,6 @@ def _kl(guide_site: Mapping[str, Any], model_site: Mapping[str, Any]) -> Tensor 
     return scale_and_mask(kl, guide_site["scale"], guide_site["mask"]).sum()
 
 
-def _same(weight: Any, other: Any) -> bool:
+def known_same(weight: Any, other: Any) -> bool:
     """Whether two scales or masks are known to be the same, without a look into tensors."""
     return weight is other or (not torch.is_tensor(weight) and not torch.is_tensor(other) and weight == other)

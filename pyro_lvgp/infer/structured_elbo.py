@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from pyro_lvgp import gaussian_sites
 from pyro_lvgp.distributions import without_independent
 from pyro_lvgp.gaussian_process import GaussianProcess, StructuredPosterior
-from pyro_lvgp.infer._terms import Sites, check_reparameterised, log_ratio, share_masks
+from pyro_lvgp.infer._terms import Sites, check_reparameterised, known_same, log_ratio, share_masks
 from pyro_lvgp.infer.differentiable import DifferentiableELBO
 from pyro_lvgp.integration import IntegrateGaussians, Integrating
 from pyro_lvgp.masking import Masking
@@ -245,7 +245,9 @@ class _RefuseNested(Messenger):
 def _check_scales(name: str, model_trace: Trace, guide_trace: Trace) -> None:
     """Raise unless a process has one scale in model and guide, as its KL divergence has."""
     scales = [trace.nodes[name]["scale"] for trace in (model_trace, guide_trace)]
-    if not torch.equal(*torch.broadcast_tensors(*map(torch.as_tensor, scales))):
+    if known_same(*scales):
+        return
+    if not torch.equal(*torch.broadcast_tensors(*(torch.as_tensor(scale).cpu() for scale in scales))):
         raise ValueError(
             f"expected one scale of {name!r} in model and guide, got {scales[0]} and {scales[1]}: wrap the guide in "
             "poutine.scale too"
