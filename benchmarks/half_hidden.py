@@ -100,9 +100,7 @@ def oilflow(seed: int, num_steps: int | None) -> Iterator[Measurement]:
     total = 0.0
     for name, method in METHODS.items():
         kinds = [name, f"{name}, Student's t"] if name in TAILED else [name]
-        predictions: dict[str, dict[str, list[Predicted]]] = {
-            kind: {posterior: [] for posterior in POSTERIORS} for kind in kinds
-        }
+        predictions = {f"{kind}, {posterior}": list[Predicted]() for kind in kinds for posterior in POSTERIORS}
         seconds: list[float] = []
         for number in range(NUM_FITS.get(name, 1)):
             with isolated(seed + 1000 * number):
@@ -113,19 +111,20 @@ def oilflow(seed: int, num_steps: int | None) -> Iterator[Measurement]:
                 for kind in kinds:
                     if kind != name:
                         model.likelihood = tailed(model.likelihood)
-                    for posterior, infer in POSTERIORS.items():
-                        predictions[kind][posterior].append(moments(model, guide, infer(model, guide, Y, mixture), test))
-                    for posterior, infer in POSTERIORS.items() if number == 0 else ():
-                        q = infer(model, guide, Y.masked_fill(fold, torch.nan), mixture)
-                        found_again[f"{kind}, {posterior}"] = moments(model, guide, q, test).log_density[fold]
-        for kind, by_posterior in predictions.items():
-            for posterior, parts in by_posterior.items():
+                    for posterior, one in predicted(model, guide, Y, mixture, test).items():
+                        predictions[f"{kind}, {posterior}"].append(one)
+                    again = predicted(model, guide, Y.masked_fill(fold, torch.nan), mixture, test) if number == 0 else {}
+                    found_again |= {f"{kind}, {posterior}": one.log_density[fold] for posterior, one in again.items()}
+        for kind in kinds:
+            both: list[Predicted] = []
+            for posterior in POSTERIORS:
+                parts = predictions[f"{kind}, {posterior}"]
                 yield from measure(f"{kind}, {posterior}", *parts[0], seconds[0], settings)
                 if len(parts) > 1:
                     yield from measure(f"{kind}, {posterior}, {len(parts)} fits", *pooled(parts), sum(seconds), settings)
-            both = [part for parts in by_posterior.values() for part in parts]
+                both += parts
             yield from measure(f"{kind}, all {len(both)} of these", *pooled(both), sum(seconds), settings)
-            by_name |= {f"{kind}, {posterior}": parts for posterior, parts in by_posterior.items()}
+        by_name |= predictions
         total += sum(seconds)
     everything = [part for parts in by_name.values() for part in parts]
     yield from measure(f"all {len(everything)} together", *pooled(everything), total, {})
@@ -279,6 +278,13 @@ TASKS: dict[str, Callable[[int, int | None], Iterator[Measurement]]] = {
     "oilflow": oilflow,
     "frey": frey,
 }
+
+
+def predicted(
+    model: BayesianGPLVM | RandomFeatureLVM, guide: Guide, Y: Tensor, mixture: TorchDistributionMixin, test: Tensor
+) -> dict[str, Predicted]:
+    """What each posterior of the latents of rows says of them."""
+    return {name: moments(model, guide, infer(model, guide, Y, mixture), test) for name, infer in POSTERIORS.items()}
 
 
 @torch.no_grad()
