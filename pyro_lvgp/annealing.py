@@ -39,6 +39,8 @@ class State(NamedTuple):
 def increasing_schedule(increments: Float[Tensor, " K"]) -> Float[Tensor, " K"]:
     """Inverse temperatures β_1 < … < β_K = 1 with steps proportional to the increments.
 
+    :param increments: positive numbers.
+
     >>> increasing_schedule(torch.tensor([1.0, 1.0, 2.0]))
     tensor([0.2500, 0.5000, 1.0000])
     """
@@ -50,6 +52,9 @@ def increasing_schedule(increments: Float[Tensor, " K"]) -> Float[Tensor, " K"]:
 def power_schedule(num_steps: int, power: float) -> Float[Tensor, " K"]:
     """``β_k = (k / K)^power``; 1 is linear.
 
+    :param num_steps: K.
+    :param power: above 1, more of the steps are near the base.
+
     >>> power_schedule(2, 2.0)
     tensor([0.2500, 1.0000])
     """
@@ -58,6 +63,9 @@ def power_schedule(num_steps: int, power: float) -> Float[Tensor, " K"]:
 
 def sigmoid_schedule(num_steps: int, sharpness: float = 4.0) -> Float[Tensor, " K"]:
     """``β_k = (σ(δ(2k/K − 1)) − σ(−δ)) / (σ(δ) − σ(−δ))``, so that β_0 = 0 and β_K = 1.
+
+    :param num_steps: K.
+    :param sharpness: δ; the larger, the more of the steps are near the base and near the target.
 
     Source: Grosse et al. (2015), "Sandwiching the marginal likelihood using bidirectional Monte Carlo".
 
@@ -71,6 +79,8 @@ def sigmoid_schedule(num_steps: int, sharpness: float = 4.0) -> Float[Tensor, " 
 def fixed_schedule(schedule: Schedule, num_steps: int) -> Float[Tensor, " K"] | None:
     """β_1 … β_K by name or power; None if they are learned.
 
+    :param schedule: ``"linear"``, ``"sigmoid"``, the power of :func:`power_schedule`, or ``"learned"``.
+    :param num_steps: K.
     :raises ValueError: if there is no such schedule.
 
     >>> fixed_schedule("linear", 4)
@@ -106,6 +116,12 @@ def overdamped_step(
     :param damping: not used.
 
     Source: eqs. 14 and 15 of the annealed-GPLVM paper (its algorithm 1 has a sign wrong).
+
+    >>> score = lambda z: (-4.0 * z[0],)  # of N(0, 1/4)
+    >>> at, eta, one = initial_state(score, (torch.ones(1),), "overdamped"), (torch.tensor(0.1),), torch.ones(())
+    >>> moved = overdamped_step(score, at, (torch.zeros(1),), one, eta, torch.zeros(()))
+    >>> moved.z, moved.score, moved.log_ratio
+    ((tensor([0.6000]),), (tensor([-2.4000]),), (tensor([-1.0240]),))
     """
     g = _annealed(state.z, state.score, beta)
     z = tuple(z + eta * g + (2.0 * eta).sqrt() * e for z, eta, g, e in zip(state.z, step_size, g, noise, strict=True))
@@ -139,6 +155,12 @@ def underdamped_step(
 
     Source: Geffner and Domke (2021), "MCMC variational inference via uncorrected Hamiltonian annealing"; Zhang et al. (2021),
     "Differentiable annealed importance sampling and the perils of gradient noise".
+
+    >>> score = lambda z: (-4.0 * z[0],)  # of N(0, 1/4)
+    >>> at, eta, one = initial_state(score, (torch.ones(1),), "underdamped"), (torch.tensor(0.1),), torch.ones(())
+    >>> moved = underdamped_step(score, at, (torch.zeros(1),), one, eta, torch.zeros(()))
+    >>> moved.z, moved.momentum, moved.log_ratio
+    ((tensor([0.9800]),), (tensor([-0.3960]),), (tensor([-0.0784]),))
     """
     fresh = (1.0 - damping.square()).sqrt()
     before = tuple(damping * rho + fresh * e for rho, e in zip(state.momentum, noise, strict=True))
@@ -154,7 +176,15 @@ STEPS: dict[Dynamics, Callable[..., State]] = {"overdamped": overdamped_step, "u
 
 
 def initial_state(score: Score, z: Coordinates, dynamics: Dynamics) -> State:
-    """A chain about to leave z, with its first score and, underdamped, a random momentum."""
+    """A chain about to leave z, with its first score and, underdamped, a random momentum.
+
+    :param score: z ↦ ∇ log p(z).
+    :param z: where it starts.
+    :param dynamics: ``"overdamped"`` or ``"underdamped"``.
+
+    >>> initial_state(lambda z: (-z[0],), (torch.ones(1),), "overdamped")
+    State(z=(tensor([1.]),), score=(tensor([-1.]),), momentum=(), log_ratio=(tensor([0.]),))
+    """
     momentum = tuple(map(torch.randn_like, z)) if dynamics == "underdamped" else ()
     return State(z, score(z), momentum, tuple(map(torch.zeros_like, z)))
 
@@ -189,7 +219,13 @@ def anneal(
 
 
 def check_finite(z: Coordinates) -> None:
-    """Raise if a chain has diverged."""
+    """Raise if a chain has diverged.
+
+    :param z: where it ended.
+    :raises ValueError: if a coordinate is not finite.
+
+    >>> check_finite((torch.zeros(3),))
+    """
     if not all(torch.isfinite(x).all() for x in z):
         raise ValueError(
             "expected a chain that stays finite, got NaN or infinity: it diverged, since the target is steeper than its step "

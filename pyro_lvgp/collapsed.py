@@ -58,6 +58,10 @@ def precision_sum(
 
     :param features: Φ.
     :param precision: w.
+
+    >>> precision_sum(torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.tensor([[1.0], [3.0]]))
+    tensor([[[1., 2.],
+             [2., 7.]]])
     """
     L = features.shape[-1]
     if precision.shape[-1] <= (L + 1) // 2:
@@ -78,6 +82,10 @@ def function_variance(
 
     :param features: Φ.
     :param factor: S, triangular or not.
+
+    >>> function_variance(torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.eye(2)[None])
+    tensor([[5.],
+            [1.]])
     """
     L = features.shape[-1]
     if factor.stride(-3) == 0:  # one factor, expanded
@@ -150,6 +158,9 @@ def from_natural(linear: Float[Tensor, "*batch D L"], precision: Float[Tensor, "
 
     :param linear: ``P_d m_d``.
     :param precision: P, whose eigenvalues are 1 and larger; one for each output or for all.
+
+    >>> from_natural(torch.tensor([[8.0]]), torch.tensor([[[4.0]]]))
+    WeightPosterior(mean=tensor([[2.]]), precision_tril=tensor([[[2.]]]))
     """
     R = safe_cholesky(precision, jitter=0.0, name="weight precision")
     if R.shape[-3] == 1:
@@ -162,6 +173,9 @@ def log_partition(posterior: WeightPosterior) -> Float[Tensor, "*batch D"]:
     = \tfrac12 \|R^T m\|^2 - \sum_i \log R_{ii}` of each output.
 
     :param posterior: what :func:`weight_posterior` returned.
+
+    >>> log_partition(weight_posterior(torch.ones(1, 1), torch.tensor([[2.0]]), torch.ones(1, 1)))  # h² / 4 − ½ log 2
+    tensor([0.6534])
     """
     RT_m = (posterior.precision_tril.mT @ posterior.mean.unsqueeze(-1)).squeeze(-1)
     return 0.5 * RT_m.square().sum(-1) - posterior.precision_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
@@ -187,6 +201,12 @@ def function_moments(
 
     :param posterior: what :func:`weight_posterior` returned.
     :param features: Φ at any inputs.
+
+    >>> posterior = from_natural(torch.tensor([[8.0]]), torch.tensor([[[4.0]]]))
+    >>> function_moments(posterior, torch.tensor([[1.0], [2.0]]))
+    (tensor([[2.],
+            [4.]]), tensor([[0.2500],
+            [1.0000]]))
     """
     variance = function_variance(features, invert_lower(posterior.precision_tril).mT)
     return features @ posterior.mean.mT, variance

@@ -118,6 +118,10 @@ def assignment_logits(loc: Tensor, scale: Tensor, mixture: DiagonalMixture) -> T
     :param loc: means ``[*batch, Q]`` of Gaussians.
     :param scale: their standard deviations.
     :param mixture: what they are compared with.
+
+    >>> two = DiagonalMixture(torch.zeros(2), torch.tensor([[-1.0], [1.0]]), torch.ones(2, 1))
+    >>> assignment_logits(torch.ones(1), torch.ones(1), two).softmax(-1)  # e⁻² to 1
+    tensor([0.1192, 0.8808])
     """
     gaussian = Normal(loc.unsqueeze(-2), scale.unsqueeze(-2), validate_args=False)
     return mixture.logits - kl_divergence(gaussian, mixture._components()).sum(-1)

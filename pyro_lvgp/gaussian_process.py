@@ -70,7 +70,10 @@ class GaussianProcess(_Process):
         super().__init__(self._diagonal.shape[:-1], X.shape[-2:-1], validate_args=validate_args)
 
     def at(self, X: Float[Tensor, "*#batch M P"]) -> "GaussianProcess":
-        """The same process at other inputs."""
+        """The same process at other inputs.
+
+        :param X: the inputs.
+        """
         return GaussianProcess(self.kernel, X, self.theta)
 
     @property
@@ -106,7 +109,10 @@ class GaussianProcess(_Process):
         return safe_cholesky(self.covariance_matrix, name="K(X, X)", describe=self.kernel._parameters_text)
 
     def covariance_with(self, X: Float[Tensor, "*#batch M P"]) -> Float[Tensor, "*batch M N"]:
-        """K(X', X) for other inputs X'."""
+        """K(X', X) with other inputs.
+
+        :param X: X'.
+        """
         return self.kernel.covariance(X, self.X, self.theta)
 
     @property

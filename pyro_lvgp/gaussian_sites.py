@@ -145,7 +145,14 @@ def _of_cholesky(L: Float[Tensor, "*batch N N"], L_bar: Float[Tensor, "*batch N 
 
 
 def log_normaliser(posterior: Posterior) -> Float[Tensor, "*batch"]:
-    """``log Z = −½ cᵀB⁻¹c − ½ log|B|``, without the constants of the sites."""
+    """``log Z = −½ cᵀB⁻¹c − ½ log|B|``, without the constants of the sites.
+
+    :param posterior: what :func:`condition` returned.
+
+    >>> posterior = condition(torch.ones(1, 1), torch.zeros(1), torch.tensor([2.0]), torch.ones(1))
+    >>> log_normaliser(posterior)  # log N(2; 0, 2) + ½ log 2π
+    tensor(-1.3466)
+    """
     return -0.5 * (posterior.c * posterior.alpha).sum(-1) - posterior.half_log_det
 
 
@@ -154,6 +161,10 @@ def log_sites(posterior: Posterior, centred: Float[Tensor, "*#batch N"]) -> Floa
 
     :param posterior: what :func:`condition` returned.
     :param centred: f less the prior mean.
+
+    >>> posterior = condition(torch.eye(2), torch.zeros(2), torch.tensor([2.0, 5.0]), torch.tensor([1.0, 0.0]))
+    >>> log_sites(posterior, torch.zeros(2))
+    tensor([-2., -0.])
     """
     return -0.5 * (posterior.W * centred - posterior.c).square()
 
@@ -166,12 +177,23 @@ def expected_log_sites(
     :param posterior: what :func:`condition` returned.
     :param centred: mean of f less the prior mean.
     :param variance: of f.
+
+    >>> posterior = condition(torch.eye(2), torch.zeros(2), torch.tensor([2.0, 5.0]), torch.tensor([1.0, 0.0]))
+    >>> expected_log_sites(posterior, torch.zeros(2), torch.ones(2))
+    tensor([-2.5000, -0.0000])
     """
     return log_sites(posterior, centred) - 0.5 * posterior.W.square() * variance
 
 
 def kl_divergence(posterior: Posterior) -> Float[Tensor, "*batch"]:
-    """``KL(q ‖ prior) = E_q[log l] − log Z``."""
+    """``KL(q ‖ prior) = E_q[log l] − log Z``.
+
+    :param posterior: what :func:`condition` returned.
+
+    >>> posterior = condition(torch.ones(1, 1), torch.zeros(1), torch.tensor([2.0]), torch.ones(1))
+    >>> kl_divergence(posterior)  # KL(N(1, ½) ‖ N(0, 1)) = ½ (½ + 1 − 1 + log 2)
+    tensor(0.5966)
+    """
     # At the posterior mean  W (f − m) − c = −B⁻¹c.
     expected = -0.5 * (posterior.alpha.square() + posterior.W.square() * posterior.variance)
     return expected.sum(-1) - log_normaliser(posterior)
@@ -189,6 +211,12 @@ def predict(
     :param K_new: covariance between those inputs and the ones with sites.
     :param variance_new: prior variances there.
     :param prior_mean_new: prior means there.
+
+    Source: eqs. 3.8 and 3.9 of the GP-VAE thesis.
+
+    >>> posterior = condition(torch.ones(1, 1), torch.zeros(1), torch.tensor([2.0]), torch.ones(1))
+    >>> predict(posterior, torch.tensor([[1.0], [0.0]]), torch.ones(2), torch.zeros(2))  # at the site, and far away
+    (tensor([1., 0.]), tensor([0.5000, 1.0000]))
     """
     KW = K_new * posterior.W[..., None, :]
     mean = prior_mean_new + (KW @ posterior.alpha[..., None]).squeeze(-1)
@@ -205,6 +233,12 @@ def predictive_covariance(
     :param posterior: what :func:`condition` returned.
     :param K_new: covariance between those inputs and the ones with sites.
     :param K_new_new: prior covariance there.
+
+    >>> K = torch.tensor([[1.0, 0.5], [0.5, 1.0]])
+    >>> posterior = condition(K[:1, :1], torch.zeros(1), torch.tensor([2.0]), torch.ones(1))
+    >>> predictive_covariance(posterior, K[:, :1], K)
+    tensor([[0.5000, 0.2500],
+            [0.2500, 0.8750]])
     """
     A = solve_lower(posterior.LB, (K_new * posterior.W[..., None, :]).mT)
     return K_new_new - A.mT @ A
@@ -222,6 +256,10 @@ def draw(
     :returns: the draw, less the prior mean.
 
     Source: Wilson et al. (2020), "Efficiently sampling functions from Gaussian process posteriors".
+
+    >>> posterior = condition(torch.eye(2), torch.zeros(2), torch.tensor([2.0, 5.0]), torch.tensor([1.0, 0.0]))
+    >>> draw(posterior, torch.ones(2), torch.eye(2), torch.zeros(2))
+    tensor([1.5000, 1.0000])
     """
     residual = posterior.c + noise - posterior.W * prior_draw
     weights = posterior.W * torch.cholesky_solve(residual[..., None], posterior.LB).squeeze(-1)
@@ -235,6 +273,9 @@ def whitened_sites(
 
     :param site_mean: μ, less the prior mean.
     :param site_precision: 1/v.
+
+    >>> whitened_sites(torch.tensor([3.0, 5.0]), torch.tensor([4.0, 0.0]))
+    (tensor([2., 0.]), tensor([6., 0.]))
     """
     told = site_precision > 0.0
     # √ has no derivative at 0.
@@ -252,6 +293,9 @@ def bounded_variance(
     :param variance: a difference.
     :param before: what it was taken from, to whose rounding it is known.
     :param site_precision: 1/v.
+
+    >>> bounded_variance(torch.tensor([-1e-9, 0.3]), torch.ones(2), torch.tensor([100.0, 10.0]))
+    tensor([1.1921e-07, 1.0000e-01])
     """
     # E[log l] of a sharp site would fall without bound.  The least precision has room for the derivative of its inverse.
     of_site = site_precision.clamp_min(torch.finfo(site_precision.dtype).tiny ** 0.4).reciprocal()

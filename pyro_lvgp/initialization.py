@@ -66,6 +66,14 @@ def cluster_centres(X: Float[Tensor, "N Q"], num_centres: int, *, seed: int = 0)
     """K-means centres of the rows of X: inducing points that lie where the data lie.
 
     If there are fewer places than centres, as under binary data whose rows repeat, centres lie around them.
+
+    :param X: rows.
+    :param num_centres: number of centres M.
+    :param seed: seed of scikit-learn's solver.
+
+    >>> cluster_centres(torch.tensor([[0.0], [0.2], [5.0], [5.2]]), 2).sort(0).values
+    tensor([[0.1000],
+            [5.1000]])
     """
     rows = X.detach().cpu().double().numpy()
     if len(np.unique(rows, axis=0)) < num_centres:

@@ -119,7 +119,12 @@ def _fisher(given: Entries, X: Float[Tensor, "B Q"], Y: Tensor, observed: Bool[T
 def gaussian_components(prior: torch.distributions.Distribution) -> tuple[Float[Tensor, " K"], dist.MultivariateNormal]:
     """Log weights and components of a Gaussian prior, or of a mixture of Gaussians.
 
+    :param prior: over one vector.
     :raises ValueError: for any other prior.
+
+    >>> log_weights, components = gaussian_components(dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    >>> log_weights, components.batch_shape, components.event_shape
+    (tensor([0.]), torch.Size([1]), torch.Size([2]))
     """
     if isinstance(prior, torch.distributions.MixtureSameFamily):
         log_weights, parts = prior.mixture_distribution.logits.log_softmax(-1), prior.component_distribution

@@ -63,7 +63,15 @@ def safe_cholesky(
 
 
 def solve_lower(L: Float[Tensor, "*#batch M M"], B: Float[Tensor, "*#batch M N"]) -> Float[Tensor, "*batch M N"]:
-    """``L⁻¹ B`` for lower-triangular ``L``; one matrix ``L`` is never copied over the batch of ``B``."""
+    """``L⁻¹ B`` for lower-triangular ``L``; one matrix ``L`` is never copied over the batch of ``B``.
+
+    :param L: lower-triangular matrices.
+    :param B: right-hand sides, in columns.
+
+    >>> solve_lower(torch.tensor([[2.0, 0.0], [1.0, 1.0]]), torch.tensor([[2.0], [3.0]]))
+    tensor([[1.],
+            [2.]])
+    """
     if L.dim() == 2 and B.dim() > 2:
         columns = B.movedim(-2, 0)  # [M, *batch, N]: the batch of B is only more right-hand sides
         return (
@@ -75,7 +83,14 @@ def solve_lower(L: Float[Tensor, "*#batch M M"], B: Float[Tensor, "*#batch M N"]
 
 
 def invert_lower(L: Float[Tensor, "*batch M M"]) -> Float[Tensor, "*batch M M"]:
-    """``L⁻¹`` for lower-triangular ``L``: cheaper than solving where there are many more right-hand sides than M."""
+    """``L⁻¹`` for lower-triangular ``L``: cheaper than solving where there are many more right-hand sides than M.
+
+    :param L: lower-triangular matrices.
+
+    >>> invert_lower(torch.tensor([[2.0, 0.0], [1.0, 1.0]]))
+    tensor([[ 0.5000,  0.0000],
+            [-0.5000,  1.0000]])
+    """
     return solve_lower(L, torch.eye(L.shape[-1], dtype=L.dtype, device=L.device))
 
 

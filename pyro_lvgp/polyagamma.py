@@ -39,12 +39,18 @@ class LogisticForm(NamedTuple):
     log_constant: Float[Tensor, "*batch"]
 
     def where(self, observed: Bool[Tensor, "*#batch"]) -> "LogisticForm":
-        """The same with the other entries missing."""
+        """The same with the other entries missing.
+
+        :param observed: which are not.
+        """
         return LogisticForm(*(torch.where(observed, x, 0.0) for x in self))
 
 
 def binomial(y: Float[Tensor, "*batch"], total_count: Float[Tensor, "*#batch"]) -> LogisticForm:
     """``y ~ Binomial(n, 1 / (1 + e^−ψ))``; with n = 1, Bernoulli.
+
+    :param y: counts.
+    :param total_count: n.
 
     >>> binomial(torch.tensor([1.0]), torch.tensor(1.0))
     LogisticForm(kappa=tensor([0.5000]), trials=tensor([1.]), log_constant=tensor([0.]))
@@ -57,6 +63,9 @@ def binomial(y: Float[Tensor, "*batch"], total_count: Float[Tensor, "*#batch"]) 
 def negative_binomial(y: Float[Tensor, "*batch"], dispersion: Float[Tensor, "*#batch"]) -> LogisticForm:
     """``p(y) = Γ(y+r) / (y! Γ(r)) (e^ψ)ʸ / (1+e^ψ)^(y+r)``.
 
+    :param y: counts.
+    :param dispersion: r.
+
     >>> negative_binomial(torch.tensor([2.0]), torch.tensor(4.0))
     LogisticForm(kappa=tensor([-1.]), trials=tensor([6.]), log_constant=tensor([2.3026]))
     """
@@ -67,6 +76,9 @@ def negative_binomial(y: Float[Tensor, "*batch"], dispersion: Float[Tensor, "*#b
 def precision(trials: Float[Tensor, "*#batch"], c: Float[Tensor, "*#batch"]) -> Float[Tensor, "*batch"]:
     """``ω̄ = b tanh(c/2) / (2c)``, the curvature of the bound; ``b/4`` at c = 0.
 
+    :param trials: b.
+    :param c: where the bound touches.
+
     >>> precision(torch.tensor(1.0), torch.tensor([0.0, 2.0]))
     tensor([0.2500, 0.1904])
     """
@@ -76,13 +88,23 @@ def precision(trials: Float[Tensor, "*#batch"], c: Float[Tensor, "*#batch"]) -> 
 
 
 def log_offset(form: LogisticForm, c: Float[Tensor, "*#batch"]) -> Float[Tensor, "*batch"]:
-    """``ℓ − b log 2 − b log cosh(c/2) + ½ ω̄ c²``, the bound at ψ = 0."""
+    """``ℓ − b log 2 − b log cosh(c/2) + ½ ω̄ c²``, the bound at ψ = 0.
+
+    :param form: of the data.
+    :param c: where the bound touches.
+
+    >>> log_offset(binomial(torch.ones(1), torch.tensor(1.0)), torch.zeros(1)).exp()  # it touches here
+    tensor([0.5000])
+    """
     log_cosh = 0.5 * c.abs() + softplus(-c.abs()) - math.log(2.0)
     return form.log_constant - form.trials * (math.log(2.0) + log_cosh) + 0.5 * precision(form.trials, c) * c.square()
 
 
 def touching_point(mean: Float[Tensor, "*#batch"], variance: Float[Tensor, "*#batch"]) -> Float[Tensor, "*batch"]:
     """The best c for ``ψ ~ N(mean, variance)``: ``c² = E ψ²``, where the gradient of the expected bound in c is zero.
+
+    :param mean: of ψ.
+    :param variance: of ψ.
 
     >>> touching_point(torch.tensor(3.0), torch.tensor(16.0))
     tensor(5.)

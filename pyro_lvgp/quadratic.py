@@ -54,6 +54,11 @@ def gaussian_quadratic(
     :param precision: 1/σ² of each output.
     :param u: whitened inducing outputs, or their means m_d.
     :param u_scale_tril: Cholesky factors of their covariances S_d.
+
+    >>> y, observed = torch.tensor([[1.0, 2.0]]), torch.tensor([[True, False]])
+    >>> form = gaussian_quadratic(y, observed, torch.ones(2), torch.tensor([[0.5], [3.0]]))
+    >>> form.linear, form.matrix, form.deficit, form.trace
+    (tensor([[0.5000]]), tensor([[7.2500]]), tensor([[[8.]]]), tensor([1.]))
     """
     weight = precision.unsqueeze(-2) * observed
     log_precision = (precision / (2.0 * math.pi)).log().unsqueeze(-2)
@@ -79,6 +84,10 @@ def evaluate(
     :param form: its coefficients.
     :param a: a_n in columns.
     :param variance: k(x_n, x_n).
+
+    >>> form = gaussian_quadratic(torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool), torch.ones(1), torch.full((1, 1), 0.5))
+    >>> evaluate(form, torch.ones(1, 1), torch.ones(1))  # f = ½ for certain: log N(1; ½, 1)
+    tensor([-1.0439])
     """
     return form.constant + ((form.linear.mT - 0.5 * _matrix_times(form, a)) * a).sum(-2) - 0.5 * form.trace * variance
 
@@ -112,7 +121,14 @@ def rbf_score(
     variance: Float[Tensor, "*#batch"],
     lengthscale: Float[Tensor, "*#batch #Q"],
 ) -> RBFScore:
-    """Everything that does not depend on the latents."""
+    """Everything that does not depend on the latents.
+
+    :param form: coefficients of the form.
+    :param Luu_inv: inverse Cholesky factor of k(Z, Z).
+    :param Z: inducing points.
+    :param variance: of the kernel.
+    :param lengthscale: of the kernel, one for each latent dimension or for all.
+    """
     centre = Z.detach().mean(-2, keepdim=True)
     points = (Z - centre) / lengthscale.unsqueeze(-2)
     offset = variance.log()[..., None, None] - 0.5 * points.square().sum(-1, keepdim=True)
@@ -126,6 +142,12 @@ def gradient(score: RBFScore, X: Float[Tensor, "*#batch N Q"]) -> Float[Tensor, 
 
     :param score: what :func:`rbf_score` returned.
     :param X: latents.
+
+    >>> one = torch.ones(1, 1)
+    >>> form = gaussian_quadratic(one, one.bool(), torch.ones(1), torch.full((1, 1), 0.5))
+    >>> score = rbf_score(form, one, torch.zeros(1, 1), torch.tensor(1.0), torch.tensor([1.0]))  # f = ½ k(0, x)
+    >>> gradient(score, torch.zeros(1, 1)), gradient(score, one)
+    (tensor([[0.]]), tensor([[-0.5792]]))
     """
     x = (X - score.centre) / score.lengthscale
     K = (score.points @ x.mT + score.offset - 0.5 * x.square().sum(-1)[..., None, :]).exp()

@@ -65,21 +65,33 @@ class SparseProcess:
         return self.kernel.covariance(Z, self.Z, self.theta) + self.jitter * variance * same
 
     def moved(self, Z: Float[Tensor, "*#batch K P"]) -> "SparseProcess":
-        """The same process seen through other inducing points."""
+        """The same process seen through other inducing points.
+
+        :param Z: the points.
+        """
         return SparseProcess(self.kernel, Z, self.X, self.theta, jitter=self.jitter, weight=self.weight)
 
     def whitened_covariance(self, other: "SparseProcess") -> Float[Tensor, "*batch M K"]:
-        """Covariance of the whitened values at these inducing points and at those of the same process moved."""
+        """Covariance of the whitened values at these inducing points and at those of the same process moved.
+
+        :param other: what :meth:`moved` returned.
+        """
         return solve_lower(self.L, solve_lower(other.L, other._at_inducing_points(self.Z).mT).mT)
 
     def offsets(self, index: Int[Tensor, "*batch N T"]) -> Float[Tensor, "*out N T P"]:
-        """Differences z − x of each input and the T inducing points at the indices."""
+        """Differences z − x of each input and some of the inducing points.
+
+        :param index: indices of T inducing points for each input.
+        """
         Z, lead = self.Z.expand(*index.shape[:-2], *self.Z.shape[-2:]), index.shape[:-2]
         near = Z.gather(-2, index.flatten(-2)[..., None].expand(*lead, -1, Z.shape[-1])).unflatten(-2, index.shape[-2:])
         return near - self.X[..., None, :]
 
     def given_one(self, index: Int[Tensor, "*#batch N T"]) -> tuple[Float[Tensor, "*out N T"], Float[Tensor, "*out N T"]]:
-        """Gain a and variance c of ``f_n | u_m ~ N(a u_m, c)``, given a single inducing value, for T indices m of each n."""
+        """Gain a and variance c of ``f_n | u_m ~ N(a u_m, c)``, given a single inducing value.
+
+        :param index: indices m of T inducing points for each input.
+        """
         index = index.expand(*torch.broadcast_shapes(index.shape[:-2], self.Kuf.shape[:-2]), -1, -1)
         lead = index.shape[:-2]
         Kfu = self.Kuf.mT.expand(*lead, -1, -1).gather(-1, index)

@@ -57,6 +57,8 @@ def gather(
 def posterior(sites: Sites) -> tuple[Float[Tensor, "*batch M"], Float[Tensor, "*batch M M"]]:
     """Mean and Cholesky factor of the covariance of the whitened inducing values, ``J⁻¹ h`` and ``R Rᵀ = J⁻¹``.
 
+    :param sites: what the data say.
+
     >>> posterior(Sites(3.0 * torch.eye(1), torch.tensor([2.0])))
     (tensor([0.5000]), tensor([[0.5000]]))
     """
@@ -122,6 +124,9 @@ def carry(sites: Sites, C: Float[Tensor, "*#batch K M"]) -> Sites:
 def nearest(similarity: Float[Tensor, "*batch M N"], num_nearest: int) -> Int[Tensor, "*batch N T"]:
     """Indices of the T inducing points that are most similar to each input.
 
+    :param similarity: of each inducing point to each input.
+    :param num_nearest: T.
+
     >>> nearest(torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.7, 0.3]]), 2)
     tensor([[1, 2],
             [0, 2]])
@@ -131,6 +136,10 @@ def nearest(similarity: Float[Tensor, "*batch M N"], num_nearest: int) -> Int[Te
 
 def sum_at(index: Int[Tensor, "*#batch N T"], values: Float[Tensor, "*#batch N T"], num_inducing: int) -> Tensor:
     """Sums ``[*batch, M]`` of what each input says about each of its T nearest inducing points.
+
+    :param index: of these inducing points.
+    :param values: what is said of them.
+    :param num_inducing: M.
 
     >>> sum_at(torch.tensor([[1, 2], [0, 2]]), torch.ones(2, 2), 3)
     tensor([1., 1., 2.])

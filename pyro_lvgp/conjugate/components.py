@@ -40,7 +40,13 @@ class NormalInverseWishart(NamedTuple):
         scale: Float[Tensor, "*#batch Q Q"],
         dof: Float[Tensor, "*#batch"],
     ) -> "NormalInverseWishart":
-        """From m, κ, Ψ and ν."""
+        """From m, κ, Ψ and ν.
+
+        :param mean: m.
+        :param kappa: κ.
+        :param scale: Ψ.
+        :param dof: ν.
+        """
         kappa_mean = kappa[..., None] * mean
         return cls(kappa_mean, kappa, scale + _outer(kappa_mean, mean), dof)
 

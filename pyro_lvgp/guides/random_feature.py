@@ -77,6 +77,10 @@ class RandomFeatureGuide(SampledGuide):
     >>> loss = SVI(model, guide, Adam({"lr": 0.01}), TraceMeanField_ELBO()).step(Y)
     >>> guide.median()["X"].shape
     torch.Size([20, 2])
+    >>> guide.latents(Y[:3], torch.arange(3)).mean.shape, guide.assignments().shape
+    (torch.Size([3, 2]), torch.Size([10, 20]))
+    >>> 1.0 <= guide.num_components_in_use() <= 10.0
+    True
     """
 
     a: Any
@@ -345,12 +349,21 @@ class RandomFeatureGuide(SampledGuide):
         return self.model.features(self.latents(y, idx).sample(), self._points().sample())
 
     def sample_posterior(self, num_samples: int, *args, chunk_size: int = 1, **kwargs) -> dict[str, Tensor]:
-        """As every guide's; one draw at a time, since each takes the weights of all outputs."""
+        """As every guide's; one draw at a time, since each takes the weights of all outputs.
+
+        :param num_samples: how many.
+        :param args: arguments of the model.
+        :param chunk_size: how many at once.
+        """
         return super().sample_posterior(num_samples, *args, chunk_size=chunk_size, **kwargs)
 
     @torch.no_grad()
     def quantiles(self, quantiles: list[float] | Tensor, *args, **kwargs) -> dict[str, Tensor]:
-        """As every guide's, by draws, but exact for X."""
+        """As every guide's, by draws, but exact for X.
+
+        :param quantiles: probabilities between 0 and 1.
+        :param args: arguments of the model.
+        """
         result = super().quantiles(quantiles, *args, **kwargs)
         y, idx = (args[i] if len(args) > i else kwargs.get(name) for i, name in enumerate(("y", "idx")))
         result["X"] = self.latents(y, idx).icdf(torch.as_tensor(quantiles).to(self.model.mean)[:, None, None])

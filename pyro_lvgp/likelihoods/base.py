@@ -22,6 +22,17 @@ class Likelihood(PyroModule):
     that 0 is not in, ``stand_in``.  You get expectations over a Gaussian f by quadrature; override what has a closed form.
 
     :param num_points: quadrature nodes per entry.
+    :raises ValueError: if there are none.
+
+    >>> import pyro.distributions as dist
+    >>> class Laplace(Likelihood):
+    ...     def distribution(self, f, theta):
+    ...         return dist.Laplace(f, 1.0)
+    ...
+    ...     def function(self, y):
+    ...         return y
+    >>> Laplace().moments(torch.zeros(1), torch.ones(1), None)
+    (tensor([0.]), tensor([3.0000]))
     """
 
     stand_in: ClassVar[float] = 0.0  # what models put where y is missing, before they mask it
@@ -37,11 +48,18 @@ class Likelihood(PyroModule):
         return None
 
     def distribution(self, f: Float[Tensor, "*batch"], theta: Tensor | None) -> TorchDistributionMixin:
-        """p(y | f, θ)."""
+        """p(y | f, θ).
+
+        :param f: functions.
+        :param theta: what :meth:`theta` returned.
+        """
         raise NotImplementedError(f"{type(self).__name__} must implement distribution(f, theta)")
 
     def function(self, y: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-        """A rough f for each y, to start from."""
+        """A rough f for each y, to start from.
+
+        :param y: data in the support.
+        """
         raise NotImplementedError(f"{type(self).__name__} must implement function(y), a rough inverse of its link")
 
     def slopes(
@@ -50,14 +68,25 @@ class Likelihood(PyroModule):
         """First and second derivative of log p(y | f, θ) in f, where that is concave: quadrature then looks where y is.
 
         Where it is not implemented, quadrature looks where f is, which is enough for a y that tells little of f.
+
+        :param y: data.
+        :param f: functions.
+        :param theta: what :meth:`theta` returned.
         """
         raise NotImplementedError(f"{type(self).__name__} has no slopes(y, f, theta)")
 
     def start(self, y: Float[Tensor, "N D"], f: Float[Tensor, "N D"]) -> None:
-        """Set what cannot be learned from a poor start, given data and a rough f of each; nothing by default."""
+        """Set what cannot be learned from a poor start, given data and a rough f of each; nothing by default.
+
+        :param y: data, NaN where missing.
+        :param f: that of each entry, by a linear model of what :meth:`function` makes of y.
+        """
 
     def forward(self, f: Float[Tensor, "*batch"]) -> TorchDistributionMixin:
-        """p(y | f) at the present parameter."""
+        """p(y | f) at the present parameter.
+
+        :param f: functions.
+        """
         return self.distribution(f, self.theta())
 
     def expected_log_prob(
@@ -67,7 +96,13 @@ class Likelihood(PyroModule):
         variance: Float[Tensor, "*#batch"],
         theta: Tensor | None,
     ) -> Float[Tensor, "*batch"]:
-        """``E[log p(y | f, θ)]`` for ``f ~ N(mean, variance)``, entry by entry."""
+        """``E[log p(y | f, θ)]`` for ``f ~ N(mean, variance)``, entry by entry.
+
+        :param y: data in the support.
+        :param mean: means of f.
+        :param variance: variances of f.
+        :param theta: what :meth:`theta` returned.
+        """
         return self._expect(lambda p: p.log_prob(y), mean, variance, theta)
 
     def log_prob_of_rows(
@@ -78,7 +113,14 @@ class Likelihood(PyroModule):
         variance: Float[Tensor, "*#batch N #D"] | None,
         theta: Tensor | None,
     ) -> Float[Tensor, "*batch N"]:
-        """:meth:`expected_log_prob` summed over what is observed of each row; where f is known, with no ``variance``."""
+        """:meth:`expected_log_prob` summed over what is observed of each row.
+
+        :param y: data, anything in the support where missing.
+        :param observed: which entries are observed.
+        :param mean: means of f.
+        :param variance: variances of f; None where f is known.
+        :param theta: what :meth:`theta` returned.
+        """
         if variance is None:
             entries = self.distribution(mean, theta).log_prob(y)
         else:
@@ -92,7 +134,13 @@ class Likelihood(PyroModule):
         variance: Float[Tensor, "*#batch"],
         theta: Tensor | None,
     ) -> Float[Tensor, "*batch"]:
-        """``log E[p(y | f, θ)]`` for ``f ~ N(mean, variance)``, entry by entry."""
+        """``log E[p(y | f, θ)]`` for ``f ~ N(mean, variance)``, entry by entry.
+
+        :param y: data in the support.
+        :param mean: means of f.
+        :param variance: variances of f.
+        :param theta: what :meth:`theta` returned.
+        """
 
         def log_prob(f: Tensor) -> Tensor:
             return self.distribution(f, theta).log_prob(y)
@@ -105,7 +153,13 @@ class Likelihood(PyroModule):
     def moments(
         self, mean: Float[Tensor, "*#batch"], variance: Float[Tensor, "*#batch"], theta: Tensor | None
     ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
-        """Mean and variance of y for ``f ~ N(mean, variance)``, by the laws of total expectation and variance."""
+        """Mean and variance of y for ``f ~ N(mean, variance)``, by the laws of total expectation and variance.
+
+        :param mean: means of f.
+        :param variance: variances of f.
+        :param theta: what :meth:`theta` returned.
+        :raises NotImplementedError: if p(y | f) has no mean or no variance.
+        """
         try:
             y_mean = self._expect(lambda p: p.mean, mean, variance, theta)
             # A sum of what is not negative: differences of squares would lose all digits of counts that hardly vary.
@@ -117,7 +171,11 @@ class Likelihood(PyroModule):
             ) from error
 
     def check_outputs(self, data_dim: int, theta: Tensor | None) -> None:
-        """Raise a ``ValueError`` if the parameter is that of another number of outputs."""
+        """Raise a ``ValueError`` if the parameter is that of another number of outputs.
+
+        :param data_dim: number of outputs.
+        :param theta: what :meth:`theta` returned.
+        """
         if theta is not None and theta.shape[-1:] not in ((), (1,), (data_dim,)):
             raise ValueError(
                 f"expected a likelihood of {data_dim} outputs, got one with {theta.shape[-1]} parameters; pass "
@@ -129,7 +187,10 @@ class Likelihood(PyroModule):
         return "real numbers"
 
     def check(self, y: Tensor) -> None:
-        """Raise a ``ValueError`` if an observed entry lies outside the support.  NaN is missing and passes."""
+        """Raise a ``ValueError`` if an observed entry lies outside the support.
+
+        :param y: data, NaN where missing.
+        """
         missing = torch.isnan(y)
         bad = ~(self(torch.zeros_like(y)).support.check(torch.nan_to_num(y, self.stand_in)) | missing)
         if bad.any():
@@ -144,7 +205,14 @@ class Likelihood(PyroModule):
 
 
 class WithParameter(Likelihood):
-    """A likelihood with one positive parameter, shared by all outputs or one for each."""
+    """A likelihood with one positive parameter, shared by all outputs or one for each.
+
+    :param name: of the parameter, the attribute that holds it.
+    :param value: where it starts.
+    :param data_dim: number of outputs, to have one for each; None shares one.
+    :param num_points: quadrature nodes per entry.
+    :raises ValueError: for a value that is not positive, or values of another number than ``data_dim``.
+    """
 
     def __init__(self, name: str, value: float | Tensor, data_dim: int | None, *, num_points: int = 20):
         super().__init__(num_points=num_points)

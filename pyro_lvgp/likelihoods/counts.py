@@ -13,12 +13,31 @@ class Logistic(Likelihood):
 
     You implement besides what every likelihood does ``exponents(y, theta)``.  You get the derivatives, and weights of a
     :class:`~pyro_lvgp.models.RandomFeatureLVM` that are integrated out of a Pólya-gamma bound.
+
+    :param num_points: quadrature nodes per entry.
+
+    >>> class Geometric(Logistic):  # p(y) = eᶠ / (1 + eᶠ)ʸ⁺¹
+    ...     def distribution(self, f, theta):
+    ...         return dist.Geometric(logits=f)
+    ...
+    ...     def function(self, y):
+    ...         return -torch.log(y + 0.5)
+    ...
+    ...     def exponents(self, y, theta):
+    ...         return torch.ones_like(y), y + 1.0
+    >>> y = torch.tensor([0.0, 3.0])
+    >>> Geometric().slopes(y, torch.zeros(2), None)
+    (tensor([ 0.5000, -1.0000]), tensor([-0.2500, -1.0000]))
     """
 
     def exponents(
         self, y: Float[Tensor, "*batch"], theta: Tensor | None
     ) -> tuple[Float[Tensor, "*#batch"], Float[Tensor, "*#batch"]]:
-        """The exponents a and b, entry by entry."""
+        """The exponents a and b, entry by entry.
+
+        :param y: data in the support.
+        :param theta: what :meth:`~pyro_lvgp.likelihoods.Likelihood.theta` returned.
+        """
         raise NotImplementedError(f"{type(self).__name__} must implement exponents(y, theta)")
 
     def slopes(self, y, f, theta):
@@ -120,6 +139,7 @@ class NegativeBinomial(WithParameter, Logistic):
     :param dispersion: initial r; large r is nearly Poisson.  ``initialize`` of our models finds a better one in the data,
         unless the parameter is frozen: from noise that is too wide latents say nothing, and r is not learned any more.
     :param data_dim: give the number of outputs for an r of each output; None shares one.
+    :param num_points: quadrature nodes per entry.
 
     The attribute ``dispersion`` is a ``PyroParam`` of shape [] or [data_dim].
 
@@ -152,6 +172,9 @@ class NegativeBinomial(WithParameter, Logistic):
 
         r is 30 times the mean count at most, and 10⁴: beyond it hardly matters, but f = log m − log r would lie so far out
         that natural gradients crawl.
+
+        :param y: data, NaN where missing.
+        :param f: a rough log mean of each.
         """
         if self._theta in self._pyro_samples or not all(parameter.requires_grad for parameter in self.parameters()):
             return

@@ -70,6 +70,9 @@ class RandomFeatureLVM(RowModel):
     >>> loss = BlockCoordinateVI(model, guide, guide.blocks()).step(Y)
     >>> model.impute(guide, Y, num_samples=4).mean.shape
     torch.Size([20, 3])
+    >>> X = guide.latents().mean
+    >>> model.kernel(guide, X, X[:5]).shape, model.spectral_density(guide, torch.zeros(1, 2)).shape
+    (torch.Size([20, 5]), torch.Size([1]))
 
     References: Li et al., "Scalable random feature latent variable models"; Gundersen, Zhang and Engelhardt (2021), "Latent
     variable modeling with random features".
@@ -162,7 +165,11 @@ class RandomFeatureLVM(RowModel):
         return mixture.expand((*mixture.batch_shape[:-1], self.num_frequencies))
 
     def features(self, X: Float[Tensor, "*#batch N Q"], omega: Float[Tensor, "*#batch F Q"]) -> Float[Tensor, "*batch N L"]:
-        """Features of variance σ_k²: ``σ_k φ(x)``."""
+        """Features of variance σ_k²: ``σ_k φ(x)``.
+
+        :param X: latents.
+        :param omega: frequencies.
+        """
         return self.kernel_variance.sqrt()[..., None, None] * random_features(X, omega)
 
     def _function_moments(

@@ -87,6 +87,10 @@ def constant(steps: Float[Tensor, "*batch T"], value: float) -> Chain:
 
     :param steps: differences of the inputs.
     :param value: variance.
+
+    >>> chain = constant(torch.tensor([0.5, 2.0]), 3.0)
+    >>> chain.P, chain.A.flatten(), chain.Q.flatten()
+    (tensor([[3.]]), tensor([1., 1.]), tensor([0., 0.]))
     """
     one = steps.new_ones(()).expand(*steps.shape[:-1], 1)
     A = one[..., None, None].expand(*steps.shape, 1, 1)
@@ -97,6 +101,12 @@ def add(chains: Sequence[Chain]) -> Chain:
     """The chain of a sum of independent processes: their states side by side.
 
     :param chains: one for each process.
+
+    >>> steps = torch.tensor([0.5])
+    >>> chain = add([matern(steps, torch.tensor(1.0), torch.tensor(1.0), 0.5), constant(steps, 3.0)])
+    >>> chain.A, chain.h
+    (tensor([[[0.6065, 0.0000],
+             [0.0000, 1.0000]]]), tensor([1., 1.]))
     """
     sizes = [chain.h.shape[-1] for chain in chains]
     total = sum(sizes)
@@ -109,6 +119,10 @@ def multiply(first: Chain, second: Chain) -> Chain:
 
     :param first: of one kernel.
     :param second: of the other.
+
+    >>> short, long = (matern(torch.tensor([1.0]), torch.tensor(scale), torch.tensor(1.0), 0.5) for scale in (1.0, 2.0))
+    >>> multiply(short, long).A  # e^(−1 − ½)
+    tensor([[[0.2231]]])
     """
     P, A = _kron(first.P, second.P), _kron(first.A, second.A)
     # P₁ ⊗ P₂ − (P₁ − Q₁) ⊗ (P₂ − Q₂), without differences
@@ -122,6 +136,10 @@ def pad(chain: Chain, size: int, before: int = 0) -> Chain:
     :param chain: a chain.
     :param size: size of the states.
     :param before: how many of the zeros come first.
+
+    >>> pad(constant(torch.tensor([0.5]), 3.0), 2).P
+    tensor([[3., 0.],
+            [0., 0.]])
     """
     around = (before, size - before - chain.h.shape[-1])
     P, A, Q = (F.pad(part, around * 2) for part in (chain.P, chain.A, chain.Q))

@@ -108,6 +108,12 @@ def log_normaliser(
     :param series: prior, of mean zero.
     :param W: square roots of the sites' precisions.
     :param c: W times the sites' means, with leading dimensions for several of them.
+
+    >>> from pyro_lvgp.state_space import matern
+    >>> steps, *orders = in_order(torch.tensor([0.0, 9.0]))
+    >>> series = Series(matern(steps, torch.tensor(0.1), torch.tensor(1.0), 1.5), *orders)
+    >>> log_normaliser(series, torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.0]))  # log N(2; 0, 2) + ½ log 2π
+    tensor(-1.3466)
     """
     LB = _factorise(series.chain, _sort(W, series))
     columns, extra = _as_columns(_sort(c, series)[..., None], LB.Psi.dim() - 3)
@@ -124,6 +130,12 @@ def log_prob(
     :param series: prior, of mean zero.
     :param f: values, with leading dimensions for several of them.
     :param posterior: what :func:`condition` returned, without sites at these values; the prior if omitted, of all values.
+
+    >>> from pyro_lvgp.state_space import matern
+    >>> steps, *orders = in_order(torch.tensor([0.0, 9.0]))
+    >>> series = Series(matern(steps, torch.tensor(0.1), torch.tensor(1.0), 1.5), *orders)
+    >>> log_prob(series, torch.zeros(2))  # −log 2π
+    tensor(-1.8379)
     """
     chain = series.chain
     variance = (chain.h[..., None, :] @ chain.P @ chain.h[..., None]).squeeze(-1)
@@ -141,6 +153,12 @@ def draw_prior(series: Series, noise: Float[Tensor, "*particles N S"]) -> Float[
 
     :param series: prior, of mean zero.
     :param noise: standard normal, for each point and entry of its state.
+
+    >>> from pyro_lvgp.state_space import matern
+    >>> steps, *orders = in_order(torch.tensor([0.0, 9.0]))
+    >>> series = Series(matern(steps, torch.tensor(0.1), torch.tensor(1.0), 0.5), *orders)
+    >>> draw_prior(series, torch.tensor([[1.0], [2.0]]))  # points so far apart are independent
+    tensor([1., 2.])
     """
     chain = series.chain
     columns, extra = _as_columns(noise, chain.A.dim() - 3)
@@ -158,6 +176,13 @@ def draw(
     :param posterior: what :func:`condition` returned.
     :param prior_draw: f.
     :param noise: ε, standard normal, of the draw's shape.
+
+    >>> from pyro_lvgp.state_space import matern
+    >>> steps, *orders = in_order(torch.tensor([0.0, 9.0]))
+    >>> series = Series(matern(steps, torch.tensor(0.1), torch.tensor(1.0), 0.5), *orders)
+    >>> posterior = condition(series, torch.tensor([2.0, 5.0]), torch.tensor([1.0, 0.0]))
+    >>> draw(series, posterior, torch.ones(2), torch.zeros(2))
+    tensor([1.5000, 1.0000])
     """
     c = _sort(posterior.c + noise - posterior.W * prior_draw, series)
     columns, extra = _as_columns(c[..., None], posterior.LB.Psi.dim() - 3)
