@@ -219,7 +219,10 @@ class MeanFieldGuide(ModelGuide):
 
     @contextmanager
     def in_plates(self, name: str) -> Iterator[None]:
-        """The plates of a site."""
+        """The plates of a site.
+
+        :param name: a latent site.
+        """
         with ExitStack() as stack:
             for frame in self.prototype_trace.nodes[name]["cond_indep_stack"]:
                 stack.enter_context(self.plates[frame.name])
@@ -239,6 +242,7 @@ class MeanFieldGuide(ModelGuide):
         """Marginal posterior quantiles by site, along a new first dimension.
 
         :param quantiles: probabilities between 0 and 1.
+        :raises ValueError: before the first call of the guide.
         """
         if self.prototype_trace is None:
             raise ValueError("the guide has no parameters before its first call: fit it, or call guide(*args) once")

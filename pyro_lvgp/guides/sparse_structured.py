@@ -210,7 +210,10 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         return {} if self.memory is None else self.memory._asdict()
 
     def set_extra_state(self, state: dict[str, Tensor]) -> None:
-        """Restore the memory, and with it the model's inducing points."""
+        """Restore the memory, and with it the model's inducing points.
+
+        :param state: what :meth:`get_extra_state` returned.
+        """
         self.restore(Memory(**state) if state else None)
 
     def _move(self, inducing_points: Tensor) -> None:

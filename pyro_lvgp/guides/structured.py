@@ -221,6 +221,7 @@ class StructuredGPGuide(ModelGuide):
 
         :param quantiles: probabilities between 0 and 1.
         :param args: arguments of the model.
+        :raises ValueError: before the first call of the guide.
         """
         if self.prototype_trace is None:
             raise ValueError("the guide has no parameters before its first call: fit it, or call guide(*args) once")

@@ -213,6 +213,7 @@ class BlockCoordinateVI:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned; before the first step, optimisers take their states when they are made.
 
+        :param state: what :meth:`state_dict` returned.
         :raises ValueError: for states of other blocks.
         """
         known = {block.name for block in self.blocks if block.optim is not None}

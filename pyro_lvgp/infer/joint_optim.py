@@ -129,6 +129,8 @@ class JointOptim(PyroOptim):
 
         Those without names must by then have the values they had, which must tell them apart; else that step raises a
         ``ValueError``.
+
+        :param state_dict: what :meth:`get_state` returned.
         """
         self._num_steps = state_dict["num_steps"]
         self._state_waiting_to_be_consumed.update(state_dict["state"])

@@ -92,7 +92,10 @@ class GPVAE(LatentProcessModel):
         return self._observe(self._by_point(f), theta, y, [scale, series, pyro.plate("points", x.shape[-2], dim=-1)])
 
     def prior(self, x: Float[Tensor, "*#series N P"]) -> Any:
-        """The processes at inputs."""
+        """The processes at inputs.
+
+        :param x: the inputs.
+        """
         return GaussianProcess(self.kernel, as_inputs(x), self.kernel.theta()).to_event(1)
 
     def shows_some_points(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> bool:

@@ -114,7 +114,13 @@ class LatentProcessModel(PyroModule):
             return pyro.sample("y", entries.mask(~torch.isnan(y)).to_event(1), obs=value)
 
     def series_plate(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> Any:
-        """The plate over series, or a context that does nothing if there is one only."""
+        """The plate over series, or a context that does nothing if there is one only.
+
+        :param x: inputs.
+        :param y: data.
+        :param idx: which series these are; None for all.
+        :raises ValueError: for a mini-batch, if the model was not told ``num_data``.
+        """
         given = {name: data for name, data in (("y", y), ("x", x)) if data is not None}
         for name, data in given.items():
             check_not_empty(data, name)
@@ -124,7 +130,12 @@ class LatentProcessModel(PyroModule):
         return pyro.plate("series", sizes[0] if idx is None else self._total(idx), subsample=idx, dim=-2)
 
     def create_plates(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> list[pyro.plate]:
-        """The plates that guides open as well."""
+        """The plates that guides open as well.
+
+        :param x: inputs.
+        :param y: data.
+        :param idx: which series, or which points of the one series, these are; None for all.
+        """
         series = self.series_plate(x, y, idx)
         return [series] if isinstance(series, pyro.plate) else []
 
@@ -151,7 +162,14 @@ class LatentProcessModel(PyroModule):
         return self.num_data
 
     def check(self, x: Float[Tensor, "*#series N P"], y: Float[Tensor, "*#series N D"]) -> None:
-        """Raise if the data cannot be used: shapes, dtype, missing or infinite inputs, outputs never observed."""
+        """Raise if the data cannot be used.
+
+        :param x: inputs.
+        :param y: data, NaN where missing.
+        :raises ValueError: for other shapes, inputs that are missing or infinite, outputs never observed, or data outside the
+            support of the likelihood.
+        :raises TypeError: for data of another dtype than the model's.
+        """
         check_series(x, y)
         self._check_dtype(y)
         self.likelihood.check(y)

@@ -68,17 +68,27 @@ class LatentVariableModel(PyroModule):
         self.initial_values: dict[str, Tensor] = {}
 
     def latent_candidates(self) -> Float[Tensor, "C Q"]:
-        """Latents to try first for a row never seen."""
+        """Latents to try first for a row never seen.
+
+        :raises NotImplementedError: if the model has none.
+        """
         raise NotImplementedError(f"{type(self).__name__} must implement latent_candidates()")
 
     def data_plate(self, y: Tensor | None = None, idx: Tensor | None = None) -> pyro.plate:
-        """The plate over rows, subsampled at ``idx``; guides open the same one."""
+        """The plate over rows; guides open the same one.
+
+        :param y: rows, not looked at: guides pass on all arguments.
+        :param idx: indices of the rows; None for all.
+        """
         return pyro.plate("data", self.num_data, subsample=idx, dim=-1)
 
     create_plates = data_plate
 
     def init_loc_fn(self, site: dict) -> Tensor:
-        """Where a guide starts: at ``initial_values``, else at the prior's median."""
+        """Where a guide starts: at ``initial_values``, else at the prior's median.
+
+        :param site: of a trace of the model.
+        """
         value = self.initial_values.get(site["name"])
         return init_to_median(site) if value is None else value.to(next(self.parameters(), value))
 

@@ -80,6 +80,7 @@ class MixturePrediction:
     def log_prob(self, y: Float[Tensor, "*series N D"]) -> Float[Tensor, "*series N D"]:
         """Log density of the mixture, entry by entry; NaN where y is.
 
+        :param y: where.
         :raises ValueError: if y has another shape than the entries.
 
         Source: eq. 3.10 of the GP-VAE thesis.

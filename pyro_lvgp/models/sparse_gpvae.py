@@ -165,7 +165,12 @@ class SparseGPVAE(LatentProcessModel):
         return poutine.scale(scale=counts * (len(idx) / total))
 
     def points_plate(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> pyro.plate:
-        """The plate over points, of which a mini-batch of one series shows some."""
+        """The plate over points, of which a mini-batch of one series shows some.
+
+        :param x: inputs.
+        :param y: data.
+        :param idx: which points of the one series these are, or which series; None for all.
+        """
         if idx is None or not _is_one_series(x, y):
             return pyro.plate("points", x.shape[-2], dim=-1)
         return pyro.plate("points", self._total(idx), subsample=idx, dim=-1)

@@ -15,6 +15,7 @@ def as_pyro_module(network: nn.Module) -> nn.Module:
 
     Plain ``nn.Parameter`` inside a guide fail under Pyro's setting ``module_local_params``.
 
+    :param network: any module.
     :raises ValueError: if two modules share a parameter, since Pyro keeps parameters by their names.
 
     >>> net = as_pyro_module(MLP(3, 2))

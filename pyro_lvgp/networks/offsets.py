@@ -121,6 +121,7 @@ class NeighbourNet(nn.Module):
 
         :param y: data, NaN where missing.
         :param offset: z_m − x_n for the inducing points m to speak to.
+        :raises ValueError: if the encoder is for another number of processes.
         """
         loc, scale = self.encoder(y)
         if loc.shape[-1] != self.latent_dim:
