@@ -167,6 +167,30 @@ def test_a_process_has_one_scale_in_model_and_guide(value):
     bound.loss(poutine.scale(model, scale=0.1), poutine.scale(guide, scale=0.1), x, y)
 
 
+@pytest.mark.parametrize("value", ["semi-analytic", "doubly-stochastic"])
+def test_a_guide_of_another_model_is_refused(value):
+    _, guide, x, y = make()
+    kernel = RBF(1, variance=torch.tensor([1.2, 0.8]), lengthscale=torch.tensor([[0.3], [0.5]]), batch_shape=(Q,))
+    other = GPVAE(kernel, MLP(Q, D, [3], nn.Tanh), Gaussian(0.4))
+    with pytest.raises(ValueError, match="posterior of 'f' to be made of the model's prior, got one of another"):
+        StructuredELBO(value=value).loss(other, guide, x, y)
+
+
+def test_a_guide_of_another_model_has_no_closed_form_but_the_right_bound():
+    """A divergence from another process is estimated by draws, not taken for that from the posterior's own prior."""
+    _, guide, x, y = make()
+    kernel = RBF(1, variance=torch.tensor([1.2, 0.8]), lengthscale=torch.tensor([[0.3], [0.5]]), batch_shape=(Q,))
+    q, p = posterior_of(guide, x, y), GaussianProcess(kernel, x)
+    with pytest.raises(NotImplementedError):
+        kl_divergence(q, p)
+    K = q.prior.covariance_matrix
+    normal = MultivariateNormal(q.mean, gaussian_sites.predictive_covariance(q.posterior, K, K))
+    f = q.rsample((20_000,))
+    ratios = q.log_prob(f) - p.log_prob(f)
+    error = ratios.mean(0) - kl_divergence(normal, MultivariateNormal(p.mean, p.covariance_matrix))
+    assert (error.abs() < 4.0 * ratios.std(0) / len(f) ** 0.5).all()
+
+
 class ScaleObserved(Messenger):
     """Multiply log likelihoods."""
 

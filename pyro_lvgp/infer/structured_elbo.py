@@ -28,6 +28,7 @@ from pyro_lvgp.validation import position_of_data
 
 Value = Literal["semi-analytic", "doubly-stochastic"]
 Gradient = Literal["path", "score"]
+_FEW = 50
 
 
 class StructuredELBO(DifferentiableELBO):
@@ -170,6 +171,7 @@ class StructuredELBO(DifferentiableELBO):
         for name, process in processes.items():
             if is_validation_enabled():
                 _check_scales(name, model_trace, guide_trace)
+                _check_prior(name, model_trace, guide_trace)
             # What is drawn after a process may depend on it.
             below = [term for other, term in priors.items() if order.index(other) > order.index(name)]
             bound = bound + self._process(process, [*likelihoods, *below])
@@ -252,6 +254,26 @@ def _check_scales(name: str, model_trace: Trace, guide_trace: Trace) -> None:
             f"expected one scale of {name!r} in model and guide, got {scales[0]} and {scales[1]}: wrap the guide in "
             "poutine.scale too"
         )
+
+
+def _check_prior(name: str, model_trace: Trace, guide_trace: Trace) -> None:
+    """Raise unless the posterior of a process was made of the prior that the model has, as its KL divergence is from that."""
+    own: Any = structured(guide_trace.nodes[name]["fn"])
+    prior = without_independent(model_trace.nodes[name]["fn"])
+    if type(prior) is type(own.prior) and not all(
+        torch.equal(*torch.broadcast_tensors(x, z)) for x, z in zip(_glimpse(prior), _glimpse(own.prior), strict=True)
+    ):
+        raise ValueError(
+            f"expected the posterior of {name!r} to be made of the model's prior, got one of another; make the guide of this "
+            "model"
+        )
+
+
+def _glimpse(prior: Any) -> tuple[Tensor, Tensor]:
+    """Mean of a prior at its first points, and their covariance or its Cholesky factor."""
+    if isinstance(prior, GaussianProcess):
+        return prior.mean[..., :_FEW], prior.at(prior.X[..., :_FEW, :]).covariance_matrix
+    return prior.mean[..., :_FEW], prior.scale_tril[..., :_FEW, :_FEW]
 
 
 def _processes(guide_trace: Trace) -> Sites:
