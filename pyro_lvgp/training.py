@@ -24,6 +24,7 @@ from pyro_lvgp.seeding import seeded
 from pyro_lvgp.validation import check_bound, check_sizes, check_tensors
 
 Schedule = Literal["constant", "cosine"] | Callable[[int], float]
+_CLIP_FACTOR = 10.0  # a step that one rare draw makes longer can undo hundreds of others
 
 
 @dataclass
@@ -82,7 +83,7 @@ def fit(
     :param loss: bound to climb; ``Trace_ELBO()`` by default, or that of ``BlockCoordinateVI``.
     :param num_steps: number of steps, or of sweeps through the blocks.
     :param batch_size: rows in a mini-batch; None for all rows at every step.
-    :param learning_rate: of Adam; 0.01 by default.
+    :param learning_rate: of Adam, 0.01 by default, which clips gradients of more than ten times their usual norm.
     :param schedule: ``"constant"`` by default; ``"cosine"`` lowers the learning rate to zero; a function maps the step to a
         factor.
     :param optim: an optimiser of your own instead; ``learning_rate`` and ``schedule`` are then not used.
@@ -155,7 +156,7 @@ def fit(
         bound = loss or Trace_ELBO()
         if optim is None:
             adam = {"lr": 0.01 if learning_rate is None else learning_rate, "fused": True}
-            optim = JointOptim(torch.optim.Adam, adam, schedule=factor)
+            optim = JointOptim(torch.optim.Adam, adam, clip_factor=_CLIP_FACTOR, schedule=factor)
         svi = SVI(model, guide, optim, CompiledELBO(bound) if compile else bound)
         svi.loss_and_grads = _refusing_nan(svi.loss_and_grads)
     watch = Watch(early_stopping, (model, guide))

@@ -477,6 +477,37 @@ class TestJointOptim:
         assert pyro.param("a").item() == pytest.approx(-0.6 * length, rel=1e-5)
         assert pyro.param("b").item() == pytest.approx(-0.8 * length, rel=1e-5)
 
+    @pytest.mark.parametrize("first", [1.0, 0.0])
+    def test_clips_gradients_longer_than_usual(self, first):
+        slopes = iter([first, 1.0, 1.0, 1000.0, 1.0])
+
+        def model():
+            pyro.factor("loss", -next(slopes) * pyro.param("a", torch.tensor(0.0)))
+
+        svi = SVI(model, _no_guide, JointOptim(torch.optim.SGD, {"lr": 1.0}, clip_factor=5.0), Trace_ELBO())
+        found = [0.0]
+        for _ in range(5):
+            svi.step()
+            found.append(-pyro.param("a").item())
+        np.testing.assert_allclose(np.diff(found), [first, 1.0, 1.0, 5.0, 1.0], rtol=1e-5)
+        assert svi.optim.get_state()["usual_norm"].item() == pytest.approx(0.95 * (0.95 + 0.05 * 5.0) + 0.05)
+
+    def test_knows_the_usual_norm_again(self):
+        slopes = iter([1.0, 1000.0])
+
+        def model():
+            pyro.factor("loss", -next(slopes) * pyro.param("a", torch.tensor(0.0)))
+
+        first, second = (JointOptim(torch.optim.SGD, {"lr": 1.0}, clip_factor=5.0) for _ in range(2))
+        SVI(model, _no_guide, first, Trace_ELBO()).step()
+        second.set_state(copy.deepcopy(first.get_state()))
+        SVI(model, _no_guide, second, Trace_ELBO()).step()
+        assert pyro.param("a").item() == pytest.approx(-6.0)
+
+    def test_refuses_to_clip_what_is_usual(self):
+        with pytest.raises(ValueError, match=r"expected a clip_factor above 1, got 0\.5"):
+            JointOptim(torch.optim.SGD, {"lr": 1.0}, clip_factor=0.5)
+
 
 def test_joint_optim_restores_a_running_optimiser():
     """State comes back for parameters already known, and a load followed by a save loses nothing."""

@@ -7,6 +7,9 @@ import pyro
 import torch
 from pyro.optim import PyroOptim
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
+
+_FORGETTING = 0.05
 
 
 class JointOptim(PyroOptim):
@@ -18,8 +21,13 @@ class JointOptim(PyroOptim):
     :param optim_constructor: a torch optimiser, such as ``torch.optim.Adam``.
     :param optim_args: its arguments; ``{"lr": 0.01, "fused": True}`` updates all tensors in one call.
     :param clip_norm: bound on the norm of the whole gradient.
+    :param clip_factor: the same in units of its usual norm, an average over the last twenty steps or so: a rare draw whose
+        gradient is a thousand times longer than all others then moves nothing far.
     :param schedule: maps the number of steps taken to a factor on the learning rate.
     :raises TypeError: if ``optim_args`` is no dict, such as a function of the parameter's name.
+    :raises ValueError: for a ``clip_factor`` of 1 or less.
+
+    Source: Seetharaman et al. (2020), "AutoClip: adaptive gradient clipping", for bounds relative to past norms.
 
     >>> from pyro.infer import SVI, Trace_ELBO
     >>> from pyro.infer.autoguide import AutoNormal
@@ -34,6 +42,7 @@ class JointOptim(PyroOptim):
         optim_args: dict[str, Any] | None = None,
         *,
         clip_norm: float | None = None,
+        clip_factor: float | None = None,
         schedule: Callable[[int], float] | None = None,
     ):
         if not isinstance(optim_args, dict | None):
@@ -41,8 +50,11 @@ class JointOptim(PyroOptim):
                 f"expected optim_args to be a dict for all parameters, got {type(optim_args).__name__}; "
                 "pyro.optim.PyroOptim takes a function of the parameter's name"
             )
+        if clip_factor is not None and not clip_factor > 1.0:
+            raise ValueError(f"expected a clip_factor above 1, got {clip_factor}; it is a multiple of the usual norm")
         super().__init__(optim_constructor, optim_args or {})
-        self._clip_norm, self._schedule = clip_norm, schedule
+        self._clip_norm, self._clip_factor, self._schedule = clip_norm, clip_factor, schedule
+        self._usual_norm: Tensor | None = None
         self._constructor, self._args = optim_constructor, dict(optim_args or {})
         self._known: set[Tensor] = set()
         self._unrestored: set[Tensor] = set()
@@ -60,7 +72,9 @@ class JointOptim(PyroOptim):
         for idle in self._known - params:
             idle.grad = None
         if self._clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(params, self._clip_norm)
+            clip_grad_norm_(params, self._clip_norm)
+        if self._clip_factor is not None:
+            self._clip_unusual(params, self._clip_factor)
         assert self._optimizer is not None
         if self._schedule is not None:
             factor = self._schedule(self._num_steps)
@@ -68,6 +82,14 @@ class JointOptim(PyroOptim):
                 group["lr"] = lr * factor
         self._optimizer.step(*args, **kwargs)
         self._num_steps += 1
+
+    def _clip_unusual(self, params: set[Tensor], factor: float) -> None:
+        norm = get_total_norm([param.grad for param in params if param.grad is not None])
+        usual = norm if self._usual_norm is None else self._usual_norm.to(norm)
+        usual = torch.where(usual > 0.0, usual, norm)
+        clip_grads_with_norm_(params, factor, norm / usual.clamp_min(torch.finfo(usual.dtype).tiny))
+        # What is clipped, or NaN, counts as the bound.
+        self._usual_norm = usual.lerp(torch.where(norm < factor * usual, norm, factor * usual), _FORGETTING)
 
     def _add(self, new: set[Tensor]) -> None:
         # A set of tensors has no stable order; names do.
@@ -109,9 +131,9 @@ class JointOptim(PyroOptim):
         return None
 
     def get_state(self) -> dict:
-        """Number of steps taken, and the state of every parameter.
+        """Number of steps taken, the usual norm, and the state of every parameter.
 
-        It goes by the name in the param store, or, where there is none as under ``module_local_params``, by the value.
+        The last goes by the name in the param store, or, where there is none as under ``module_local_params``, by the value.
         """
         state, nameless = {}, []
         if self._optimizer is not None:
@@ -122,7 +144,12 @@ class JointOptim(PyroOptim):
                 elif param not in self._unrestored or not self._nameless_waiting:
                     nameless.append((param.detach().clone(), moments))
         state |= self._state_waiting_to_be_consumed
-        return {"num_steps": self._num_steps, "state": state, "nameless": [*nameless, *self._nameless_waiting]}
+        return {
+            "num_steps": self._num_steps,
+            "usual_norm": self._usual_norm,
+            "state": state,
+            "nameless": [*nameless, *self._nameless_waiting],
+        }
 
     def set_state(self, state_dict: dict) -> None:
         """Restore what ``get_state`` returned; parameters take their state when they are next seen.
@@ -132,7 +159,7 @@ class JointOptim(PyroOptim):
 
         :param state_dict: what :meth:`get_state` returned.
         """
-        self._num_steps = state_dict["num_steps"]
+        self._num_steps, self._usual_norm = state_dict["num_steps"], state_dict.get("usual_norm")
         self._state_waiting_to_be_consumed.update(state_dict["state"])
         self._nameless_waiting = list(state_dict.get("nameless", ()))
         self._unrestored = set(self._known)
