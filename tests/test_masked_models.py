@@ -8,6 +8,7 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import Trace_ELBO
+from pyro.infer.autoguide import AutoNormal
 
 from pyro_lvgp.diagnostics import log_weights
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
@@ -35,6 +36,36 @@ def test_a_masked_latent_leaves_both_densities(bound):
     evidence = dist.Normal(0.0, 1.0).log_prob(y[SEEN]).sum()
     assert bound.loss(half_seen, guide, y) == pytest.approx(-evidence.item())
     torch.testing.assert_close(log_weights(half_seen, guide, y, num_samples=5), evidence.expand(5))
+
+
+@pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: type(bound).__name__)
+def test_a_mask_of_the_distribution_counts_as_one_by_a_handler(bound):
+    def model(y):
+        with pyro.plate("data", N):
+            x = pyro.sample("x", dist.Normal(0.0, 1.0).mask(SEEN))
+            pyro.sample("y", dist.Normal(x, 1.0).mask(SEEN), obs=y)
+
+    y, guide = torch.randn(N), MeanFieldGuide(model)
+    guide(y[:, None] if isinstance(bound, StructuredELBO) else y)
+    guide.locs.x, guide.scales.x = 0.5 * y, torch.where(SEEN, 0.5**0.5, 1e3)
+    evidence = dist.Normal(0.0, 2.0**0.5).log_prob(y[SEEN]).sum()
+    assert bound.loss(model, guide, y) == pytest.approx(-evidence.item())
+    torch.testing.assert_close(log_weights(model, guide, y, num_samples=5), evidence.expand(5))
+
+
+@pytest.mark.parametrize("prior", [dist.Normal, dist.LogNormal])
+@pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: type(bound).__name__)
+def test_a_masked_latent_leaves_both_densities_of_an_auto_normal(bound, prior):
+    def model(y):
+        with pyro.plate("data", N):
+            pyro.sample("y", prior(0.0, 1.0), obs=y, obs_mask=SEEN)
+
+    y, guide = prior(0.0, 1.0).sample((N,)), AutoNormal(model)
+    guide(y)
+    guide.locs.y_unobserved, guide.scales.y_unobserved = torch.zeros(N), torch.where(SEEN, 9.0, 1.0)
+    evidence = prior(0.0, 1.0).log_prob(y[SEEN]).sum()
+    assert bound.loss(model, guide, y) == pytest.approx(-evidence.item())
+    torch.testing.assert_close(log_weights(model, guide, y, num_samples=5), evidence.expand(5))
 
 
 def test_bounds_of_annealed_guides_stay_below_the_evidence():

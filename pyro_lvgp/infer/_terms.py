@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from pyro.distributions import Delta, Unit
+from pyro.distributions import Delta, MaskedDistribution, Unit
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine import Trace
 from torch import Tensor
@@ -24,10 +24,23 @@ def check_reparameterised(guide_sites: Sites) -> None:
 
 
 def share_masks(model_trace: Trace, guide_trace: Trace) -> None:
-    """Give guide sites without a mask that of the model's site: what p leaves out, q must, or log p − log q has no maximum."""
+    """Give guide sites without a mask that of the model's site: what p leaves out, q must, or log p − log q has no maximum.
+
+    An ``AutoNormal`` draws ``x`` by a site ``x_unconstrained``, which has the density.
+    """
     for name, site in guide_trace.nodes.items():
-        if site["type"] == "sample" and site["mask"] is None and name in model_trace:
-            site["mask"] = model_trace.nodes[name]["mask"]
+        if site["type"] == "sample" and site["mask"] is None:
+            name = name if name in model_trace else name.removesuffix("_unconstrained")
+            if name in model_trace:
+                site["mask"] = _mask(model_trace.nodes[name])
+
+
+def _mask(site: Mapping[str, Any]) -> Any:
+    """What a site leaves out, by a handler or by ``fn.mask(...)``."""
+    fn, mask = site["fn"], site["mask"]
+    if not isinstance(fn, MaskedDistribution):
+        return mask
+    return fn._mask if mask is None else mask & fn._mask
 
 
 def _log_prob_sum(site: Mapping[str, Any]) -> Tensor:
