@@ -431,13 +431,40 @@ def test_sandwich_holds_globals_at_their_true_values():
         bound_sandwich(model, guide, y, latents={"u": u, "X": X})
 
 
-@pytest.mark.parametrize("what", ["a factor", "a masked latent", "a scale"])
-def test_a_sandwich_needs_a_density_of_draws(what):
+@pytest.mark.parametrize("plate", ["data", None])
+def test_a_sandwich_is_of_the_evidence_given_sites_that_are_held(plate):
     def model(y):
         with pyro.plate("data", 3):
-            mask = torch.arange(3) > 0 if what == "a masked latent" else True
+            z = pyro.sample("z", dist.Normal(5.0, 0.1))
+            x = pyro.sample("x", dist.Normal(0.0, 1.0))
+            return pyro.sample("y", dist.Normal(x + z, 1.0), obs=y)
+
+    truth = poutine.trace(model).get_trace(None)
+    y, x, z = (truth.nodes[name]["value"] for name in ("y", "x", "z"))
+    guide = AutoAnnealedLangevin(model, local_plate=plate, sites=["x"], num_steps=2, step_size=0.01)
+    guide(y)
+    guide.base_guide.locs.x, guide.base_guide.scales.x = 0.5 * (y - z), torch.full((3,), 0.5**0.5)
+    sandwich = bound_sandwich(model, guide, y, latents={"x": x, "z": z}, num_samples=20)
+    evidence = dist.Normal(z, 2.0**0.5).log_prob(y)
+    for side in (sandwich.lower, sandwich.upper):
+        torch.testing.assert_close(side, evidence if plate else evidence.sum(), atol=0.01, rtol=0.0)
+
+
+@pytest.mark.parametrize(
+    ("what", "mask", "own_mask"),
+    [
+        ("a factor", True, True),
+        ("a scale", True, True),
+        ("a masked latent", torch.arange(3) > 0, True),
+        ("a masked latent", False, True),
+        ("a masked latent", True, torch.arange(3) > 0),
+    ],
+)
+def test_a_sandwich_needs_a_density_of_draws(what, mask, own_mask):
+    def model(y):
+        with pyro.plate("data", 3):
             with poutine.mask(mask=mask), poutine.scale(scale=0.5 if what == "a scale" else 1.0):
-                x = pyro.sample("x", dist.Normal(0.0, 1.0))
+                x = pyro.sample("x", dist.Normal(0.0, 1.0).mask(own_mask))
             if what == "a factor":
                 pyro.factor("penalty", -x.square())
             return pyro.sample("y", dist.Normal(x, 1.0), obs=y)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pyro_lvgp.guides import AutoAnnealedLangevin
 from pyro_lvgp.infer import ImportanceWeightedELBO, sample_traces
+from pyro_lvgp.infer._terms import mask_of
 from pyro_lvgp.seeding import seeded
 
 
@@ -189,11 +190,14 @@ def bound_sandwich(
     if missing:
         raise ValueError(f"expected the true value of every latent site, got none for {missing}")
     others = {name: value for name, value in latents.items() if name not in guide.annealed}
-    conditioned = poutine.condition(model, others)
+
+    def given_others(of: Callable[..., Any]) -> Callable[..., Any]:
+        return poutine.block(poutine.condition(of, others), hide=list(others))
+
     up, down = (
         log_weights(
-            conditioned,
-            poutine.block(poutine.condition(path, others), hide=list(others)),
+            given_others(model),
+            given_others(path),
             *args,
             num_samples=num_samples,
             local_plate=guide.local_plate,
@@ -210,7 +214,7 @@ def _not_drawn(site: Any) -> str:
     """What makes the density of a site another than that of a draw from it, if anything does."""
     if site_is_factor(site):
         return "a factor"
-    if not site["is_observed"] and torch.is_tensor(site["mask"]) and not site["mask"].all():
+    if not site["is_observed"] and (mask := mask_of(site)) is not None and not torch.as_tensor(mask).all():
         return "a masked latent"
     of_plates = math.prod((frame.full_size or frame.size) / frame.size for frame in site["cond_indep_stack"])
     return "" if (abs(torch.as_tensor(site["scale"] / of_plates) - 1.0) < 1e-6).all() else "a scale"

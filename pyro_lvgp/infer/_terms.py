@@ -32,10 +32,10 @@ def share_masks(model_trace: Trace, guide_trace: Trace) -> None:
         if site["type"] == "sample" and site["mask"] is None:
             name = name if name in model_trace else name.removesuffix("_unconstrained")
             if name in model_trace:
-                site["mask"] = _mask(model_trace.nodes[name])
+                site["mask"] = mask_of(model_trace.nodes[name])
 
 
-def _mask(site: Mapping[str, Any]) -> Any:
+def mask_of(site: Mapping[str, Any]) -> Any:
     """What a site leaves out, by a handler or by ``fn.mask(...)``."""
     fn, mask = site["fn"], site["mask"]
     if not isinstance(fn, MaskedDistribution):
