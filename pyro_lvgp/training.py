@@ -102,8 +102,8 @@ def fit(
     :raises TypeError: if the data are no tensors, or more or fewer than the model takes, or ``loss`` is no bound.
     :raises ValueError: if the data are unfit for the model, ``num_steps`` or ``batch_size`` is out of range, ``schedule`` is
         unknown, ``optim``, ``learning_rate`` or ``schedule`` is given beside ``blocks``, tensors have different numbers of
-        rows under mini-batches, the bound (before anything is moved by it) or the score becomes NaN, or what is to be
-        compiled depends on the values of tensors.
+        rows under mini-batches, the bound, or without ``optim`` and ``blocks`` its gradient, is not finite (before anything
+        is moved by it), the score becomes NaN, or what is to be compiled depends on the values of tensors.
 
     >>> from pyro_lvgp.guides import MeanFieldGuide
     >>> from pyro_lvgp.models import BayesianGPLVM
@@ -158,7 +158,7 @@ def fit(
             adam = {"lr": 0.01 if learning_rate is None else learning_rate, "fused": True}
             optim = JointOptim(torch.optim.Adam, adam, clip_factor=_CLIP_FACTOR, schedule=factor)
         svi = SVI(model, guide, optim, CompiledELBO(bound) if compile else bound)
-        svi.loss_and_grads = _refusing_nan(svi.loss_and_grads)
+        svi.loss_and_grads = _refusing_infinite(svi.loss_and_grads)
     watch = Watch(early_stopping, (model, guide))
     result = FitResult(scores=watch.scores, num_entries=int((~torch.isnan(data)).sum()) if args else 1)
     batches = _batches(getattr(model, "mini_batch", _rows), args, num_rows, batch_size)
@@ -190,8 +190,8 @@ def fit(
     return result
 
 
-def _refusing_nan(loss_and_grads: Callable[..., Any]) -> Callable[..., float]:
-    """A bound that raises where it is NaN, before an optimiser moves anything by its gradients."""
+def _refusing_infinite(loss_and_grads: Callable[..., Any]) -> Callable[..., float]:
+    """A bound that raises where it is not finite, before an optimiser moves anything by its gradients."""
 
     def evaluate(*args: Any, **kwargs: Any) -> float:
         value = float(loss_and_grads(*args, **kwargs))

@@ -49,11 +49,11 @@ def check_sizes(*, least: int = 1, **sizes: int) -> None:
 
 
 def check_bound(loss: float) -> None:
-    """Raise if minus a bound is NaN."""
-    if math.isnan(loss):
+    """Raise if minus a bound is NaN or infinite, so that steps by its gradients would lose what was learned."""
+    if not math.isfinite(loss):
         raise ValueError(
-            "the bound became NaN; what was learned before is kept: try a smaller learning_rate, dtype=torch.float64, or "
-            "initialize() of the model"
+            f"the bound became {'NaN' if math.isnan(loss) else 'infinite'}; what was learned before is kept: try a smaller "
+            "learning_rate, dtype=torch.float64, or initialize() of the model"
         )
 
 

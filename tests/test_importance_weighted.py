@@ -1,6 +1,7 @@
 """The importance-weighted bound against quadrature, brute force and itself under subsampling."""
 
 import math
+from functools import partial
 
 import pyro
 import pyro.distributions as dist
@@ -8,9 +9,10 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
-from pyro.infer.autoguide import AutoNormal
+from pyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
 from pyro.optim import Adam
 
+from pyro_lvgp.diagnostics import log_weights
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
 from pyro_lvgp.infer import ImportanceWeightedELBO
 from pyro_lvgp.likelihoods import Gaussian
@@ -238,6 +240,32 @@ class TestRefuses:
     def test_model_or_guide(self, fault, match):
         with pytest.raises(ValueError, match=match):
             ImportanceWeightedELBO("data", 5, max_plate_nesting=2).loss(self.model, self.guide, torch.tensor(0.0), fault)
+
+    def test_a_loop_over_data(self):
+        def model(y, idx):
+            for i in pyro.plate("data", 4, subsample=idx):
+                x = pyro.sample(f"x_{i}", dist.Normal(0.0, 1.0))
+                pyro.sample(f"y_{i}", dist.Normal(x, 1.0), obs=y[i])
+
+        def guide(y, idx):
+            for i in pyro.plate("data", 4, subsample=idx):
+                pyro.sample(f"x_{i}", dist.Normal(0.0, 1.0))
+
+        with pytest.raises(ValueError, match="expected the data of plate 'data' side by side.*got a loop"):
+            ImportanceWeightedELBO("data", 5, max_plate_nesting=1).loss(model, guide, torch.zeros(4), torch.tensor([0, 2]))
+
+    @pytest.mark.parametrize("of", [ImportanceWeightedELBO().loss, partial(log_weights, local_plate="data")])
+    def test_guides_that_draw_all_data_jointly(self, of):
+        def model(y):
+            with pyro.plate("data", 4):
+                x = pyro.sample("x", dist.Normal(0.0, 1.0))
+                pyro.sample("y", dist.Normal(x, 1.0), obs=y)
+
+        y, guide = torch.zeros(4), AutoDiagonalNormal(model)
+        with pytest.raises(ValueError, match=r"got one that draws \['_AutoDiagonalNormal_latent'\] outside of it"):
+            of(model, guide, y)
+        assert ImportanceWeightedELBO(num_samples=1).loss(model, guide, y) > 0.0
+        assert log_weights(model, guide, y).shape == (100,)
 
     def test_plate_and_arguments(self):
         with pytest.raises(ValueError, match="plate named 'cells', got none"):

@@ -66,12 +66,12 @@ class _Sharing:
 class _Climb:
     """Log density -p: constant gradient; records how it was called and whether Pyro validates."""
 
-    def __init__(self, nan_at=math.inf):
-        self.batches, self.validated, self.nan_at = [], [], nan_at
+    def __init__(self, bad_at=math.inf, bad=math.nan):
+        self.batches, self.validated, self.bad_at, self.bad = [], [], bad_at, bad
 
     def model(self, *args):
         p = pyro.param("p", torch.tensor(0.0))
-        pyro.factor("loss", -p + (torch.nan if len(self.batches) == self.nan_at else 0.0))
+        pyro.factor("loss", -p + (self.bad if len(self.batches) == self.bad_at else 0.0))
         self.batches.append(args)
         self.validated.append(is_validation_enabled())
 
@@ -231,11 +231,23 @@ class TestFit:
 
     @pytest.mark.filterwarnings("ignore:Encountered NaN")
     @pytest.mark.parametrize("with_blocks", [False, True])
-    def test_a_nan_bound_stops_the_fit_before_it_moves_anything(self, with_blocks):
+    @pytest.mark.parametrize(("bad", "what"), [(math.nan, "NaN"), (math.inf, "infinite"), (-math.inf, "infinite")])
+    def test_a_bound_that_is_not_finite_stops_the_fit_before_it_moves_anything(self, bad, what, with_blocks):
         block = Block("p", params=["p"], optim=lambda tensors: torch.optim.SGD(tensors, lr=0.5))
-        with pytest.raises(ValueError, match=r"became NaN; what was learned before is kept.*float64"):
-            _Climb(nan_at=3 if with_blocks else 2).fit(**({"blocks": [block]} if with_blocks else {"optim": SGD({"lr": 0.5})}))
+        how = {"blocks": [block]} if with_blocks else {"optim": SGD({"lr": 0.5})}
+        with pytest.raises(ValueError, match=rf"became {what}; what was learned before is kept.*float64"):
+            _Climb(3 if with_blocks else 2, bad).fit(**how)
         assert pyro.param("p").item() == pytest.approx(-1.0)
+        assert pyro.param("p").grad is None
+
+    def test_a_gradient_that_is_not_finite_stops_the_fit_before_it_moves_anything(self):
+        def model():
+            p = pyro.param("p", torch.tensor(0.0))
+            pyro.factor("loss", -p + pyro.param("q", torch.tensor(0.0)).abs().sqrt())  # NaN at 0
+
+        with pytest.raises(ValueError, match="expected finite gradients, got NaN or infinity; nothing was moved by them"):
+            fit(model, lambda: None, num_steps=2, progress=False)
+        assert pyro.param("p").item() == 0.0
         assert pyro.param("p").grad is None
 
     def test_a_step_cut_short_leaves_no_gradient_to_the_next_fit(self, Y):
@@ -318,7 +330,7 @@ class TestFit:
             assert on_batches.validated == [setting, setting, False, False]
             assert is_validation_enabled() == dist.is_validation_enabled() == setting
             with pytest.raises(ValueError, match="NaN"):
-                _Climb(nan_at=1).fit()
+                _Climb(bad_at=1).fit()
             assert is_validation_enabled() == dist.is_validation_enabled() == setting
 
     def test_a_batch_of_all_rows_is_a_full_batch(self, Y):

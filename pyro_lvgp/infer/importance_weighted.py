@@ -35,8 +35,9 @@ class ImportanceWeightedELBO(LocalELBO):
         has less noise; False draws the globals, as in the formula.
     :param num_particles: draws of the globals to average over.
     :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
-    :raises ValueError: if the plate is missing, a plate inside it is subsampled, a guide site cannot be reparameterised,
-        or ``gradient="dreg"`` meets local guide sites that are annealed or depend on each other.
+    :raises ValueError: if the plate is missing or a loop, a plate inside it is subsampled, a guide site cannot be
+        reparameterised, the guide draws all data jointly, as ``AutoMultivariateNormal`` does, or ``gradient="dreg"`` meets
+        local guide sites that are annealed or depend on each other.
 
     >>> import pyro, pyro.distributions as dist
     >>> from pyro.infer.autoguide import AutoNormal
@@ -77,13 +78,16 @@ class ImportanceWeightedELBO(LocalELBO):
     def log_weights(self, model: Any, guide: Any, *args, **kwargs) -> Tensor:
         """Log w_sn = log p(y_n, x_ns | g) − log q(x_ns | g) for one draw of the globals: [S, ...plates], e.g. [S, B]."""
         model_sites, guide_sites = self._sample_sites(model, guide, args, kwargs)
-        log_w, _, kept_dims = self._weights(self._split(model_sites)[0], self._split(guide_sites)[0])
+        local_guide, global_guide = self._split(guide_sites)
+        self._check_draws(local_guide, global_guide)
+        log_w, _, kept_dims = self._weights(self._split(model_sites)[0], local_guide)
         return log_w.reshape(log_w.shape[:1] + tuple(log_w.shape[dim] for dim in kept_dims))
 
     def _particle(self, model_sites: Sites, guide_sites: Sites) -> Tensor:
         dreg = self.gradient == "dreg" and torch.is_grad_enabled()
         local_model, global_model = self._split(model_sites)
         local_guide, global_guide = self._split(guide_sites)
+        self._check_draws(local_guide, global_guide)
         log_w, scale, _ = self._weights(local_model, local_guide, path_only=dreg)
         globals_ = log_ratio(global_model, global_guide)
         bound = (scale * (torch.logsumexp(log_w, 0) - math.log(self.num_samples))).sum() + globals_
@@ -96,11 +100,27 @@ class ImportanceWeightedELBO(LocalELBO):
         surrogate = (scale * (weights * log_w).sum(0)).sum() + globals_
         return surrogate + (bound - surrogate).detach()
 
+    def _check_draws(self, local_guide: Sites, global_guide: Sites) -> None:
+        """Raise if there is one draw of the local sites, made outside the plate, and not S."""
+        outside = [name for name, site in global_guide.items() if site["infer"].get("is_auxiliary")]
+        is_copy = bool(local_guide) and all(type(_base(site["fn"])) is Delta for site in local_guide.values())
+        if outside and is_copy and self.num_samples > 1:
+            raise ValueError(
+                f"expected a guide that draws the sites of plate {self.local_plate!r} inside it, datum by datum, got one that "
+                f"draws {outside} outside of it: take a guide such as AutoNormal or MeanFieldGuide, or weigh all data jointly"
+            )
+
     def _weights(self, model_sites: Sites, guide_sites: Sites, *, path_only: bool = False) -> tuple[Tensor, float, list[int]]:
         """Log w [S, *plates] with size one at plates summed over, the plates' scale, and the dims of the others."""
         if not model_sites:
             raise ValueError(
                 f"expected sites in a plate named {self.local_plate!r}, got none; pass local_plate=<the plate over data>"
+            )
+        frames = (frame for site in model_sites.values() for frame in site["cond_indep_stack"])
+        if any(frame.name == self.local_plate and not frame.vectorized for frame in frames):
+            raise ValueError(
+                f"expected the data of plate {self.local_plate!r} side by side, each with its weight, got a loop over them; "
+                "write `with pyro.plate(...)` for `for ... in pyro.plate(...)`"
             )
         stacks = [
             {f.name: f for f in site["cond_indep_stack"] if f.vectorized and f.name != SAMPLES}

@@ -25,7 +25,7 @@ class JointOptim(PyroOptim):
         gradient is a thousand times longer than all others then moves nothing far.
     :param schedule: maps the number of steps taken to a factor on the learning rate.
     :raises TypeError: if ``optim_args`` is no dict, such as a function of the parameter's name.
-    :raises ValueError: for a ``clip_factor`` of 1 or less.
+    :raises ValueError: for a ``clip_factor`` of 1 or less; with one, where a gradient is not finite, before it moves anything.
 
     Source: Seetharaman et al. (2020), "AutoClip: adaptive gradient clipping", for bounds relative to past norms.
 
@@ -85,11 +85,15 @@ class JointOptim(PyroOptim):
 
     def _clip_unusual(self, params: set[Tensor], factor: float) -> None:
         norm = get_total_norm([param.grad for param in params if param.grad is not None])
+        if not torch.isfinite(norm):  # SVI waits for the device at every step as it is
+            raise ValueError(
+                "expected finite gradients, got NaN or infinity; nothing was moved by them: try a smaller learning rate, or "
+                "dtype=torch.float64"
+            )
         usual = norm if self._usual_norm is None else self._usual_norm.to(norm)
         usual = torch.where(usual > 0.0, usual, norm)
         clip_grads_with_norm_(params, factor, norm / usual.clamp_min(torch.finfo(usual.dtype).tiny))
-        # What is clipped, or NaN, counts as the bound.
-        self._usual_norm = usual.lerp(torch.where(norm < factor * usual, norm, factor * usual), _FORGETTING)
+        self._usual_norm = usual.lerp(torch.minimum(norm, factor * usual), _FORGETTING)
 
     def _add(self, new: set[Tensor]) -> None:
         # A set of tensors has no stable order; names do.
