@@ -251,7 +251,7 @@ class TestRefuses:
             for i in pyro.plate("data", 4, subsample=idx):
                 pyro.sample(f"x_{i}", dist.Normal(0.0, 1.0))
 
-        with pytest.raises(ValueError, match="expected the data of plate 'data' side by side.*got a loop"):
+        with pytest.raises(ValueError, match=r"expected the data of plate 'data' side by side.*got a loop"):
             ImportanceWeightedELBO("data", 5, max_plate_nesting=1).loss(model, guide, torch.zeros(4), torch.tensor([0, 2]))
 
     @pytest.mark.parametrize("of", [ImportanceWeightedELBO().loss, partial(log_weights, local_plate="data")])
