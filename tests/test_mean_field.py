@@ -1,3 +1,4 @@
+import math
 import pickle
 
 import pyro
@@ -11,6 +12,7 @@ from pyro.optim import Adam
 from torch import nn
 from torch.distributions import kl_divergence
 
+from pyro_lvgp.distributions import DrawnNormal
 from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.models import BayesianGPLVM
 from pyro_lvgp.networks import IndexNet, ZeroImputation
@@ -49,6 +51,30 @@ def test_emits_plain_distributions_with_the_model_s_shapes(y):
         assert trace.nodes[name]["fn"].event_shape == model.nodes[name]["fn"].event_shape
     assert isinstance(trace.nodes["x"]["fn"], dist.MultivariateNormal)  # full, as its prior
     assert isinstance(trace.nodes["loading"]["fn"].base_dist, dist.Normal)
+
+
+@pytest.mark.usefixtures("float64")
+def test_the_density_of_a_draw_needs_no_solution():
+    loc, scale_tril = torch.randn(3, 2, requires_grad=True), torch.tensor([[1.0, 0.0], [0.5, 2.0]], requires_grad=True)
+    q = DrawnNormal(loc, scale_tril=scale_tril).expand((5, 3))
+    x = q.rsample((4,))
+    assert x.shape == (4, 5, 3, 2)
+    fast, slow = (q.log_prob(value) for value in (x, x.clone()))
+    torch.testing.assert_close(fast, slow)
+    ours, theirs = (
+        torch.autograd.grad(p.sum(), [loc, scale_tril], retain_graph=True, allow_unused=True) for p in (fast, slow)
+    )
+    torch.testing.assert_close(torch.zeros(3, 2) if ours[0] is None else ours[0], theirs[0])
+    torch.testing.assert_close(ours[1], theirs[1])
+
+
+def test_the_density_of_a_draw_keeps_its_digits_where_the_factor_is_nearly_singular():
+    scale_tril = torch.full((40, 40), 0.9).tril(-1) + 1e-3 * torch.eye(40)
+    q = DrawnNormal(torch.randn(40), scale_tril=scale_tril)
+    x = q.rsample()
+    most = 40 * (3.0 * math.log(10.0) - 0.5 * math.log(2.0 * math.pi))
+    assert most - 60.0 < q.log_prob(x) < most
+    assert not most - 60.0 < q.log_prob(x.clone()) < most  # the solution in float32 is not the noise
 
 
 def test_subsampled_call_takes_the_rows_of_the_batch(y):

@@ -9,6 +9,8 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.distributions.util import sum_rightmost
 from torch import Tensor
 
+from pyro_lvgp.distributions import DrawnNormal
+
 Covariance = Literal["diagonal", "full"]
 
 
@@ -29,7 +31,7 @@ class SiteCoordinates:
         """N(loc, S), the distribution of h."""
         if self.covariance == "full":
             # The factor is valid by construction; checking it costs as much as using it.
-            return dist.MultivariateNormal(loc, scale_tril=scale, validate_args=False)
+            return DrawnNormal(loc, scale_tril=scale, validate_args=False)
         return dist.Normal(loc, scale).to_event(self.event_dim)
 
     def from_white(self, z: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
