@@ -8,6 +8,7 @@ import torch
 from pyro import poutine
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
 from pyro.infer.autoguide.initialization import init_to_value
+from pyro.infer.reparam import LocScaleReparam
 from pyro.optim import Adam
 from torch import nn
 from torch.distributions import kl_divergence
@@ -93,6 +94,28 @@ def test_first_call_may_be_a_mini_batch(y):
     idx = torch.tensor([7, 2, 4])
     guide(y[:, idx], idx)
     assert torch.equal(guide.locs.x.detach(), start)
+
+
+def test_reparameterised_sites_begin_where_the_model_does():
+    """From values of the site that they replace, though the first call sees some rows only."""
+
+    def model(y, idx=None):
+        loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", 3, subsample=idx):
+            x = pyro.sample("x", dist.Normal(loc, 2.0))
+            pyro.sample("y", dist.Normal(x, 0.5), obs=y)
+
+    model, y = poutine.reparam(model, {"x": LocScaleReparam(0.0)}), torch.tensor([1.0, 2.0, 4.0])
+    initial = init_to_value(values={"loc": torch.tensor(1.0), "x": torch.tensor([5.0, 7.0])})
+    guide = MeanFieldGuide(model, init_loc_fn=initial, create_plates=lambda y, idx=None: pyro.plate("data", 3, subsample=idx))
+    guide(y[:2], torch.tensor([0, 1]))
+    torch.testing.assert_close(guide.locs.x_decentered.detach(), torch.tensor([2.0, 3.0, 2.0]))
+    # With x = loc + 2 z: E log p − log q of the Gaussians over loc and the z.
+    loc, z, sd = torch.tensor(1.0), torch.tensor([2.0, 3.0, 2.0]), 0.1
+    expected = dist.Normal(loc + 2.0 * z, 0.5).log_prob(y).sum() - 3 * (sd**2 + 4.0 * sd**2) / (2.0 * 0.25)
+    expected -= sum(kl_divergence(dist.Normal(m, sd), dist.Normal(0.0, 1.0)) for m in (loc, *z))
+    loss = TraceMeanField_ELBO(num_particles=4000, vectorize_particles=True).loss(model, guide, y)
+    assert loss == pytest.approx(-expected.item(), abs=0.3)
 
 
 def test_mean_field_bound_uses_the_analytic_kl(y):

@@ -283,7 +283,8 @@ class _FullInitialValues:
         return value
 
     def full(self, name: str, site: dict) -> Tensor:
-        value = self._values[name]
+        # A reparameteriser derives the values of its sites from that of the site it replaces.
+        value = self._values.get(name, site["value"])
         for frame, dim in _subsampled(site):
             value = periodic_repeat(value, frame.full_size, dim)
         return value
