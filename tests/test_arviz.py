@@ -11,6 +11,7 @@ import torch
 import xarray
 from pyro import poutine
 from pyro.infer.autoguide import AutoDiagonalNormal, AutoNormal, AutoNormalMessenger
+from pyro.infer.reparam import HaarReparam, LocScaleReparam, SplitReparam
 from pyro.nn import PyroModule, PyroParam
 
 from pyro_lvgp.diagnostics import to_arviz
@@ -514,5 +515,39 @@ def test_nan_without_a_mask_is_missing():
             pyro.sample("y", GappyNormal(mu, torch.ones(3), validate_args=False), obs=y)
 
     tree = to_arviz(model, AutoNormal(model), y, num_samples=4)
+@pytest.mark.parametrize("vectorize", [True, False])
+@pytest.mark.parametrize("reparam", [LocScaleReparam(0.0), LocScaleReparam(), HaarReparam(), SplitReparam([1, 3], -1)])
+def test_reparameterised_sites_are_deterministic(reparam, vectorize):
+    """Also where what is left of them is not masked (Haar), or has a density (split)."""
+
+    def model(y):
+        scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        with pyro.plate("data", len(y)):
+            x = pyro.sample("x", dist.Normal(torch.zeros(4), scale[..., None]).to_event(1))
+            pyro.sample("y", dist.Normal(x, 1.0).to_event(1), obs=y)
+
+    model, y = poutine.reparam(model, {"x": reparam}), torch.zeros(3, 4)
+    draws = sample_traces(model, AutoNormal(model), y, num_samples=5, vectorize=vectorize)
+    assert draws.sites["x"].kind == "deterministic"
+    assert draws.sites["x"].value.shape == (5, 3, 4)
+    assert draws.sites["x"].plates == ("data",)
+    latents = {name: site.value[0] for name, site in draws.sites.items() if site.kind == "latent"}
+    assert draws.log_p[0].item() == pytest.approx(joint(model, y, latents).item(), rel=1e-5)
+    assert [name for name, site in draws.sites.items() if site.kind == "observed"] == ["y"]
+
+
+@pytest.mark.parametrize("mask", [True, False])
+def test_a_delta_likelihood_is_observed(mask):
+    """Data that a Delta meets are data, masked or not."""
+
+    def model(y):
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Delta(torch.ones(2), 0.0 * mu, event_dim=1).mask(mask), obs=y)
+
+    site = sample_traces(model, AutoNormal(model), torch.ones(2), num_samples=3).sites["y"]
+    assert site.kind == "observed"
+    assert site.is_observed == mask
+
+
     np.testing.assert_array_equal(tree["observed_data"]["y_observed"], [0.5, 2.0])
     np.testing.assert_array_equal(tree["log_likelihood"]["y_data"], [0, 2])

@@ -9,6 +9,7 @@ import torch
 from pyro import poutine
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
+from pyro.infer.reparam import LocScaleReparam
 
 from pyro_lvgp.diagnostics import log_weights
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
@@ -108,6 +109,27 @@ def test_batch_dimensions_of_data_need_plates(bound, num_samples):
     elbo.loss_and_grads(model, guide, torch.randn(N))
     with pytest.raises((ValueError, RuntimeError), match=r"a plate for each batch dimension of site 'y'|must match"):
         elbo.loss_and_grads(model, guide, torch.randn(2, N))
+
+
+@pytest.mark.parametrize("bound", [MeanFieldELBO, ImportanceWeightedELBO])
+def test_functions_of_draws_that_need_no_gradient_are_no_data(bound):
+    """Deterministic and reparameterised sites, and values with missing ones drawn, have the draws of a held guide."""
+
+    def model(y):
+        with pyro.plate("data", N):
+            x = pyro.sample("x", dist.Normal(0.0, 1.0))
+            pyro.deterministic("d", x.exp(), event_dim=0)
+            pyro.sample("y", dist.Normal(x, 1.0), obs=y, obs_mask=SEEN)
+
+    model, y = poutine.reparam(model, {"x": LocScaleReparam(0.0)}), torch.randn(N)
+    elbo, guide = bound("data", 3, max_plate_nesting=1), MeanFieldGuide(model)
+    losses = []
+    for trained in (True, False):
+        guide(y)
+        guide.requires_grad_(trained)
+        torch.manual_seed(0)
+        losses.append(elbo.loss_and_grads(model, guide, y))
+    assert losses[0] == pytest.approx(losses[1])
 
 
 def test_residuals_may_be_observed():

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Shaped
+from pyro.distributions import Delta
 from pyro.distributions.torch_distribution import MaskedDistribution
 from torch import Tensor
 
@@ -52,7 +53,7 @@ class SiteLayout:
         frames = {frame.dim: frame for frame in site["cond_indep_stack"] if frame.vectorized}
         kind: Kind
         entry_shape = torch.Size()
-        if site["infer"].get("_deterministic"):
+        if is_deterministic(site):
             kind, shape, event_dim = "deterministic", value.shape, fn.event_dim
             outermost = -min(frames, default=0)
             if event_dim == value.dim() and all(
@@ -89,10 +90,21 @@ class SiteLayout:
         return SampledSite(self.kind, value, self.plates, self.event_dim, log_likelihood, is_observed, prediction)
 
 
+def is_deterministic(site: Mapping) -> bool:
+    """Whether a site is a function of others: by ``pyro.deterministic``, or what a reparameteriser leaves of a latent site.
+
+    Such a site is a Delta, observed at the very tensor that the Delta is made of; a Delta likelihood is observed at data.
+    """
+    fn = site["fn"]
+    while isinstance(fn, torch.distributions.Independent | MaskedDistribution):
+        fn = fn.base_dist
+    return site["is_observed"] and isinstance(fn, Delta) and fn.v.data_ptr() == site["value"].data_ptr()
+
+
 def value_of(site: Mapping) -> Tensor:
     """Value of a site, expanded to the shape of its distribution."""
     value = site["value"]
-    if site["infer"].get("_deterministic"):
+    if is_deterministic(site):
         return value
     return value.expand(torch.broadcast_shapes(value.shape, site["fn"].shape()))
 

@@ -16,6 +16,7 @@ from pyro.poutine.util import prune_subsample_sites, site_is_factor
 from pyro.util import check_model_guide_match
 from torch import Tensor
 
+from pyro_lvgp.infer._sites import is_deterministic
 from pyro_lvgp.infer._terms import Sites, check_reparameterised, share_masks
 from pyro_lvgp.infer.differentiable import DifferentiableELBO
 from pyro_lvgp.integration import Bounding, IntegrateGaussians, Integrating
@@ -124,7 +125,8 @@ def _check_plates(sites: Mapping[str, Any]) -> None:
         dims = {frame.dim: frame.name for frame in site["cond_indep_stack"]}
         shapes = [(site["fn"].batch_shape, set(dims))]
         # Data have no draws; a value that is a function of latent sites has.
-        if site["is_observed"] and torch.is_grad_enabled() and not site["value"].requires_grad and not site_is_factor(site):
+        is_function = is_deterministic(site) or site_is_factor(site) or site["value"].requires_grad
+        if site["is_observed"] and torch.is_grad_enabled() and not is_function:
             value = site["value"]
             of_data = {dim for dim, plate in dims.items() if plate != SAMPLES}
             shapes.append((value.shape[: value.dim() - site["fn"].event_dim], of_data))

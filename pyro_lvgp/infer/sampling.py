@@ -16,7 +16,7 @@ from pyro.poutine.util import site_is_factor, site_is_subsample
 from pyro.util import check_site_shape
 from torch import Tensor
 
-from pyro_lvgp.infer._sites import SampledSite, SiteLayout, entries, same, stack
+from pyro_lvgp.infer._sites import SampledSite, SiteLayout, entries, is_deterministic, same, stack
 from pyro_lvgp.infer._terms import share_masks
 from pyro_lvgp.seeding import seeded
 
@@ -222,7 +222,7 @@ class _Simulate(Messenger):
     """Draw the observed sites.  Unlike ``poutine.uncondition``, leave deterministic sites and factors as they are."""
 
     def _pyro_sample(self, msg: Any) -> None:
-        if msg["is_observed"] and not msg["infer"].get("_deterministic") and not site_is_factor(msg):
+        if msg["is_observed"] and not is_deterministic(msg) and not site_is_factor(msg):
             msg["is_observed"], msg["value"], msg["done"] = False, None, False
 
 
