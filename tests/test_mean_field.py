@@ -11,10 +11,10 @@ from pyro.infer.autoguide.initialization import init_to_value
 from pyro.infer.reparam import LocScaleReparam
 from pyro.optim import Adam
 from torch import nn
-from torch.distributions import kl_divergence
+from torch.distributions import AffineTransform, ExpTransform, constraints, kl_divergence
 
 from pyro_lvgp.distributions import DrawnNormal
-from pyro_lvgp.guides import MeanFieldGuide
+from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
 from pyro_lvgp.models import BayesianGPLVM
 from pyro_lvgp.networks import IndexNet, ZeroImputation
 
@@ -208,6 +208,30 @@ def test_median_and_quantiles(y):
     assert (draws < high).float().mean() == pytest.approx(0.95, abs=4 * (0.05 * 0.95 / 4000) ** 0.5)
     assert torch.equal(middle, guide.median()["noise.scale"])
     assert guide.median()["weights"].sum() == pytest.approx(1.0)
+
+
+class NegativeLogNormal(dist.TransformedDistribution):
+    support = constraints.less_than(0.0)
+
+    def __init__(self, loc, scale):
+        super().__init__(dist.Normal(loc, scale), [ExpTransform(), AffineTransform(0.0, -1.0)])
+
+
+@pytest.mark.parametrize("is_annealed", [False, True])
+def test_quantiles_where_the_support_ends_above(is_annealed):
+    """Low quantiles of x = −exp(z) are those of high z."""
+
+    def model():
+        pyro.sample("x", NegativeLogNormal(torch.zeros(2), 1.0).to_event(1))
+
+    guide = MeanFieldGuide(model, init_loc_fn=lambda site: -torch.ones(2))
+    guide = AutoAnnealedLangevin(model, num_steps=1, base_guide=guide) if is_annealed else guide
+    guide()
+    low, middle, high = guide.quantiles([0.05, 0.5, 0.8])["x"]
+    draws = torch.stack([guide()["x"] for _ in range(1000)]).detach()
+    assert ((draws < low).float().mean(0) - 0.05).abs().max() < 0.1
+    assert ((draws < high).float().mean(0) - 0.8).abs().max() < 0.2
+    assert torch.equal(middle, guide.median()["x"])
 
 
 @pytest.mark.parametrize("local", [True, False])

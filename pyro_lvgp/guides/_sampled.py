@@ -70,6 +70,8 @@ class SampledGuide(ModelGuide):
     ) -> dict[str, Tensor]:
         """Marginal posterior quantiles by site along a new first dimension, of draws in unconstrained space.
 
+        Where the support binds coordinates to each other, as a simplex does, they are images of the unconstrained quantiles.
+
         :param quantiles: probabilities between 0 and 1.
         :param args: arguments of the model: a chain needs the data.
         :param num_samples: number of draws.
@@ -77,11 +79,20 @@ class SampledGuide(ModelGuide):
         """
         with seeded(seed):
             draws = self.sample_posterior(num_samples, *args, **kwargs)
-        transforms = {name: biject_to(self.prototype_trace.nodes[name]["fn"].support) for name in draws}
-        return {
-            name: transforms[name](transforms[name].inv(x).quantile(torch.as_tensor(quantiles).to(x), dim=0))
-            for name, x in draws.items()
-        }
+        result = {}
+        for name, x in draws.items():
+            transform = biject_to(self.prototype_trace.nodes[name]["fn"].support)
+            sign = direction(transform)
+            result[name] = transform(sign * (sign * transform.inv(x)).quantile(torch.as_tensor(quantiles).to(x), dim=0))
+        return result
+
+
+def direction(transform: Any) -> Any:
+    """Sign of the derivative of a bijection of numbers, −1 where low quantiles are images of high ones; else 1."""
+    try:
+        return transform.sign
+    except NotImplementedError:
+        return 1
 
 
 class _OnRowsOf(ReplayMessenger):

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from pyro_lvgp.guides._coordinates import Covariance, SiteCoordinates
 from pyro_lvgp.guides._model_guide import ModelGuide
+from pyro_lvgp.guides._sampled import direction
 from pyro_lvgp.networks.mlp import adopt
 
 
@@ -241,6 +242,8 @@ class MeanFieldGuide(ModelGuide):
     def quantiles(self, quantiles: list[float] | Tensor, *args, **kwargs) -> dict[str, Tensor]:
         """Marginal posterior quantiles by site, along a new first dimension.
 
+        Where the support binds coordinates to each other, as a simplex does, they are images of the unconstrained quantiles.
+
         :param quantiles: probabilities between 0 and 1.
         :raises ValueError: before the first call of the guide.
         """
@@ -250,9 +253,10 @@ class MeanFieldGuide(ModelGuide):
         for name, _ in self.prototype_trace.iter_stochastic_nodes():
             base = self._posterior(name, args)
             q = torch.as_tensor(quantiles, dtype=base.mean.dtype, device=base.mean.device)
-            normal = torch.distributions.Normal(base.mean, base.stddev)
-            values = normal.icdf(q.reshape(-1, *(1,) * base.mean.dim()))
             transform = self.coordinates[name].transform
+            sign = 1 if transform is None else direction(transform)
+            normal = torch.distributions.Normal(sign * base.mean, base.stddev)
+            values = sign * normal.icdf(q.reshape(-1, *(1,) * base.mean.dim()))
             result[name] = values if transform is None else transform(values)
         return result
 
