@@ -1,7 +1,7 @@
 """Many draws from a guide at once, with the model replayed on every one of them."""
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,36 +92,16 @@ def sample_traces(
         raise ValueError(
             f"Expected num_samples ≥ 1 and chunk_size ≥ 1, got {num_samples} and {chunk_size}: ask for one or more."
         )
-
-    def sample(num_samples: int, vectorize: bool) -> SampledTraces:
+    chunk_size = chunk_size if vectorize else 1
+    with torch.no_grad(), seeded(seed):
         pair = _Pair(model, guide, args, kwargs, vectorize)
         chunks = []
-        for start in range(0, num_samples, chunk_size if vectorize else 1):
+        for start in range(0, num_samples, chunk_size):
             chunk = pair.draw(min(chunk_size, num_samples - start), predict, log_likelihood)
             chunks.append({key: value.detach().to(device or value.device) for key, value in chunk.items()})
-        draws = {key: torch.cat([chunk[key] for chunk in chunks]) for key in chunks[0]}
-        sites = {name: layout.site(name, draws) for name, layout in pair.layouts.items()}
-        return SampledTraces(sites, draws["log_p", ""], draws["log_q", ""], pair.plates)
-
-    with torch.no_grad(), seeded(seed):
-        try:
-            return sample(num_samples, vectorize)
-        except (RuntimeError, ValueError, IndexError) as error:
-            # What does not broadcast fails in any two draws at once and in none alone, unlike bad values or want of memory.
-            if not vectorize or any(_works(sample, 2, True) for _ in range(5)) or not _works(sample, 5, False):
-                raise
-            raise RuntimeError(
-                "Expected a model and a guide that broadcast over a plate of draws to the left of their own plates, got: "
-                f"{error}\nDeclare every batch dimension by a plate and let the model broadcast over dimensions to the "
-                "left of its plates, or pass vectorize=False to run model and guide draw by draw."
-            ) from error
-
-
-def _works(function: Callable, *args: Any) -> bool:
-    with suppress(Exception):
-        function(*args)
-        return True
-    return False
+    draws = {key: torch.cat([chunk[key] for chunk in chunks]) for key in chunks[0]}
+    sites = {name: layout.site(name, draws) for name, layout in pair.layouts.items()}
+    return SampledTraces(sites, draws["log_p", ""], draws["log_q", ""], pair.plates)
 
 
 class _Pair:
@@ -144,18 +124,20 @@ class _Pair:
         if not self.layouts:
             raise ValueError("Expected a model with sample sites, got none: check that it calls pyro.sample.")
         if vectorize:
-            _log_prob(guide_trace, 1, self.nesting)
-            _log_prob(model_trace, 1, self.nesting)
+            with _explain_failure():
+                _log_prob(guide_trace, 1, self.nesting)
+                _log_prob(model_trace, 1, self.nesting)
 
     def draw(self, num: int, predict: bool, log_likelihood: bool) -> dict[tuple[str, str], Tensor]:
         """Make ``num`` draws: (what, site) -> tensor whose first dimension counts draws."""
         if not self.vectorize:
             return self._draw(1, None, nullcontext(), predict, log_likelihood)
-        nesting = self.nesting + 1
-        draws = self._draw(num, nesting, pyro.plate(_DRAWS, num, dim=-nesting), predict, log_likelihood)
-        if not self.is_checked:
-            self._check_first(draws)
-        return draws
+        with _explain_failure():
+            nesting = self.nesting + 1
+            draws = self._draw(num, nesting, pyro.plate(_DRAWS, num, dim=-nesting), predict, log_likelihood)
+            if not self.is_checked:
+                self._check_first(draws)
+            return draws
 
     def _draw(
         self, num: int, nesting: int | None, plate: AbstractContextManager, predict: bool, log_likelihood: bool
@@ -269,3 +251,15 @@ def _log_prob(trace: Trace, num: int, nesting: int | None) -> dict[str, Tensor]:
             if any(size != 1 for size in shape[: len(shape) - nesting]):
                 raise ValueError(f"at site '{name}' a batch of shape {list(shape)} that is not all in plates")
     return {name: site["log_prob"].reshape(num, -1).sum(-1, dtype=torch.float64) for name, site in sites.items()}
+
+
+@contextmanager
+def _explain_failure() -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise RuntimeError(
+            "Expected a model and a guide that broadcast over a plate of draws to the left of their own plates, got: "
+            f"{error}\nDeclare every batch dimension by a plate and let the model broadcast over dimensions to the "
+            "left of its plates, or pass vectorize=False to run model and guide draw by draw."
+        ) from error
