@@ -99,7 +99,8 @@ def fit(
     :param callback: called with the step and its loss.
     :param early_stopping: a score to watch; the fit ends in the state that had the lowest.
     :returns: the history.
-    :raises TypeError: if the data are no tensors, or more or fewer than the model takes, or ``loss`` is no bound.
+    :raises TypeError: if the data are no tensors, or more or fewer than the model takes, ``loss`` is no bound, or
+        ``early_stopping`` no ``EarlyStopping``.
     :raises ValueError: if the data are unfit for the model, ``num_steps`` or ``batch_size`` is out of range, ``schedule`` is
         unknown, ``optim``, ``learning_rate`` or ``schedule`` is given beside ``blocks``, tensors have different numbers of
         rows under mini-batches, the bound, or without ``optim`` and ``blocks`` its gradient, is not finite (before anything
@@ -146,6 +147,8 @@ def fit(
         )
     if loss is not None and not isinstance(loss, ELBO):
         raise TypeError(f"expected loss to be a bound, got {loss!r}; make one of the class, such as Trace_ELBO()")
+    if early_stopping is not None and not isinstance(early_stopping, EarlyStopping):
+        raise TypeError(f"expected early_stopping to be EarlyStopping(score), got {early_stopping!r}; give it a score")
     factor = _factor("constant" if schedule is None else schedule, num_steps)
     svi: SVI | BlockCoordinateVI
     if blocks is not None:

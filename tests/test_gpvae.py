@@ -375,8 +375,8 @@ def test_a_forecast_is_a_joint_prediction_at_the_next_times(series):
 
 @pytest.mark.parametrize(
     "times",
-    [[0.0, 1.0, 3.0], [0.0], [2.0, 1.0, 0.0], [1.0, 1.0, 1.0]],
-    ids=["uneven", "one", "decreasing", "repeated"],
+    [[0.0, 1.0, 3.0], [0.0, 1e-9, 3e-9], [0.0], [2.0, 1.0, 0.0], [1.0, 1.0, 1.0]],
+    ids=["uneven", "uneven and tiny", "one", "decreasing", "repeated"],
 )
 def test_forecasts_need_even_times(times):
     model, guide, _, y = make_exact(1)
@@ -441,6 +441,17 @@ def test_a_decoder_of_means_and_variances(series):
     assert part.variance.std() > 0.0
     with pytest.raises(ValueError, match="expected num_samples of 1 or more, got 0"):
         model.predict(guide, x, y, num_samples=0)
+
+
+def test_a_decoder_may_return_a_list():
+    class Lists(WithVariance):
+        def forward(self, latents):
+            return list(super().forward(latents))
+
+    decoder, x = Lists(), torch.rand(N, 1)
+    pyro.set_rng_seed(0)
+    y = poutine.trace(GPVAE(RBF(1, batch_shape=(2,)), decoder)).get_trace(x).nodes["y"]["fn"]
+    assert y.base_dist.variance.std() > 0.0
 
 
 def test_counts():
@@ -542,6 +553,16 @@ def test_weights_that_do_not_fit_are_refused(weights):
     part = MixturePrediction((dist.Normal(torch.randn(4, N, D), 1.0),))
     with pytest.raises(ValueError, match="expected 2 weights from zero up"):
         MixturePrediction.pool([part, part], weights)
+
+
+def test_weights_go_by_their_order():
+    parts = [MixturePrediction((dist.Normal(torch.randn(4, N, D), scale),)) for scale in (0.5, 2.0)]
+    weights = {"one": 3.0, "other": 1.0}
+    expected = MixturePrediction.pool(parts, [3.0, 1.0]).mean
+    for given in (weights.values(), torch.tensor([3.0, 1.0])):
+        torch.testing.assert_close(MixturePrediction.pool(parts, given).mean, expected)
+    with pytest.raises(TypeError, match=r"by the names \['one', 'other'\]; pass weights.values\(\)"):
+        MixturePrediction.pool(parts, weights)
 
 
 def test_mixtures_far_from_the_data_do_not_underflow():

@@ -446,6 +446,13 @@ def test_as_kernel_takes_kernels_only():
             as_kernel(other)
 
 
+def test_gpytorch_s_kernels_do_not_hold_ours(gpytorch):
+    theirs = gpytorch.kernels.RBFKernel()
+    for combined in (theirs + RBF(2), theirs * as_kernel(gpytorch.kernels.RQKernel())):
+        with pytest.raises(TypeError, match=r"parts from GPyTorch, got \w+ with .* in it; .* as_kernel\(theirs\) \+ RBF\(2\)"):
+            as_kernel(combined)
+
+
 # ---- errors
 
 

@@ -1,3 +1,4 @@
+import math
 import re
 from functools import partial
 
@@ -9,7 +10,7 @@ from torch.distributions import Independent, kl_divergence
 
 from pyro_lvgp.distributions import NoisyFunction
 from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, Likelihood, LogNormal, NegativeBinomial, Poisson, StudentT
-from pyro_lvgp.models import BayesianGPLVM, RandomFeatureLVM
+from pyro_lvgp.models import BayesianGPLVM, MixturePrediction, RandomFeatureLVM
 from pyro_lvgp.quadrature import gauss_hermite
 
 LIKELIHOODS = {
@@ -139,6 +140,20 @@ def test_check_names_what_is_outside_the_support(likelihood, bad):
     likelihood.check(torch.tensor([[1.0, torch.nan]]))
     with pytest.raises(ValueError, match=r"expected .* got"):
         likelihood.check(torch.tensor([[1.0, bad]]))
+
+
+def test_counts_of_columns_are_told_apart():
+    for count, text in ([3, 5], r"total_count, \[3, 5\] by column"), ([3, 3], "3"), (3, "3"):
+        with pytest.raises(ValueError, match=rf"expected integers from 0 to {text}, got 4"):
+            Binomial(torch.tensor(count)).check(torch.tensor([[4.0, 2.0]]))
+
+
+def test_a_rate_beyond_all_numbers_has_a_density(dtype):
+    f, y = torch.tensor([[[1.0]], [[1000.0]]], dtype=dtype, requires_grad=True), torch.full((1, 1), 3.0, dtype=dtype)
+    found = MixturePrediction((Poisson()(f),)).log_prob(y)
+    torch.testing.assert_close(found, dist.Poisson(f[0].exp()).log_prob(y) - math.log(2.0))
+    (gradient,) = torch.autograd.grad(found, f)
+    torch.testing.assert_close(gradient.flatten(), torch.stack([3.0 - f[0].exp(), 0.0 * f[1]]).flatten())
 
 
 @pytest.mark.parametrize("make", [Gaussian, LogNormal, NegativeBinomial, StudentT])

@@ -89,7 +89,34 @@ def test_latents_without_a_label_are_grey_and_leave_the_range_alone(digits, make
     assert ax.figure.axes[1].get_ylim() == (3.0, 39.0)
 
 
-@pytest.mark.parametrize("missing", [None, np.nan, np.datetime64("NaT")])
+@pytest.mark.parametrize(
+    ("labels", "texts"),
+    [
+        ([1234567, 1234568], ["1234567", "1234568"]),
+        ([0.1234561, 0.1234562, 0.5], ["0.1234561", "0.1234562", "0.5"]),
+        ([1 / 3, 2.0], ["0.333333", "2"]),
+        ([0.1 + 0.2, 0.3], ["0.3", "0.30000000000000004"]),
+        (torch.tensor([0.1, 1e10]), ["0.1", "1e+10"]),
+    ],
+)
+def test_other_labels_have_other_texts(labels, texts):
+    ax = plots.plot_latents(np.zeros((len(labels), 2)), labels)
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == texts
+
+
+class Unknown:
+    """Neither like nor unlike itself, as pandas' NA."""
+
+    def __eq__(self, other):
+        return self
+
+    def __bool__(self):
+        raise TypeError("boolean value of NA is ambiguous")
+
+    __hash__ = None
+
+
+@pytest.mark.parametrize("missing", [None, np.nan, np.datetime64("NaT"), Unknown()])
 @pytest.mark.parametrize("names", [["a", "b"], [0, 1], [0.5, 1.5], [True, False]])
 @pytest.mark.parametrize("make", [list, lambda labels: np.array(labels, dtype=object)])
 def test_a_missing_class_is_not_in_the_legend(digits, names, missing, make):
@@ -143,6 +170,15 @@ def test_thumbnails_lie_on_their_points_and_do_not_overlap(digits, num_images):
         shown = np.asarray(box.offsetbox.get_data())
         np.testing.assert_allclose(shown, Y[index[0]].reshape(8, 8) / 16)
         assert not any(extent.overlaps(other) for other in extents[:i])
+
+
+@pytest.mark.parametrize("num_known", [0, 1, 50])
+def test_points_that_lie_nowhere_have_no_thumbnail(digits, num_known):
+    Y, _, Z, _ = digits
+    Z = np.where(np.arange(len(Z))[:, None] < num_known, Z, [np.nan, 0.0, 0.0, 0.0])
+    boxes = thumbnails(plots.plot_latents(Z, images=Y, image_shape=(8, 8)))
+    assert len(boxes) == num_known if num_known < 2 else 1 < len(boxes) <= num_known
+    assert np.isfinite([box.xy for box in boxes]).all()
 
 
 def test_latents_draw_in_given_axes_and_subfigures(digits):
@@ -289,7 +325,11 @@ def test_series_are_drawn_from_the_first_time_to_the_last():
     np.testing.assert_array_equal(band, expected)
 
 
-@pytest.mark.parametrize("make", [np.asarray, list])
+@pytest.mark.parametrize(
+    "make",
+    [np.asarray, list, np.ndarray.tolist, lambda t: t.astype("datetime64[s]").tolist()],
+    ids=["array", "list", "dates", "times of day"],
+)
 def test_series_over_dates_have_dates_on_the_axis(make):
     t = np.arange("2020-01-01", "2020-03-01", dtype="datetime64[D]")
     values = np.arange(120.0).reshape(60, 2)

@@ -684,6 +684,43 @@ def test_memory_is_part_of_the_guide_s_state(first):
     assert len(history.losses) == 1
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_inducing_points_are_held_wherever_they_go(trained):
+    model, guide = make()
+    other, _ = make(Z=torch.rand(M + 1, 1))
+    model.inducing_points_unconstrained.requires_grad_(trained)
+    x, y = data()
+    guide(x, y)
+    guide.condition(x, y)
+    memory = guide.condition(x, y, inducing_points=torch.rand(7, 1))
+    state = guide.state_dict()
+    for move in (
+        lambda: guide.restore(memory),
+        lambda: guide.load_state_dict(state),
+        lambda: model.load_state_dict(other.state_dict()),
+    ):
+        assert model.inducing_points_unconstrained.requires_grad == trained
+        move()
+    assert len(model.inducing_points) == M + 1
+    assert model.inducing_points_unconstrained.requires_grad == trained
+
+
+@one_and_several
+def test_inducing_points_that_leave_the_memory_are_refused(series):
+    model, guide = make()
+    x, y = data(*series)
+    guide(x, y)
+    guide.condition(x, y)
+    expected = function(guide, x, y)
+    for moved in (model.inducing_points.detach() + 0.1, torch.rand(M + 1, 1)):
+        model.inducing_points = moved
+        for use in (guide, guide.condition):
+            with pytest.raises(ValueError, match=r"where the guide remembers data, got others; go back by guide.restore"):
+                use(x, y)
+        guide.restore(guide.memory)
+        assert_close(function(guide, x, y), expected)
+
+
 def test_memory_changes_precision_with_the_guide():
     model, guide = make()
     x, y = data()
@@ -760,6 +797,15 @@ def test_memory_joins_new_data():
     nothing[:4] = torch.nan
     guide.condition(x[:4], y[:4])
     assert_close(function(guide, x, nothing), expected)
+
+
+def test_no_encoder_is_a_free_posterior():
+    model, x, y = make(independent_dim=1)[0], *data()
+    guides = [SparseStructuredGPGuide(model, sites=sites | {"w": IndexNet(D, 1)}) for sites in ({"u": None}, {})]
+    for guide in guides:
+        assert isinstance(posterior(guide, x, y).nodes["u"]["fn"].base_dist, dist.MultivariateNormal)
+    none, left_out = ([name for name, _ in guide.named_parameters()] for guide in guides)
+    assert none == left_out
 
 
 def test_a_free_posterior_cannot_be_conditioned():

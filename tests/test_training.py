@@ -299,6 +299,8 @@ class TestFit:
                 fit(model, guide, *args, progress=False)
         with pytest.raises(TypeError, match=r"expected loss to be a bound, got <class .*Trace_ELBO'>; make one"):
             fit(model, guide, Y, loss=Trace_ELBO, progress=False)
+        with pytest.raises(TypeError, match=r"expected early_stopping to be EarlyStopping\(score\), got True"):
+            fit(model, guide, Y, early_stopping=True, progress=False)
         with pytest.raises(ValueError, match="expected num_steps of 0 or more, got -1"):
             fit(model, guide, Y, num_steps=-1, progress=False)
         for name in ("num_steps", "batch_size"):

@@ -9,8 +9,7 @@ import pyro.distributions as dist
 import torch
 from jaxtyping import Float
 from pyro import poutine
-from pyro.distributions import constraints
-from pyro.nn import PyroParam
+from pyro.infer.util import is_validation_enabled
 from torch import Tensor, nn
 
 from pyro_lvgp import sparse_sites
@@ -18,6 +17,7 @@ from pyro_lvgp.distributions import without_independent
 from pyro_lvgp.guides._handlers import Integrate, Replace
 from pyro_lvgp.guides.structured import StructuredGPGuide
 from pyro_lvgp.integration import is_integrating
+from pyro_lvgp.models.sparse_gpvae import place_inducing_points
 from pyro_lvgp.networks import NeighbourNet, OffsetNet
 from pyro_lvgp.seeding import seeded
 from pyro_lvgp.sparse_process import InducingValues, SparseProcess
@@ -66,7 +66,8 @@ class SparseStructuredGPGuide(StructuredGPGuide):
 
     :param model: a Pyro model with a site of :class:`~pyro_lvgp.sparse_process.InducingValues`, such as ``SparseGPVAE``.
     :param encoder: for the site ``u`` of our model.
-    :param sites: encoders of any sites by name, ``{"u": OffsetNet(...), "w": IndexNet(...)}``.
+    :param sites: encoders of any sites by name, ``{"u": OffsetNet(...), "w": IndexNet(...)}``; with None, or left out, a site
+        has a Gaussian of its own.
     :param given: sites that keep the model's prior given u; ``("f",)`` for our model.
     :param init_loc_fn: initial values of the mean-field sites, as for :class:`~pyro_lvgp.guides.MeanFieldGuide`.
     :param init_scale: initial scale of a free q(u), and of mean-field Gaussians.
@@ -95,7 +96,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         model: Callable[..., Any],
         encoder: nn.Module | None = None,
         *,
-        sites: Mapping[str, nn.Module] | None = None,
+        sites: Mapping[str, nn.Module | None] | None = None,
         given: Sequence[str] | None = None,
         init_loc_fn: Callable[[dict], Tensor] | None = None,
         init_scale: float = 0.1,
@@ -112,7 +113,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         self._given = frozenset(given)
         super().__init__(
             model,
-            sites={**(sites or {}), **dict.fromkeys(given)},
+            sites={**{name: site for name, site in (sites or {}).items() if site is not None}, **dict.fromkeys(given)},
             init_loc_fn=init_loc_fn,
             init_scale=init_scale,
             create_plates=create_plates,
@@ -136,6 +137,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         sites = self._sites_of_data(name, process, args)
         if self.memory is not None:
             self._check_order_of_rows()
+            self._check_memory()
             sites = _product(Sites(self.memory.precision, self.memory.information), sites)
         loc, scale_tril = sparse_sites.posterior(sites)
         return dist.MultivariateNormal(loc, scale_tril=scale_tril).expand(prior.batch_shape)
@@ -165,6 +167,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         if hasattr(self.model, "gp_site"):  # our own, whose inputs come first
             check_inputs(args[0], y)
         check_values(y.reshape(-1, y.shape[-1]), rows=False, columns=False)
+        self._check_memory()
         name, process = self._process(args)
         if inducing_points is None:
             return self._remember(name, process, process, args)
@@ -187,6 +190,19 @@ class SparseStructuredGPGuide(StructuredGPGuide):
             sites = _product(known, sites)
         self.memory = Memory(self.model.inducing_points.detach().clone(), *sites)
         return self.memory
+
+    def _check_memory(self) -> None:
+        """Raise if the model's inducing points are not those of the memory."""
+        if self.memory is None or not is_validation_enabled():
+            return
+        with poutine.block():
+            now = self.model.inducing_points
+        if not torch.equal(now, self.memory.inducing_points):
+            raise ValueError(
+                "expected the model's inducing points where the guide remembers data, got others; go back by "
+                "guide.restore(guide.memory), hold them by requires_grad_(False), and move them by "
+                "condition(..., inducing_points=...) alone"
+            )
 
     def restore(self, memory: Memory | None) -> None:
         """Remember what :meth:`condition` returned, with the inducing points of then; or nothing.
@@ -225,7 +241,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
             )
         if not torch.isfinite(inducing_points).all():
             raise ValueError("expected finite inducing points, got NaN or infinity")
-        self.model.inducing_points = PyroParam(inducing_points.detach().to(old, copy=True), constraints.real)
+        place_inducing_points(self.model, inducing_points)
 
     def _process(self, args: tuple) -> tuple[str, SparseProcess]:
         """The site of inducing values that has an encoder, and its process where mean-field sites are at their medians."""

@@ -18,7 +18,7 @@ def as_kernel(kernel: object) -> Kernel:
     nor captured in a CUDA graph.
 
     :param kernel: a :class:`Kernel`, or a ``gpytorch.kernels.Kernel``.
-    :raises TypeError: if it is neither.
+    :raises TypeError: if it is neither, or a GPyTorch kernel made of a :class:`Kernel`.
 
     A GPyTorch kernel, ``as_kernel(gpytorch.kernels.RQKernel(ard_num_dims=2))``, is called as any other kernel is:
 
@@ -33,6 +33,11 @@ def as_kernel(kernel: object) -> Kernel:
     if isinstance(kernel, nn.Module) and any(
         (base.__module__, base.__name__) == ("gpytorch.kernels.kernel", "Kernel") for base in type(kernel).__mro__
     ):
+        if ours := [type(part).__name__ for part in kernel.modules() if isinstance(part, Kernel)]:
+            raise TypeError(
+                f"expected a GPyTorch kernel of parts from GPyTorch, got {type(kernel).__name__} with {ours[0]} of "
+                "pyro_lvgp.kernels in it; combine them as kernels of this library, as in as_kernel(theirs) + RBF(2)"
+            )
         return _GPyTorchKernel(kernel)
     raise TypeError(
         f"expected a kernel of pyro_lvgp.kernels or of GPyTorch, got {type(kernel).__name__}; "

@@ -1,5 +1,7 @@
 """Likelihoods of counts, and of yes and no."""
 
+import math
+
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float
@@ -84,7 +86,9 @@ class Binomial(Logistic):
         self.register_buffer("total_count", count)
 
     def support_text(self):
-        return f"integers from 0 to {self.total_count.max().item():g}"
+        first, *others = self.total_count.unique().long().tolist()
+        most = f"total_count, {self.total_count.long().tolist()} by column" if others else first
+        return f"integers from 0 to {most}"
 
     def distribution(self, f, theta):
         return dist.Binomial(self.total_count, logits=f)
@@ -116,7 +120,9 @@ class Poisson(Likelihood):
         return "counts 0, 1, …"
 
     def distribution(self, f, theta):
-        return dist.Poisson(f.exp())
+        # An infinite rate has no log_prob, as y log(rate) - rate is no number.  One below the logarithm of the largest number
+        # exp does not overflow by rounding either.
+        return dist.Poisson(f.clamp(max=math.log(torch.finfo(f.dtype).max) - 1.0).exp())
 
     def function(self, y):
         return torch.log(y + 0.5)

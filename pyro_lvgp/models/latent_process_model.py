@@ -93,7 +93,7 @@ class LatentProcessModel(PyroModule):
         except RuntimeError as error:
             error.add_note(f"the decoder was given {latents.shape[-1]} latent dimensions, and numbers of {latents.dtype}")
             raise
-        if isinstance(function, tuple):
+        if isinstance(function, tuple | list):
             if theta is None:
                 raise ValueError(
                     f"expected a decoder that returns functions alone, as {type(self.likelihood).__name__} has no parameter, "
@@ -265,7 +265,7 @@ class LatentProcessModel(PyroModule):
         """
         check_sizes(num_steps=num_steps)
         step = x.diff(dim=-2)
-        even = step.numel() and (step > 0.0).all() and torch.allclose(step, step[..., :1, :], rtol=1e-3)
+        even = step.numel() and (step > 0.0).all() and torch.allclose(step, step[..., :1, :], rtol=1e-3, atol=0.0)
         if x.shape[-1] != 1 or not even:
             steps = step.flatten().tolist() or [0.0]
             raise ValueError(

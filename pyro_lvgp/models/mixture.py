@@ -1,7 +1,7 @@
 """What is said about data not seen: predictions as mixtures over posterior draws, and data filled in."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -29,16 +29,17 @@ class MixturePrediction:
     weights: Float[Tensor, " draws"] | None = None
 
     @classmethod
-    def pool(cls, predictions: Iterable["MixturePrediction"], weights: Sequence[float] | None = None) -> "MixturePrediction":
+    def pool(cls, predictions: Iterable["MixturePrediction"], weights: Iterable[float] | None = None) -> "MixturePrediction":
         """The mixture of several predictions of the same data, such as those of fits with different seeds.
 
         Fits end in different optima.  By Jensen's inequality the log density of their equal mixture is never below the mean
         of theirs.
 
         :param predictions: of as many draws each.
-        :param weights: one for each prediction, from zero up, in units of their sum, such as
+        :param weights: one for each prediction, from zero up, in units of their sum, such as the values of
             :func:`~pyro_lvgp.selection.stacking_weights`; equal ones if None.
         :raises ValueError: if there are none, one has another shape or number of draws, or the weights do not fit.
+        :raises TypeError: for weights by name.
 
         >>> import pyro.distributions as dist
         >>> runs = [MixturePrediction((dist.Normal(torch.full((1, 1, 1), loc), 1.0),)) for loc in (-1.0, 1.0)]
@@ -47,6 +48,11 @@ class MixturePrediction:
 
         Source: Lakshminarayanan et al. (2017), "Simple and scalable predictive uncertainty estimation using deep ensembles".
         """
+        if isinstance(weights, Mapping):
+            raise TypeError(
+                f"expected weights in the order of the predictions, got them by the names {list(weights)}; pass "
+                "weights.values() if that is the order"
+            )
         predictions = tuple(predictions)
         shapes = {(sum(part.batch_shape[0] for part in each.parts), *each.parts[0].batch_shape[1:]) for each in predictions}
         if len(shapes) != 1:
@@ -54,7 +60,9 @@ class MixturePrediction:
         parts = tuple(part for each in predictions for part in each.parts)
         if weights is None and all(each.weights is None for each in predictions):
             return cls(parts)
-        shares = torch.ones(len(predictions)) if weights is None else torch.as_tensor(weights)
+        if not torch.is_tensor(weights):
+            weights = [1.0] * len(predictions) if weights is None else list(weights)
+        shares = torch.as_tensor(weights)
         if shares.shape != (len(predictions),) or not (shares >= 0.0).all() or not shares.sum() > 0.0:
             raise ValueError(f"expected {len(predictions)} weights from zero up, one or more of them positive, got {weights}")
         ((draws, *_),) = shapes

@@ -182,7 +182,7 @@ class SparseGPVAE(LatentProcessModel):
         # There may be more inducing points by then, or fewer, if a guide has taken in a stream.
         stored, now = state_dict.get(f"{prefix}inducing_points_unconstrained"), self.inducing_points
         if stored is not None and stored.shape[-2] != now.shape[-2] and stored.shape[-1] == now.shape[-1]:
-            self.inducing_points = PyroParam(stored.detach().to(now, copy=True), constraints.real)
+            place_inducing_points(self, stored)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _by_point(self, f: Tensor) -> Tensor:
@@ -201,6 +201,14 @@ class SparseGPVAE(LatentProcessModel):
         prior: Any = trace.nodes["u"]["fn"]
         f: Any = trace.nodes["f"]["fn"]
         return prior.base_dist.process.trajectories(shared["u"]).mT if joint else even_draws(num_samples, f)
+
+
+def place_inducing_points(model: Any, inducing_points: Tensor) -> None:
+    """Put others in the place of a model's inducing points, a parameter of their own shape, held if those are."""
+    with torch.enable_grad():
+        old = model.inducing_points
+    model.inducing_points = PyroParam(inducing_points.detach().to(old, copy=True), constraints.real)
+    model.inducing_points_unconstrained.requires_grad_(old.requires_grad)
 
 
 def _is_one_series(x: Tensor, y: Tensor | None) -> bool:

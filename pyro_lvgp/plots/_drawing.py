@@ -1,6 +1,7 @@
 """What pictures share: reading arrays, clean axes, colours and thumbnails."""
 
 from collections.abc import Sequence
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,15 @@ Array = Tensor | np.ndarray | Sequence
 
 
 def as_array(value: Array, name: str, ndim: int | None = None, *, dates: bool = False) -> np.ndarray:
-    """A tensor of any device, or an array, as float64; with ``dates``, datetime64 as it is."""
+    """A tensor of any device, or an array, as float64; with ``dates``, dates as datetime64."""
     if isinstance(value, Tensor):
         array = value.detach().cpu().double().numpy()
     else:
-        keep = dates and np.asarray(value).dtype.kind == "M"
-        array = np.asarray(value, dtype=None if keep else float)
+        array = np.asarray(value)
+        if dates and array.dtype == object and all(isinstance(time, date) for time in array.flat):
+            array = array.astype("datetime64")
+        if not dates or array.dtype.kind != "M":
+            array = array.astype(float)
     if ndim is not None and (array.ndim != ndim or array.size == 0):
         shape = "[N]" if ndim == 1 else "[N, Q]"
         raise ValueError(f"{name}: expected an array {shape} that is not empty, got shape {list(array.shape)}.")
@@ -76,11 +80,27 @@ def as_labels(labels: Array) -> np.ndarray:
     return np.asarray(labels, dtype=object if isinstance(labels, list | tuple) else None)
 
 
+def _is_known(value: Any) -> bool:
+    """Whether a label is there: NaN is unlike itself, and pandas' NA neither like nor unlike."""
+    try:
+        return value is not None and bool(value == value)
+    except TypeError:
+        return False
+
+
+def _texts(names: np.ndarray) -> list[str]:
+    """Labels in words, numbers with fractions by as few digits as tell them apart."""
+    if not np.issubdtype(names.dtype, np.floating):
+        return [str(name) for name in names]
+    texts = ([f"{name:.{digits}g}" for name in names] for digits in range(6, 18))
+    return next(found for found in texts if len(set(found)) == len(names))
+
+
 def color_points(ax: Axes, values: np.ndarray | None, num: int) -> np.ndarray:
     """Colours of the points, faint where the value is missing, with the legend or colour bar that explains the others."""
     if values is None:
         return to_rgba_array([PALETTE[0]] * num)
-    known = np.array([value is not None and value == value for value in values], dtype=bool)  # NaN is unlike itself
+    known = np.array([_is_known(value) for value in values], dtype=bool)
     colors = to_rgba_array([FAINT] * num)
     values = np.array(values[known].tolist()) if values.dtype == object else values[known]
     names, index = np.unique(values, return_inverse=True)
@@ -97,7 +117,7 @@ def color_points(ax: Axes, values: np.ndarray | None, num: int) -> np.ndarray:
     handles = [ax.scatter([], [], color=color, s=28, linewidths=0) for color in palette]
     ax.legend(
         handles,
-        [f"{name:g}" if is_number else str(name) for name in names],
+        _texts(names),
         loc="upper left",
         bbox_to_anchor=(1.0, 1.0),
         frameon=False,
@@ -120,7 +140,8 @@ def place_images(
     height, width = pictures.shape[1:3]
     shape = np.array([image_size * width / height, image_size]) * 1.3  # with its frame and some air
     norm = Normalize(np.nanmin(pictures), np.nanmax(pictures))
-    for i in spread_out(inches / shape, num_images):
+    rows = np.flatnonzero(np.isfinite(xy).all(1))  # others lie nowhere
+    for i in rows[spread_out(inches[rows] / shape, num_images)]:
         box = OffsetImage(norm(pictures[i]), cmap=cmap, zoom=72 * image_size / height, interpolation="nearest")
         frame = {"edgecolor": colors[i], "linewidth": 1.2}
         ax.add_artist(AnnotationBbox(box, xy[i], frameon=True, pad=0.12, bboxprops=frame, zorder=3))
@@ -129,6 +150,8 @@ def place_images(
 def spread_out(points: np.ndarray, num: int) -> list[int]:
     """Greedy farthest points in the maximum norm, from the middle on, while they are at least one unit apart."""
     chosen: list[int] = []
+    if not len(points):
+        return chosen
     distance = np.abs(points - np.median(points, axis=0)).max(1)
     best = int(distance.argmin())
     distance = np.full(len(points), np.inf)

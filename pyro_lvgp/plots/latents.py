@@ -36,7 +36,7 @@ def plot_latents(
     """Scatter latent means in two dimensions, coloured by label, with uncertainty and images where they lie.
 
     Up to ten distinct labels, or labels that are text, make a legend; other numbers make a colour bar.  Points whose label is
-    missing (NaN, None) are grey.
+    missing (NaN, None, pandas' NA) are grey.
 
     :param mean: [N, Q] latent means.
     :param labels: [N] classes or numbers.

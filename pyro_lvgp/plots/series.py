@@ -25,7 +25,7 @@ def plot_series(
 ) -> Figure:
     """A panel for each output over time: what was seen, the prediction with a band of two standard deviations, the truth.
 
-    :param t: [N] times, numbers or datetime64, in any order.
+    :param t: [N] times, numbers or dates, in any order.
     :param mean: [N, D] predictions.
     :param stddev: [N, D] their standard deviations.
     :param seen: [N, D] data, NaN where missing.
