@@ -499,22 +499,6 @@ def test_simulation_leaves_deterministic_sites_alone():
     np.testing.assert_allclose(tree["posterior_predictive"]["y"], tree["posterior"]["f"], atol=0.01)
 
 
-class GappyNormal(dist.Normal):
-    """A distribution that takes NaN for missing by itself, without a mask."""
-
-    def log_prob(self, value):
-        return torch.where(torch.isnan(value), 0.0, super().log_prob(torch.nan_to_num(value)))
-
-
-def test_nan_without_a_mask_is_missing():
-    y = torch.tensor([0.5, torch.nan, 2.0])
-
-    def model(y):
-        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
-        with pyro.plate("data", len(y)):
-            pyro.sample("y", GappyNormal(mu, torch.ones(3), validate_args=False), obs=y)
-
-    tree = to_arviz(model, AutoNormal(model), y, num_samples=4)
 @pytest.mark.parametrize("vectorize", [True, False])
 @pytest.mark.parametrize("reparam", [LocScaleReparam(0.0), LocScaleReparam(), HaarReparam(), SplitReparam([1, 3], -1)])
 def test_reparameterised_sites_are_deterministic(reparam, vectorize):
@@ -549,5 +533,21 @@ def test_a_delta_likelihood_is_observed(mask):
     assert site.is_observed == mask
 
 
+class GappyNormal(dist.Normal):
+    """A distribution that takes NaN for missing by itself, without a mask."""
+
+    def log_prob(self, value):
+        return torch.where(torch.isnan(value), 0.0, super().log_prob(torch.nan_to_num(value)))
+
+
+def test_nan_without_a_mask_is_missing():
+    y = torch.tensor([0.5, torch.nan, 2.0])
+
+    def model(y):
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", GappyNormal(mu, torch.ones(3), validate_args=False), obs=y)
+
+    tree = to_arviz(model, AutoNormal(model), y, num_samples=4)
     np.testing.assert_array_equal(tree["observed_data"]["y_observed"], [0.5, 2.0])
     np.testing.assert_array_equal(tree["log_likelihood"]["y_data"], [0, 2])

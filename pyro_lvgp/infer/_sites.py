@@ -93,11 +93,12 @@ class SiteLayout:
 def is_deterministic(site: Mapping) -> bool:
     """Whether a site is a function of others: by ``pyro.deterministic``, or what a reparameteriser leaves of a latent site.
 
-    Such a site is an observed Delta of which nothing counts.
+    Such a site is a Delta, observed at the very tensor that the Delta is made of; a Delta likelihood is observed at data.
     """
     fn = site["fn"]
-    is_masked = isinstance(fn, MaskedDistribution) and fn._mask is False
-    return site["is_observed"] and is_masked and isinstance(fn.base_dist, Delta)
+    while isinstance(fn, torch.distributions.Independent | MaskedDistribution):
+        fn = fn.base_dist
+    return site["is_observed"] and isinstance(fn, Delta) and fn.v.data_ptr() == site["value"].data_ptr()
 
 
 def value_of(site: Mapping) -> Tensor:

@@ -89,11 +89,12 @@ def _is_known(value: Any) -> bool:
 
 
 def _texts(names: np.ndarray) -> list[str]:
-    """Labels in words, numbers with fractions by as few digits as tell them apart."""
-    if not np.issubdtype(names.dtype, np.floating):
-        return [str(name) for name in names]
-    texts = ([f"{name:.{digits}g}" for name in names] for digits in range(6, 18))
-    return next(found for found in texts if len(set(found)) == len(names))
+    """Labels in words; numbers with fractions by six digits, if these tell them apart."""
+    if np.issubdtype(names.dtype, np.floating):
+        short = [f"{name:g}" for name in names]
+        if len(set(short)) == len(names):
+            return short
+    return [str(name) for name in names]
 
 
 def color_points(ax: Axes, values: np.ndarray | None, num: int) -> np.ndarray:
