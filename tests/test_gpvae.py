@@ -555,6 +555,7 @@ def test_weights_that_do_not_fit_are_refused(weights):
         MixturePrediction.pool([part, part], weights)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_weights_go_by_their_order():
     parts = [MixturePrediction((dist.Normal(torch.randn(4, N, D), scale),)) for scale in (0.5, 2.0)]
     weights = {"one": 3.0, "other": 1.0}

@@ -28,7 +28,7 @@ from pyro_lvgp.validation import position_of_data
 
 Value = Literal["semi-analytic", "doubly-stochastic"]
 Gradient = Literal["path", "score"]
-_FEW = 50
+_FEW = 10
 
 
 class StructuredELBO(DifferentiableELBO):
@@ -269,6 +269,7 @@ def _check_prior(name: str, model_trace: Trace, guide_trace: Trace) -> None:
         )
 
 
+@torch.no_grad()
 def _glimpse(prior: Any) -> tuple[Tensor, Tensor]:
     """Mean of a prior at its first points, and their covariance or its Cholesky factor."""
     if isinstance(prior, GaussianProcess):

@@ -29,7 +29,9 @@ class MixturePrediction:
     weights: Float[Tensor, " draws"] | None = None
 
     @classmethod
-    def pool(cls, predictions: Iterable["MixturePrediction"], weights: Iterable[float] | None = None) -> "MixturePrediction":
+    def pool(
+        cls, predictions: Iterable["MixturePrediction"], weights: Iterable[float] | Tensor | None = None
+    ) -> "MixturePrediction":
         """The mixture of several predictions of the same data, such as those of fits with different seeds.
 
         Fits end in different optima.  By Jensen's inequality the log density of their equal mixture is never below the mean
