@@ -337,6 +337,24 @@ def test_true_and_one_are_two_arguments():
     )
 
 
+def test_one_tensor_in_two_places_at_the_recording_can_be_two_later():
+    x = torch.tensor([1.0, 2.0, 4.0])
+
+    def model(a, b):
+        slope = pyro.param("slope", torch.tensor(0.5))
+        pyro.sample("b", dist.Normal(slope * a + x.mean(), 0.5).to_event(1), obs=b)
+
+    def no_guide(a, b):
+        """No latents."""
+
+    bound, compiled = Trace_ELBO(), CompiledELBO(Trace_ELBO(), backend="eager")
+    for _ in range(2):
+        compiled.loss_and_grads(model, no_guide, x, x)
+    loss_and_gradients(bound, model, no_guide, (x, x))
+    for args in [(x, x), (x, -x), (x + 10.0, x)]:
+        assert_same(loss_and_gradients(bound, model, no_guide, args), loss_and_gradients(compiled, model, no_guide, args))
+
+
 def test_a_compiler_that_errs_is_found_out(monkeypatch):
     def compile(graph, **options):
         return lambda *inputs: tuple(1.1 * x if x is not None and x.is_floating_point() else x for x in graph(*inputs))

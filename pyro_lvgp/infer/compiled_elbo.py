@@ -14,7 +14,7 @@ from pyro.poutine import Trace
 from pyro.poutine.runtime import effectful
 from pyro.util import warn_if_nan
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyro_lvgp.compilation import Compiled, compile_graph
 from pyro_lvgp.infer._parameters import unconstrained
@@ -91,7 +91,11 @@ class CompiledELBO(ELBO):
         trained = tuple(param.requires_grad for param in params)
 
         def compile_this() -> None:
-            recording = record(lambda: self._loss_and_gradients(model, guide, args, kwargs, params), tensors)
+            # Aliases: a tensor that is two arguments, or that model or guide hold too, need not be one at other steps.
+            aliases = [leaf.view_as(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            inputs = [*params, *(alias for alias in aliases if isinstance(alias, Tensor))]
+            arguments = tree_unflatten(aliases, structure)
+            recording = record(lambda: self._loss_and_gradients(model, guide, *arguments, params), inputs)
             step.compiled[trained] = recording.draws, self._compile(recording, tensors)
 
         if trained not in step.compiled:
