@@ -337,6 +337,28 @@ def test_true_and_one_are_two_arguments():
     )
 
 
+@pytest.mark.parametrize("bound", [Trace_ELBO(), ImportanceWeightedELBO("data", 3, max_plate_nesting=1)])
+def test_a_parameter_of_two_names_is_one(bound):
+    net, y = torch.nn.Linear(1, 1), torch.randn(N, 1)
+
+    def model(y):
+        pyro.module("decoder", net)
+        with pyro.plate("data", len(y)):
+            z = pyro.sample("z", dist.Normal(torch.zeros(1), 1.0).to_event(1))
+            pyro.sample("y", dist.Normal(net(z), 1.0).to_event(1), obs=y)
+
+    def guide(y):
+        pyro.module("encoder", net)
+        with pyro.plate("data", len(y)):
+            pyro.sample("z", dist.Normal(net(y), 1.0).to_event(1))
+
+    compiled = CompiledELBO(bound, backend="eager")
+    for _ in range(2):
+        compiled.loss_and_grads(model, guide, y)
+    loss_and_gradients(bound, model, guide, (y,))
+    assert_same(loss_and_gradients(bound, model, guide, (y,)), loss_and_gradients(compiled, model, guide, (y,)))
+
+
 def test_one_tensor_in_two_places_at_the_recording_can_be_two_later():
     x = torch.tensor([1.0, 2.0, 4.0])
 

@@ -86,7 +86,8 @@ class CompiledELBO(ELBO):
                 value = self.bound.loss_and_grads(model, guide, *args, **kwargs)
             self._steps[signature] = _Step(capture.trace)
             return value
-        params = step.current_params()
+        named = step.current_params()
+        params = list(dict.fromkeys(named.values()))  # one may have two names
         tensors = [*params, *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
         trained = tuple(param.requires_grad for param in params)
 
@@ -113,7 +114,7 @@ class CompiledELBO(ELBO):
             step.num_broken, step.patience = 0, 10 * step.patience
             compile_this()
             loss, *gradients, _ = step.run(trained, tensors)
-        step.report_params(params)
+        step.report_params(named)
         for param, gradient in zip(itertools.compress(params, trained), gradients, strict=True):
             if gradient is not None:
                 param.grad = gradient if param.grad is None else param.grad + gradient
@@ -168,14 +169,14 @@ class _Step:
         """Whether parameters have gone from Pyro's store."""
         return not self._in_store <= pyro.get_param_store().keys()
 
-    def current_params(self) -> list[Tensor]:
+    def current_params(self) -> dict[str, Tensor]:
         """The unconstrained tensors, which others may have taken the place of in Pyro's store."""
         stored = dict(pyro.get_param_store().named_parameters())
-        return [stored[name] if name in self._in_store else param for name, param in self._params.items()]
+        return {name: stored[name] if name in self._in_store else param for name, param in self._params.items()}
 
-    def report_params(self, params: Sequence[Tensor]) -> None:
+    def report_params(self, params: Mapping[str, Tensor]) -> None:
         """Tell whoever traces this step, such as ``SVI``, which parameters it used."""
-        for name, param in zip(self._params, params, strict=True):
+        for name, param in params.items():
             _param(_Unconstrained(param), name=name)
 
 
