@@ -6,7 +6,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import SVI, RenyiELBO, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer import SVI, JitTrace_ELBO, RenyiELBO, Trace_ELBO, TraceMeanField_ELBO, TraceTailAdaptive_ELBO
 from pyro.infer.autoguide import AutoNormal
 from pyro.optim import Adam
 
@@ -266,9 +266,17 @@ def test_what_depends_on_values_is_refused_with_the_mend(choose):
         bound.loss_and_grads(model, no_latents, torch.ones(3))
 
 
-def test_other_bounds_are_refused():
-    with pytest.raises(TypeError, match=r"expected MeanFieldELBO, .* got RenyiELBO"):
-        CompiledELBO(RenyiELBO())
+class Tempered(Trace_ELBO):
+    """A user's own, whose loss is not that of its terms."""
+
+    def loss_and_grads(self, *args, **kwargs):
+        return 100.0 * super().loss_and_grads(*args, **kwargs)
+
+
+@pytest.mark.parametrize("bound", [RenyiELBO, TraceTailAdaptive_ELBO, JitTrace_ELBO, Tempered])
+def test_other_bounds_are_refused(bound):
+    with pytest.raises(TypeError, match=rf"expected MeanFieldELBO, .* got {bound.__name__}; do not compile it"):
+        CompiledELBO(bound())
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pyro
 import torch
 from pyro import poutine
-from pyro.infer import ELBO, Trace_ELBO
+from pyro.infer import ELBO, Trace_ELBO, TraceMeanField_ELBO
 from pyro.infer.util import torch_item
 from pyro.poutine import Trace
 from pyro.poutine.runtime import effectful
@@ -44,7 +44,8 @@ class CompiledELBO(ELBO):
         ``TraceMeanField_ELBO``.
     :param backend: of ``torch.compile``.
     :param options: of the backend, beside those of :func:`~pyro_lvgp.compilation.compile_graph`.
-    :raises TypeError: for other bounds; at a step, for arguments that cannot be hashed, such as NumPy arrays.
+    :raises TypeError: for other bounds, subclasses of Pyro's too; at a step, for arguments that cannot be hashed, such as NumPy
+        arrays.
     :raises ValueError: at the second step, if what model or guide do depends on the values of tensors.
 
     >>> from pyro.infer import SVI
@@ -59,10 +60,11 @@ class CompiledELBO(ELBO):
     """
 
     def __init__(self, bound: ELBO, *, backend: str = "inductor", options: Mapping[str, Any] | None = None):
-        if not isinstance(bound, (Trace_ELBO, DifferentiableELBO)):
+        # Subclasses of Pyro's are other bounds: what they make of the terms of Trace_ELBO is not recorded.
+        if not isinstance(bound, DifferentiableELBO) and type(bound) not in (Trace_ELBO, TraceMeanField_ELBO):
             raise TypeError(
                 "expected MeanFieldELBO, ImportanceWeightedELBO, StructuredELBO, Trace_ELBO or TraceMeanField_ELBO, got "
-                f"{type(bound).__name__}"
+                f"{type(bound).__name__}; do not compile it"
             )
         super().__init__(num_particles=bound.num_particles, max_plate_nesting=bound.max_plate_nesting)
         self.bound, self.backend, self.options = bound, backend, dict(options or {})
