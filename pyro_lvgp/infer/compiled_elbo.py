@@ -44,8 +44,8 @@ class CompiledELBO(ELBO):
         ``TraceMeanField_ELBO``.
     :param backend: of ``torch.compile``.
     :param options: of the backend, beside those of :func:`~pyro_lvgp.compilation.compile_graph`.
-    :raises TypeError: for other bounds, subclasses of Pyro's too; at a step, for arguments that cannot be hashed, such as NumPy
-        arrays.
+    :raises TypeError: for other bounds, subclasses of Pyro's too; at a step, for arguments that cannot be hashed, such as
+        NumPy arrays.
     :raises ValueError: at the second step, if what model or guide do depends on the values of tensors.
 
     >>> from pyro.infer import SVI
@@ -67,7 +67,8 @@ class CompiledELBO(ELBO):
                 f"{type(bound).__name__}; do not compile it"
             )
         super().__init__(num_particles=bound.num_particles, max_plate_nesting=bound.max_plate_nesting)
-        self.bound, self.backend, self.options = bound, backend, dict(options or {})
+        self.bound: Any = bound
+        self.backend, self.options = backend, dict(options or {})
         self._steps: dict[Hashable, _Step] = {}
 
     def loss(self, model: Any, guide: Any, *args, **kwargs) -> float:
@@ -97,8 +98,8 @@ class CompiledELBO(ELBO):
             # Aliases: a tensor that is two arguments, or that model or guide hold too, need not be one at other steps.
             aliases = [leaf.view_as(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             inputs = [*params, *(alias for alias in aliases if isinstance(alias, Tensor))]
-            arguments = tree_unflatten(aliases, structure)
-            recording = record(lambda: self._loss_and_gradients(model, guide, *arguments, params), inputs)
+            args, kwargs = tree_unflatten(aliases, structure)
+            recording = record(lambda: self._loss_and_gradients(model, guide, args, kwargs, params), inputs)
             step.compiled[trained] = recording.draws, self._compile(recording, tensors)
 
         if trained not in step.compiled:
