@@ -387,6 +387,18 @@ def test_forecasts_need_even_times(times):
         model.forecast(guide, x, y[: len(x)], 2)
 
 
+@pytest.mark.parametrize("start", [0.0, 100.0])
+def test_forecasts_of_long_series_allow_for_rounding(start, monkeypatch):
+    num_times = 50_000
+    x = (start + torch.arange(num_times) / num_times)[:, None].float()
+    model = GPVAE(Matern(1, 0.5, batch_shape=(1,)), nn.Linear(1, 1))
+    guide = StructuredGPGuide(model, FactorNet(1, 1))
+    monkeypatch.setattr(model, "predict", lambda guide, x, y, x_new, **_: MixturePrediction((dist.Normal(x_new, 1.0),)))
+    ahead = model.forecast(guide, x, torch.zeros_like(x), num_times).parts[0].mean
+    # By the mean step: errors of a single one, rounded, would grow with the number of steps.
+    assert ahead[-1].item() == pytest.approx(start + 2.0 - 1.0 / num_times, rel=4e-7)
+
+
 def test_forecasts_need_times(unchecked):
     model, guide, _, y = make_exact(1)
     with pytest.raises(ValueError, match=r"two or more times of shape \[..., N, 1\], increasing in equal steps, got \[6, 2\]"):

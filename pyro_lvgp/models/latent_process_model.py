@@ -262,18 +262,19 @@ class LatentProcessModel(PyroModule):
         :param num_samples: draws of the latents.
         :param joint: as in :meth:`predict`.
         :raises ValueError: if there is one time only or more than one input column, or the steps are not equal and positive.
+        :raises TypeError: as :meth:`predict`.
         """
         check_sizes(num_steps=num_steps)
-        step = x.diff(dim=-2)
-        even = step.numel() and (step > 0.0).all() and torch.allclose(step, step[..., :1, :], rtol=1e-3, atol=0.0)
-        if x.shape[-1] != 1 or not even:
-            steps = step.flatten().tolist() or [0.0]
+        check_inputs(x, y)
+        step = _mean_step(x)
+        if x.shape[-1] != 1 or step is None:
+            steps = x.diff(dim=-2).flatten().tolist() or [0.0]
             raise ValueError(
                 f"expected two or more times of shape [..., N, 1], increasing in equal steps, got {list(x.shape)} with steps "
                 f"from {min(steps):g} to {max(steps):g}; give the inputs to predict(...) yourself"
             )
         ahead = torch.arange(1, num_steps + 1, dtype=x.dtype, device=x.device)[:, None]
-        x_new = x[..., -1:, :] + ahead * step[..., -1:, :]
+        x_new = x[..., -1:, :] + ahead * step
         return self.predict(guide, x, y, x_new, num_samples=num_samples, joint=joint)
 
     def _shares(self, guide: Guide, x: Tensor, y: Tensor, num_samples: int) -> list[int]:
@@ -294,6 +295,15 @@ def _all(contexts: Sequence[AbstractContextManager[Any]]) -> Iterator[None]:
         for context in contexts:
             stack.enter_context(context)
         yield
+
+
+def _mean_step(x: Tensor) -> Tensor | None:
+    """Step [..., 1, P] of times that increase evenly, to a thousandth and the rounding of the times; else None."""
+    steps = x.diff(dim=-2)
+    mean = (x[..., -1:, :] - x[..., :1, :]) / steps.shape[-2]
+    rounding = 2.0 * torch.finfo(x.dtype).eps * x.abs().amax(-2, keepdim=True)
+    even = steps.numel() and (steps > 0.0).all() and ((steps - mean).abs() <= 1e-3 * mean + rounding).all()
+    return mean if even else None
 
 
 def _join(latents: Tensor, w: Tensor) -> Tensor:
