@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_lvgp.covariance import exact_squared_distance
+
 
 def random_features(X: Float[Tensor, "*#batch N Q"], omega: Float[Tensor, "*#batch F Q"]) -> Float[Tensor, "*batch N L"]:
     r"""L = 2F features :math:`\varphi(x) = \sqrt{2/L}\,[\cos 2\pi x^T\omega_1, \dots, \sin 2\pi x^T\omega_1, \dots]`.
@@ -56,12 +58,14 @@ def mixture_kernel(
     >>> mixture_kernel(at, at + 0.5, one, torch.ones(1, 1), torch.zeros(1, 1))
     tensor([[-1.]])
     """
-    cos, sin = _waves(X, locs)
-    cos2, sin2 = _waves(X2, locs)
-    difference = X.unsqueeze(-2) - X2.unsqueeze(-3)
-    decay = (-2.0 * math.pi**2 * difference.square() @ scales.square().mT.unsqueeze(-3)).exp()
-    oscillation = cos.unsqueeze(-2) * cos2.unsqueeze(-3) + sin.unsqueeze(-2) * sin2.unsqueeze(-3)
-    return (decay * oscillation * weights[..., None, None, :]).sum(-1)
+    waves, waves2 = _waves(X, locs), _waves(X2, locs)
+    kernel = torch.zeros((), dtype=X.dtype, device=X.device)
+    for c in range(locs.shape[-2]):  # N × M × C numbers at once would take longer to fetch than to compute
+        scale = scales[..., c : c + 1, :]
+        oscillation = waves[..., c, :, :] @ waves2[..., c, :, :].mT
+        decay = (-2.0 * math.pi**2 * exact_squared_distance(X * scale, X2 * scale)).exp()
+        kernel = kernel + weights[..., c, None, None] * decay * oscillation
+    return kernel
 
 
 def spectral_density(
@@ -88,6 +92,7 @@ def spectral_density(
     return (log_density.exp() * weights.unsqueeze(-2)).sum(-1).mean(0)
 
 
-def _waves(X: Tensor, locs: Tensor) -> tuple[Tensor, Tensor]:
-    angle = 2.0 * math.pi * (X @ locs.mT)
-    return angle.cos(), angle.sin()
+def _waves(X: Tensor, locs: Tensor) -> Float[Tensor, "*batch C N 2"]:
+    """Cosine and sine at each component, whose products are the cosines of differences."""
+    angle = 2.0 * math.pi * (locs @ X.mT)
+    return torch.stack([angle.cos(), angle.sin()], -1)

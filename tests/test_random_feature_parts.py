@@ -55,6 +55,25 @@ def test_kernel_is_the_fourier_transform_of_its_density():
     torch.testing.assert_close(transform, mixture_kernel(tau, torch.zeros(1, 1), *parts)[:, 0])
 
 
+def test_a_kernel_of_many_components_takes_the_memory_of_one():
+    mixture, X = _mixture(C=64), torch.randn(50, 2)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        kernel = mixture_kernel(X, X, mixture.weights, mixture.locs, mixture.scales)
+    assert max(event.self_cpu_memory_usage for event in profiler.events()) <= 4 * kernel.nbytes
+    tau = X[:, None] - X
+    waves = (2.0 * math.pi * tau @ mixture.locs.mT).cos()
+    decays = (-2.0 * math.pi**2 * tau.square() @ mixture.scales.square().mT).exp()
+    torch.testing.assert_close(kernel, (decays * waves) @ mixture.weights)
+
+
+def test_a_kernel_of_batches_is_that_of_each():
+    weights, locs, scales = torch.rand(4, 3), torch.randn(4, 3, 2), torch.rand(3, 2)
+    X, X2 = torch.randn(5, 1, 6, 2), torch.randn(7, 2)
+    kernels = mixture_kernel(X, X2, weights, locs, scales)
+    each = [[mixture_kernel(x[0], X2, w, m, scales) for w, m in zip(weights, locs, strict=True)] for x in X]
+    torch.testing.assert_close(kernels, torch.stack([torch.stack(row) for row in each]))
+
+
 def test_mixture_log_prob_and_moments():
     mixture = _mixture(3, 2, 4)
     value = torch.randn(4, 2)
