@@ -259,6 +259,16 @@ def test_parameters_of_the_components_come_back():
     torch.testing.assert_close((niw.mean, niw.kappa, niw.scale, niw.dof), (mean, kappa, scale, dof))
 
 
+def test_components_may_share_all_parameters_but_one():
+    mean, kappa, scale, dof = torch.randn(3, Q), torch.tensor(0.5), wishart_like(), torch.tensor(4.0)
+    shared = NormalInverseWishart.of(mean, kappa, scale, dof)
+    repeated = NormalInverseWishart.of(mean, kappa.expand(3), scale.expand(3, Q, Q), dof.expand(3))
+    assert [x.shape for x in shared] == [x.shape for x in repeated]
+    points = torch.randn(6, Q)
+    found, expected = (conjugate.normal_log_likelihood(q, points) for q in (shared, repeated))
+    torch.testing.assert_close(found, expected)
+
+
 def test_weights_of_a_regression_are_those_of_a_gaussian_process():
     features, targets, precision = torch.randn(3, L, Q), torch.randn(3, L), 0.5 + torch.rand(3, L)
     prior_mean, prior_covariance = torch.randn(Q), wishart_like()

@@ -47,8 +47,9 @@ class NormalInverseWishart(NamedTuple):
         :param scale: Ψ.
         :param dof: ν.
         """
-        kappa_mean = kappa[..., None] * mean
-        return cls(kappa_mean, kappa, scale + _outer(kappa_mean, mean), dof)
+        batch = torch.broadcast_shapes(mean.shape[:-1], kappa.shape, scale.shape[:-2], dof.shape)
+        kappa_mean = (kappa[..., None] * mean).expand(*batch, -1)
+        return cls(kappa_mean, kappa.expand(batch), scale + _outer(kappa_mean, mean), dof.expand(batch))
 
     @property
     def mean(self) -> Float[Tensor, "*batch Q"]:
