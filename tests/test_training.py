@@ -518,6 +518,17 @@ class TestJointOptim:
         SVI(model, _no_guide, second, Trace_ELBO()).step()
         assert pyro.param("a").item() == pytest.approx(-6.0)
 
+    def test_without_parameters_the_bound_is_evaluated_all_the_same(self):
+        def model(y):
+            with pyro.plate("data", len(y)):
+                pyro.sample("y", dist.Normal(0.0, 1.0), obs=y)
+
+        y = torch.randn(4)
+        expected = -dist.Normal(0.0, 1.0).log_prob(y).sum().item()
+        assert fit(model, _no_guide, y, num_steps=2, progress=False).losses == pytest.approx([expected] * 2)
+        optim = JointOptim(torch.optim.SGD, {"lr": 1.0}, clip_norm=1.0, schedule=lambda step: 1.0)
+        assert SVI(model, _no_guide, optim, Trace_ELBO()).step(y) == pytest.approx(expected)
+
     def test_refuses_to_clip_what_is_usual(self):
         with pytest.raises(ValueError, match=r"expected a clip_factor above 1, got 0\.5"):
             JointOptim(torch.optim.SGD, {"lr": 1.0}, clip_factor=0.5)

@@ -65,6 +65,8 @@ class JointOptim(PyroOptim):
 
     def __call__(self, params: Iterable[Tensor], *args, **kwargs) -> None:
         params = set(params)
+        if not params:  # of a guide that is exact, say
+            return
         if new := params - self._known:
             self._add(new)
         if unrestored := params & self._unrestored:
