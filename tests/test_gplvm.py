@@ -14,7 +14,7 @@ from torch import nn
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide, RandomFeatureGuide
 from pyro_lvgp.kernels import RBF, Linear
 from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, LogNormal, NegativeBinomial, Poisson, StudentT
-from pyro_lvgp.models import BayesianGPLVM, RandomFeatureLVM
+from pyro_lvgp.models import BayesianGPLVM, LatentVariableModel, RandomFeatureLVM
 
 N, D, Q, M = 12, 3, 2, 5
 
@@ -306,6 +306,27 @@ def test_predictions_refuse_guides_that_lack_a_site(Y):
         with pytest.raises(
             ValueError, match=r"a guide that knows all latent sites .* got one without \['kernel.lengthscale'\]"
         ):
+            use()
+
+
+def test_predictions_want_moments_from_a_model_of_one_s_own():
+    class Linear(LatentVariableModel):
+        likelihood = Gaussian(0.1)
+
+        def latent_candidates(self):
+            return torch.zeros(1, 2)
+
+        def forward(self, y=None, idx=None):
+            with self.data_plate(y, idx):
+                X = pyro.sample("X", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+                return pyro.sample("y", dist.Normal(X, 0.3).to_event(1), obs=y)
+
+    Y = torch.zeros(3, 2)
+    model = Linear(3, 2, 2)
+    guide = MeanFieldGuide(model)
+    guide(Y)
+    for use in (lambda: model.predict(guide, Y), lambda: model.predictive(guide, Y), lambda: model.reconstruct(guide, Y)):
+        with pytest.raises(TypeError, match=r"around a NoisyFunction at the site 'y' .* got Independent\(Normal"):
             use()
 
 

@@ -361,7 +361,13 @@ class LatentVariableModel(PyroModule):
 def _rows(trace: Trace, given: Collection[str]) -> Any:
     """The distribution of the observations, an ``Independent`` around a ``NoisyFunction``, if all else was given."""
     check_all_given(trace, given)
-    return trace.nodes["y"]["fn"]
+    fn: Any = trace.nodes["y"]["fn"]
+    if not isinstance(getattr(fn, "base_dist", None), NoisyFunction):
+        raise TypeError(
+            f"expected an Independent around a NoisyFunction at the site 'y' of a model without data, got {fn}; sample y from "
+            "NoisyFunction(likelihood, f_mean, f_variance).to_event(1)"
+        )
+    return fn
 
 
 def check_all_given(trace: Trace, given: Collection[str]) -> None:
