@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 
 from pyro_lvgp.early_stopping import EarlyStopping, Watch
 from pyro_lvgp.infer import Block, BlockCoordinateVI, CompiledELBO, JointOptim
+from pyro_lvgp.interrupts import Interrupts
 from pyro_lvgp.param_store import shared_parameters, warn_if_shared
 from pyro_lvgp.seeding import seeded
 from pyro_lvgp.validation import check_bound, check_sizes, check_tensors
@@ -73,7 +74,8 @@ def fit(
 
     Runs ``SVI.step(*args)``, or that of :class:`~pyro_lvgp.infer.BlockCoordinateVI`; with mini-batches, random and without
     replacement, ``step(*(arg[idx] for arg in args), idx)``, or with what ``model.mini_batch(idx, *args)`` returns.
-    On Ctrl-C the fit stops, and what was learned stays in model and guide; under ``early_stopping``, the best of it.
+    On Ctrl-C the fit stops after its present step, on another at once, and what was learned stays in model and guide; under
+    ``early_stopping``, the best of it.
     If Pyro's validation is on, it checks the first step, or with mini-batches (not compiled) the first pass over the rows,
     and is off for the rest of the fit.
 
@@ -166,7 +168,8 @@ def fit(
     result = FitResult(scores=watch.scores, num_entries=int((~torch.isnan(data)).sum()) if args else 1)
     batches = _batches(getattr(model, "mini_batch", _rows), args, num_rows, batch_size)
     last_checked = 0 if batch_size is None or compile else num_rows // batch_size - 1
-    with seeded(seed), ExitStack() as unchecked, tqdm(total=num_steps, disable=not progress, unit="step") as bar:
+    bar = tqdm(total=num_steps, disable=not progress, unit="step")
+    with seeded(seed), ExitStack() as unchecked, bar, Interrupts() as interrupts:
         start, smoothed = time.perf_counter(), math.nan
         try:
             for step, batch in zip(range(num_steps), batches, strict=False):
@@ -183,6 +186,7 @@ def fit(
                 bar.update()
                 if watch.says_stop(step + 1, is_last=step + 1 == num_steps):
                     break
+                interrupts.check()
         except KeyboardInterrupt:
             result.interrupted = True
             bar.write(f"interrupted after {len(result.losses)} steps; what was learned is kept")

@@ -1,7 +1,9 @@
 """The training loop and its optimiser: against hand counts, and against Pyro's own optimiser step by step."""
 
 import copy
+import itertools
 import math
+import signal
 
 import numpy as np
 import pyro
@@ -184,6 +186,27 @@ class TestFit:
         assert stopped.losses == six.losses
         assert len(stopped.seconds) == 6
         assert _same(after, _values(model, guide))
+
+    @pytest.mark.parametrize(("presses", "steps"), [(1, 3), (2, 2)])
+    def test_ctrl_c_waits_for_the_end_of_the_step_and_a_second_does_not(self, presses, steps):
+        number = itertools.count()
+
+        def model(y):
+            p = pyro.param("p", torch.tensor(0.0))
+            if next(number) == 2:
+                for _ in range(presses):
+                    signal.raise_signal(signal.SIGINT)
+            with pyro.plate("data", len(y)):
+                pyro.sample("y", dist.Normal(p, 1.0), obs=y)
+
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            history = fit(model, _no_guide, torch.ones(3), num_steps=50, progress=False)
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        finally:
+            signal.signal(signal.SIGINT, before)
+        assert history.interrupted
+        assert len(history.losses) == steps
 
     @pytest.mark.parametrize("called", [False, True])
     def test_dtype_converts_model_guide_and_data(self, Y, called):
