@@ -282,9 +282,12 @@ class LatentVariableModel(PyroModule):
         else:
             check_data(cast(Tensor, X), self.latent_dim, like=self.latent_candidates(), name="X")
             shape = [*cast(Tensor, X).shape]
-        if shape[-1:] != [self.latent_dim] or num_rows not in (None, shape[0]):
+        if len(shape) != 2 or shape[1] != self.latent_dim or num_rows not in (None, shape[0]):
             rows = "rows" if num_rows is None else num_rows
-            raise ValueError(f"expected latents [{rows}, {self.latent_dim}], one for each row, got {shape}")
+            raise ValueError(
+                f"expected latents [{rows}, {self.latent_dim}], one for each row, got {shape}; a distribution of one row's "
+                "needs .expand([rows])"
+            )
 
     def _global_draws(self, guide: Guide, num_samples: int) -> Iterator[dict[str, Tensor]]:
         """Draws of what rows share."""
