@@ -758,7 +758,7 @@ def test_states_resume():
 
     m, g, vi = make()
     run_on(vi, *args, steps=5)
-    saved = copy.deepcopy((vi.state_dict(), m.state_dict(), g.state_dict()))
+    saved = vi.state_dict(), copy.deepcopy(m.state_dict()), copy.deepcopy(g.state_dict())
     straight = run_on(vi, *args, steps=5)
     for warm in (False, True):
         m, g, vi = make()
@@ -766,7 +766,7 @@ def test_states_resume():
             vi.step(*args)
         m.load_state_dict(saved[1])
         g.load_state_dict(saved[2])
-        vi.load_state_dict(copy.deepcopy(saved[0]))
+        vi.load_state_dict(saved[0])
         assert vi.state_dict()["num_sweeps"] == 5
         assert run_on(vi, *args, steps=5) == straight
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -206,9 +207,9 @@ class BlockCoordinateVI:
             return torch_item(loss(self.model, self.guide, *args, **kwargs))
 
     def state_dict(self) -> dict[str, Any]:
-        """Number of sweeps and states of the optimisers; parameters are in model, guide and Pyro's param store."""
+        """Copies of the optimisers' states, and how many sweeps; parameters are in model, guide and Pyro's param store."""
         states = {name: optimizer.state_dict() for name, optimizer in self._optimizers.items()}
-        return {"num_sweeps": self._num_sweeps, "optimizers": {**self._waiting, **states}}
+        return {"num_sweeps": self._num_sweeps, "optimizers": deepcopy({**self._waiting, **states})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned; before the first step, optimisers take their states when they are made.
@@ -219,7 +220,8 @@ class BlockCoordinateVI:
         known = {block.name for block in self.blocks if block.optim is not None}
         if not state["optimizers"].keys() <= known:
             raise ValueError(f"expected states of the blocks {sorted(known)}, got those of {sorted(state['optimizers'])}")
-        self._num_sweeps, self._waiting = state["num_sweeps"], state["optimizers"]
+        # Optimisers would move what they are given.
+        self._num_sweeps, self._waiting = state["num_sweeps"], deepcopy(state["optimizers"])
         self._restore()
 
     def _restore(self) -> None:

@@ -1,6 +1,7 @@
 """One torch optimiser for all parameters, as SVI wants it."""
 
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from typing import Any
 
 import pyro
@@ -137,7 +138,7 @@ class JointOptim(PyroOptim):
         return None
 
     def get_state(self) -> dict:
-        """Number of steps taken, the usual norm, and the state of every parameter.
+        """A copy of the number of steps taken, the usual norm, and the state of every parameter.
 
         The last goes by the name in the param store, or, where there is none as under ``module_local_params``, by the value.
         """
@@ -148,14 +149,15 @@ class JointOptim(PyroOptim):
                 if name := _name(param):
                     state[name] = moments
                 elif param not in self._unrestored or not self._nameless_waiting:
-                    nameless.append((param.detach().clone(), moments))
+                    nameless.append((param.detach(), moments))
         state |= self._state_waiting_to_be_consumed
-        return {
+        found = {
             "num_steps": self._num_steps,
             "usual_norm": self._usual_norm,
             "state": state,
             "nameless": [*nameless, *self._nameless_waiting],
         }
+        return deepcopy(found)
 
     def set_state(self, state_dict: dict) -> None:
         """Restore what ``get_state`` returned; parameters take their state when they are next seen.
@@ -165,6 +167,7 @@ class JointOptim(PyroOptim):
 
         :param state_dict: what :meth:`get_state` returned.
         """
+        state_dict = deepcopy(state_dict)  # of which the optimiser would move the tensors
         self._num_steps, self._usual_norm = state_dict["num_steps"], state_dict.get("usual_norm")
         self._state_waiting_to_be_consumed.update(state_dict["state"])
         self._nameless_waiting = list(state_dict.get("nameless", ()))
