@@ -184,9 +184,10 @@ def fit(
                 note = " (compiling)" if compile and step == 0 else ""
                 bar.set_postfix_str(f"bound/entry {-smoothed / result.num_entries:.4f}{note}", refresh=bool(note))
                 bar.update()
-                if watch.says_stop(step + 1, is_last=step + 1 == num_steps):
-                    break
+                stop = watch.says_stop(step + 1, is_last=step + 1 == num_steps)
                 interrupts.check()
+                if stop:
+                    break
         except KeyboardInterrupt:
             result.interrupted = True
             bar.write(f"interrupted after {len(result.losses)} steps; what was learned is kept")
