@@ -90,7 +90,8 @@ def fit(
         factor.
     :param optim: an optimiser of your own instead; ``learning_rate`` and ``schedule`` are then not used.
     :param blocks: blocks of parameters that move in turn, each by an optimiser of its own or in closed form, such as
-        ``guide.blocks()`` of a :class:`~pyro_lvgp.guides.RandomFeatureGuide`, which takes a learning rate itself.
+        ``guide.blocks()`` of a :class:`~pyro_lvgp.guides.RandomFeatureGuide`, which takes a learning rate itself.  Each fit
+        makes the optimisers anew, and counts sweeps for a ``damping`` from 0: keep a ``BlockCoordinateVI`` to go on with both.
     :param compile: compile the bound and its gradients into one graph (:class:`~pyro_lvgp.infer.CompiledELBO`), with blocks
         those of the blocks without a bound of their own.  It takes seconds to minutes at the second step, and pays where many
         steps follow that spend their time in Pyro rather than in arithmetic.
