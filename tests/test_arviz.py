@@ -194,9 +194,10 @@ def test_one_subsample_for_all_draws(explicit):
     np.testing.assert_allclose(tree["sample_stats"]["lp"].values[0], lp, rtol=1e-5)
 
     letters = [chr(65 + i) for i in range(20)]
-    named = to_arviz(model, AutoNormal(model, create_plates=plates), y, idx, num_samples=2, coords={"data": letters})
-    rows = named["posterior"]["z"].coords["data"].values
-    np.testing.assert_array_equal(named["observed_data"]["y"], y[[letters.index(row) for row in rows]])
+    for labels in (letters, np.array(letters)):
+        named = to_arviz(model, AutoNormal(model, create_plates=plates), y, idx, num_samples=2, coords={"data": labels})
+        rows = named["posterior"]["z"].coords["data"].values
+        np.testing.assert_array_equal(named["observed_data"]["y"], y[[letters.index(row) for row in rows]])
 
 
 class Masked(PyroModule):

@@ -8,6 +8,7 @@ import numpy as np
 import pyro
 import torch
 import xarray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from pyro_lvgp.infer.sampling import SampledSite, sample_traces
@@ -23,7 +24,7 @@ def to_arviz(
     posterior_predictive: bool = True,
     log_likelihood: bool = True,
     seed: int | None = None,
-    coords: Mapping[str, Sequence] | None = None,
+    coords: Mapping[str, ArrayLike] | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,
     **kwargs: Any,
 ) -> xarray.DataTree:
@@ -191,7 +192,7 @@ def _coords(
     sites: Mapping[str, SampledSite],
     names: Mapping[str, Sequence[str]],
     plates: Mapping[str, Tensor],
-    given: Mapping[str, Sequence],
+    given: Mapping[str, ArrayLike],
 ) -> dict[str, np.ndarray]:
     """Coordinates of every dimension: those given, else the rows of a plate, else 0, 1, …"""
     sizes: dict[str, int] = {}

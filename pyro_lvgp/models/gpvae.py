@@ -69,7 +69,7 @@ class GPVAE(LatentProcessModel):
         num_data: int | None = None,
     ):
         super().__init__(kernel, decoder, likelihood, independent_dim, num_data)
-        self.event_dims = {"f": ("latent", "point"), "w": ("independent",), "y": ("output",)}
+        self.event_dims = {"f": ("latent", "points"), "w": ("independent",), "y": ("output",)}
 
     def forward(
         self,
