@@ -611,6 +611,7 @@ def test_values_must_fit_the_constraint_up_to_rounding(constraint, good, bad):
         ({"params": ["*"], "optim": adam(), "num_steps": 0}, "at least 1, got 0"),
         ({"params": ["*"], "update": dict, "num_steps": 2}, "are for gradients"),
         ({"params": ["*"], "update": dict, "loss": Trace_ELBO()}, "are for gradients"),
+        ({"params": ["*"], "update": dict, "schedule": float}, "are for gradients"),
         ({"params": ["*"], "optim": adam(), "damping": 0.5}, "damping is for update"),
         ({"params": ["*"], "update": dict, "damping": 0.0}, r"damping in \(0, 1\], got 0.0"),
     ],
@@ -743,6 +744,21 @@ def test_the_loss_of_a_step():
     assert found == pytest.approx(exact_loss(m, g, *args).item())
 
 
+def test_a_schedule_scales_the_learning_rate_of_each_sweep():
+    def halved_square(model, guide):
+        return 0.5 * guide().square()
+
+    pyro.clear_param_store()
+    factors, descent = (1.0, 0.5, 0.0, 0.2), lambda tensors: torch.optim.SGD(tensors, lr=0.5)
+    block = Block("x", params=["x"], optim=descent, num_steps=2, schedule=factors.__getitem__)
+    vi = BlockCoordinateVI(lambda: None, lambda: pyro.param("x", torch.tensor(1.0)), [block], loss=halved_square)
+    expected = 1.0
+    for factor in factors:
+        vi.step()
+        expected *= (1.0 - 0.5 * factor) ** 2
+        assert pyro.param("x").item() == pytest.approx(expected)
+
+
 def test_states_resume():
     args = data()
 
@@ -751,7 +767,7 @@ def test_states_resume():
         m, g = Model(), Guide()
         blocks = [
             Block("noise", params=["model.*"], optim=adam(0.2)),
-            Block("mean", sites=["w"], optim=adam()),
+            Block("mean", sites=["w"], optim=adam(), schedule=lambda sweep: 0.5**sweep),
             Block("precision", params=["guide.p*"], update=precision_update(g), damping=lambda sweep: 1.0 / (1.0 + sweep)),
         ]
         return m, g, BlockCoordinateVI(m, g, blocks, loss=exact_loss)

@@ -1,5 +1,6 @@
 """The approximate posterior of the random-feature latent variable model."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -291,7 +292,14 @@ class RandomFeatureGuide(SampledGuide):
         self._check_has_run()
         return float((1.0 - (1.0 - self.assignments()).prod(0)).sum())
 
-    def blocks(self, *, learning_rate: float = 0.02, num_steps: int = 1, damping: float | Any = None) -> list[Block]:
+    def blocks(
+        self,
+        *,
+        learning_rate: float = 0.02,
+        num_steps: int = 1,
+        schedule: Callable[[int], float] | None = None,
+        damping: float | Any = None,
+    ) -> list[Block]:
         """Blocks for a :class:`~pyro_lvgp.infer.BlockCoordinateVI`, in the order of a sweep.
 
         ``"gradient"``: latents, frequencies with their components or assignments, and parameters of kernel and likelihood, by
@@ -305,6 +313,7 @@ class RandomFeatureGuide(SampledGuide):
 
         :param learning_rate: of Adam.
         :param num_steps: gradient steps in a sweep.
+        :param schedule: maps the number of sweeps taken to a factor on the learning rate.
         :param damping: ρ of the last block; by default 1, but 0.1 for explicit or shared weights, which so average over some
             draws of latents and frequencies.  On mini-batches, a function of the sweep t that falls like (t + delay)^−κ, κ in
             (½, 1]; a delay of 10 or more keeps the first batches from deciding all.
@@ -314,7 +323,7 @@ class RandomFeatureGuide(SampledGuide):
         latents = "guide.encoders.*" if hasattr(self.encoders, "X") else "guide.X.*"
         moved, adam = ["model.*", "guide.omega.*", latents], partial(torch.optim.Adam, lr=learning_rate)
         blocks = [
-            Block("gradient", params=moved, optim=adam, num_steps=num_steps),
+            Block("gradient", params=moved, optim=adam, num_steps=num_steps, schedule=schedule),
             Block("sticks", params=["guide.v.*"], update=self._update_sticks),
             Block("concentration", params=["guide.alpha.*"], update=self._update_concentration),
         ]

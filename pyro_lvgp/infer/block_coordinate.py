@@ -44,6 +44,7 @@ class Block:
         ``guide.locs.x`` and ``guide.scales.x`` of Pyro's autoguides.
     :param optim: makes a torch optimiser of a list of tensors, to move the block by gradient.
     :param num_steps: gradient steps in each sweep.
+    :param schedule: maps the number of sweeps taken to a factor on the learning rates of the optimiser.
     :param loss: bound of these gradients; that of the inference by default.
     :param update: called with the arguments of model and guide, without gradients, it returns the new value of every
         parameter of the block by its name, to move the block in closed form; values of frozen ones may be there, and are not
@@ -64,6 +65,7 @@ class Block:
     sites: Sequence[str] = ()
     optim: Callable[[list[Tensor]], torch.optim.Optimizer] | None = None
     num_steps: int = 1
+    schedule: Callable[[int], float] | None = None
     loss: Loss | None = None
     update: Callable[..., Mapping[str, Tensor]] | None = None
     damping: float | Callable[[int], float] = 1.0
@@ -81,8 +83,10 @@ class Block:
             )
         if self.num_steps < 1:
             raise ValueError(f"block {self.name!r}: expected num_steps of at least 1, got {self.num_steps}")
-        if self.update is not None and (self.num_steps != 1 or self.loss is not None):
-            raise ValueError(f"block {self.name!r}: num_steps and loss are for gradients; leave them out beside update")
+        if self.update is not None and (self.num_steps, self.schedule, self.loss) != (1, None, None):
+            raise ValueError(
+                f"block {self.name!r}: num_steps, schedule and loss are for gradients; leave them out beside update"
+            )
         if self.optim is not None and self.damping != 1.0:
             raise ValueError(f"block {self.name!r}: damping is for update; beside optim, set a learning rate")
         if not callable(self.damping):
@@ -251,6 +255,10 @@ class BlockCoordinateVI:
     def _climb(self, block: Block, loss: Any, args: tuple, kwargs: dict[str, Any]) -> float:
         """Take gradient steps, and return the loss before the first."""
         optimizer = self._optimizers[block.name]
+        if block.schedule is not None:
+            factor = block.schedule(self._num_sweeps)
+            for group in optimizer.param_groups:  # where torch's schedulers keep the initial rate, so that states have it
+                group["lr"] = factor * group.setdefault("initial_lr", group["lr"])
         loss_and_grads = getattr(loss, "loss_and_grads", loss)
 
         def closure() -> float:
