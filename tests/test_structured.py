@@ -10,7 +10,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
 from pyro.nn import PyroSample
 from pyro.optim import Adam
 from pyro.poutine.messenger import Messenger
@@ -695,6 +695,25 @@ def test_data_are_found_or_asked_for():
         StructuredGPGuide(model, IndexNet(1, 2))(t, y=y)
     with pytest.raises(TypeError, match=r"expected data of a floating-point dtype, got torch.int64; use y.to"):
         StructuredGPGuide(model, IndexNet(1, 2))(t, y.long())
+
+
+def one_output(t, y=None):
+    """A process seen with noise, or data drawn from it: as many outputs as inputs, of which each can pass for the other."""
+    f = pyro.sample("f", GaussianProcess(RBF(1, lengthscale=0.3), t))
+    with pyro.plate("points", len(t)):
+        return pyro.sample("y", dist.Normal(f, 0.1), obs=None if y is None else y.squeeze(-1))
+
+
+@pytest.mark.parametrize("encoder", [FactorNet(1, 1, [2]), None], ids=["encoder", "free"])
+def test_inputs_are_not_taken_for_data_where_these_are_left_out(encoder):
+    t, y = torch.linspace(0.0, 1.0, N)[:, None], torch.randn(N, 1)
+    guide = StructuredGPGuide(one_output, sites={"f": encoder and encoder.double()})
+    guide(t, y)
+    draws = Predictive(one_output, guide=guide, num_samples=2, return_sites=["f"])
+    for run in (guide, guide.median, draws):
+        with pytest.raises(ValueError, match=r"expected data as argument 1 of the model, as at .* got .* as argument 0"):
+            run(t)
+    assert draws(t, y)["f"].shape == (2, 1, N)
 
 
 def two_processes(t, y):

@@ -22,7 +22,7 @@ from pyro_lvgp.networks import NeighbourNet, OffsetNet
 from pyro_lvgp.seeding import seeded
 from pyro_lvgp.sparse_process import InducingValues, SparseProcess
 from pyro_lvgp.sparse_sites import Sites
-from pyro_lvgp.validation import check_inputs, check_values, position_of_data
+from pyro_lvgp.validation import check_inputs, check_values
 
 
 class Memory(NamedTuple):
@@ -146,7 +146,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         """What the data among the arguments say about the inducing values, [*series, Q, M]."""
         encoder = attrgetter(name)(self.encoders)
         speak = _nearest if isinstance(encoder, OffsetNet | NeighbourNet) else _projected
-        return _by_series(speak(process, encoder, args[position_of_data(args)], name))
+        return _by_series(speak(process, encoder, self._data(args), name))
 
     @torch.no_grad()
     def condition(self, *args, inducing_points: Float[Tensor, "*Z M P"] | None = None) -> Memory:
@@ -163,7 +163,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         :raises ValueError: if q(u) is free, the guide was never called, the model has several processes or keeps its inducing
             points elsewhere than in ``inducing_points``, or data or inducing points do not fit; nothing is changed then.
         """
-        y = args[position_of_data(args)]
+        y = self._data(args)
         if hasattr(self.model, "gp_site"):  # our own, whose inputs come first
             check_inputs(args[0], y)
         check_values(y.reshape(-1, y.shape[-1]), rows=False, columns=False)

@@ -55,11 +55,11 @@ class StructuredGPGuide(ModelGuide):
     :param init_loc_fn: initial values of the mean-field sites, as for :class:`~pyro_lvgp.guides.MeanFieldGuide`.
     :param init_scale: initial scale of sites that no encoder makes, and of mean-field Gaussians.
     :param create_plates: as for Pyro's autoguides, for the mean-field sites.
-    :raises ValueError: for a site that is not there or has another prior, an encoding of the wrong shape, or a prior that has
-        no linear-time method.
+    :raises ValueError: for a site that is not there or has another prior, an encoding of the wrong shape, a prior that has
+        no linear-time method, or a call without the data.
 
     Encoders see the last floating-point argument of the model, which is given by its position: inputs, exposures and the like
-    come before the data.
+    come before the data.  They are asked for at every call, also where ``Predictive`` is to draw new data.
 
     Source: eqs. 3.5 and 3.28 of the GP-VAE thesis; Ashman et al. (2020), "Sparse Gaussian process variational autoencoders".
 
@@ -74,6 +74,7 @@ class StructuredGPGuide(ModelGuide):
     """
 
     prototype_trace: Any
+    _position: int | None = None  # of the data among the arguments, known from the first call on
 
     def __init__(
         self,
@@ -130,11 +131,13 @@ class StructuredGPGuide(ModelGuide):
                         f"expected an encoder for site {name!r}, or all points at every step, got a mini-batch of points of "
                         "one series: free sites belong to points; pass sites={" + repr(name) + ": <encoder>}"
                     )
+        y = self._data(args)
+        self._position = position_of_data(args)
         self.mean_field._setup_prototype(*args, **kwargs)
         self.locs, self.scales = PyroModule(), PyroModule()
         self._with_latents: dict[str, bool] = {}  # or one number for each point
         for name, encoded in self._encoded.items():
-            prior, y = _gaussian_prior(name, latents[name]["fn"]), args[position_of_data(args)]
+            prior = _gaussian_prior(name, latents[name]["fn"])
             if y.dim() < 2:
                 raise ValueError(f"expected data [..., points, outputs], got {list(y.shape)}; a single output needs [:, None]")
             self._with_latents[name] = len(prior.batch_shape + prior.event_shape) >= y.dim()
@@ -180,9 +183,19 @@ class StructuredGPGuide(ModelGuide):
             posterior = StructuredPosterior(base, loc, precision)
         return posterior.to_event(prior.event_dim - posterior.event_dim)
 
+    def _data(self, args: tuple) -> Tensor:
+        """The data among the arguments of the model, which are where they were at the first call."""
+        position = position_of_data(args)
+        if self._position not in (None, position):
+            raise ValueError(
+                f"expected data as argument {self._position} of the model, as at the first call, got the last floating-point "
+                f"tensor as argument {position}; pass the data in the same place, NaN where there are none to condition on"
+            )
+        return args[position]
+
     def _sites(self, name: str, prior: Any, args: tuple) -> tuple[Tensor, Tensor, Tensor]:
         """Loc and scale of the sites, in the layout of the prior, and which of them are told anything."""
-        y = args[position_of_data(args)]
+        y = self._data(args)
         # [..., points, latent dimensions] as encoders have it, or the other way round as processes do
         by_point = isinstance(prior, torch.distributions.Normal)
         shape = prior.batch_shape + prior.event_shape
