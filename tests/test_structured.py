@@ -745,6 +745,28 @@ def test_two_processes_one_with_an_encoder(estimator):
     assert_mean_of_runs(elbo, two_processes, guide, (t, y), expected)
 
 
+def first_points(t, y):
+    """A process that is seen at some of its points, in a plate of these."""
+    with pyro.plate("latents", 1):
+        f = pyro.sample("f", GaussianProcess(RBF(1, lengthscale=0.3), t)).squeeze(-2)
+    with pyro.plate("points", 3):
+        pyro.sample("y", dist.Normal(f[..., :3], 0.7), obs=y[:3, 0])
+
+
+@every_estimator
+def test_a_plate_of_some_of_the_points(estimator):
+    t, y = torch.linspace(0.0, 1.0, N)[:, None], torch.randn(N, 1)
+    y[3:] = torch.nan
+    guide = StructuredGPGuide(first_points, sites={"f": FactorNet(1, 1, [2])})
+    guide(t, y)
+    loc, scale = (part[:, 0] for part in guide.encoders.f(y))
+    K = RBF(1, lengthscale=0.3)(t).detach()
+    mean, variance, kl = condition_told(K, torch.zeros(()), loc, scale, ~torch.isnan(y[:, 0]))
+    square = (y[:3, 0] - mean[:3]).square() + variance[:3]
+    expected = (-0.5 * square / 0.49 - 0.5 * math.log(2.0 * math.pi * 0.49)).sum() - kl
+    assert_mean_of_runs(many_particles(estimator, 1, num_score=6000), first_points, guide, (t, y), expected)
+
+
 def test_a_normal_prior_is_multiplied_in_closed_form():
     """In plates, with and without latent dimensions of its own; rows with nothing observed keep the prior."""
 

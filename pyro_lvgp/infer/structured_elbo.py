@@ -44,9 +44,9 @@ class StructuredELBO(DifferentiableELBO):
     ``value="semi-analytic"`` draws f in the likelihood only, the left side; ``"doubly-stochastic"`` in both logarithms, the
     right side, whose noise nearly cancels where sites fit the likelihood.  ``gradient="path"`` differentiates through the
     draw :math:`f_n = \hat m_n + \hat\Sigma_{nn}^{1/2} \epsilon`, ``"score"`` uses :math:`\nabla \log q(f_n)` (all other
-    sites go by path), with the likelihood of point n alone if the rightmost plate is called "points", and with that of all
-    of them otherwise, which is noisier.  All four have one mean, and gradients of one mean.  Other sites of the model enter
-    by their analytic KL where there is one.
+    sites go by path), with the likelihood of point n alone if the rightmost plate is called "points" and shows all of them,
+    and with that of all of them otherwise, which is noisier.  All four have one mean, and gradients of one mean.  Other sites
+    of the model enter by their analytic KL where there is one.
 
     Data must be independent of each other given f, each observed entry given the f_n of its point, and no process may have a
     prior that depends on another.  Mini-batches of series are exact; in a mini-batch of points of one series the normaliser Z
@@ -301,8 +301,9 @@ def _sum_latents(x: Tensor, event_dim: int) -> Tensor:
 
 
 def _by_point(below: Mapping[str, Any], log_prob: Tensor, process: Mapping[str, Any]) -> Tensor:
-    """Log density in the layout [..., points] of a process: point by point in a plate "points", else all of them."""
-    if any(frame.name == "points" and frame.dim == -1 for frame in below["cond_indep_stack"]):
+    """Log density in the layout [..., points] of a process: point by point in a plate "points" of all, else summed."""
+    num_points = process["fn"].event_shape[-1]
+    if any((frame.name, frame.dim, frame.size) == ("points", -1, num_points) for frame in below["cond_indep_stack"]):
         return log_prob.unsqueeze(-2)
     batch = process["fn"].batch_shape
     for dim in range(-log_prob.dim(), 0):
