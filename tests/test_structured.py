@@ -716,6 +716,17 @@ def test_inputs_are_not_taken_for_data_where_these_are_left_out(encoder):
     assert draws(t, y)["f"].shape == (2, 1, N)
 
 
+def test_a_column_of_whole_numbers_is_not_taken_for_indices():
+    def counts_of_one(t, counts):
+        f = pyro.sample("f", GaussianProcess(RBF(1, lengthscale=0.3), t))
+        with pyro.plate("points", len(t)):
+            pyro.sample("counts", dist.Poisson(f.exp()), obs=counts)
+
+    guide = StructuredGPGuide(counts_of_one, sites={"f": FactorNet(1, 1, [2])})
+    with pytest.raises(TypeError, match=r"expected data of a floating-point dtype, got torch.int64 of shape \[5\], which is"):
+        guide(torch.linspace(0.0, 1.0, N)[:, None], torch.arange(N) % 2)
+
+
 def two_processes(t, y):
     """A mean and a log variance: one of our processes and a normal."""
     f = pyro.sample("f", GaussianProcess(RBF(1, lengthscale=0.3), t))

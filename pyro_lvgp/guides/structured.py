@@ -57,6 +57,7 @@ class StructuredGPGuide(ModelGuide):
     :param create_plates: as for Pyro's autoguides, for the mean-field sites.
     :raises ValueError: for a site that is not there or has another prior, an encoding of the wrong shape, a prior that has
         no linear-time method, or a call without the data.
+    :raises TypeError: for data that are whole numbers.
 
     Encoders see the last floating-point argument of the model, which is given by its position: inputs, exposures and the like
     come before the data.  They are asked for at every call, also where ``Predictive`` is to draw new data.
@@ -133,6 +134,8 @@ class StructuredGPGuide(ModelGuide):
                     )
         y = self._data(args)
         self._position = position_of_data(args)
+        if after := [arg for arg in args[self._position + 1 :] if torch.is_tensor(arg)]:
+            self._check_unobserved(after, args, kwargs)
         self.mean_field._setup_prototype(*args, **kwargs)
         self.locs, self.scales = PyroModule(), PyroModule()
         self._with_latents: dict[str, bool] = {}  # or one number for each point
@@ -182,6 +185,18 @@ class StructuredGPGuide(ModelGuide):
         else:
             posterior = StructuredPosterior(base, loc, precision)
         return posterior.to_event(prior.event_dim - posterior.event_dim)
+
+    def _check_unobserved(self, after: list[Tensor], args: tuple, kwargs: dict) -> None:
+        """Raise if the model observes a tensor that comes after what is taken for the data, where indices are."""
+        with seeded(0), torch.no_grad(), poutine.block():
+            trace = poutine.trace(self.model).get_trace(*args, **kwargs)
+        values = [trace.nodes[name]["value"] for name in trace.observation_nodes]
+        for arg in after:
+            if any(value is arg for value in values):
+                raise TypeError(
+                    f"expected data of a floating-point dtype, got {arg.dtype} of shape {list(arg.shape)}, which is observed; "
+                    "use y.to(torch.get_default_dtype())[:, None], or give what no encoder is to see before the data"
+                )
 
     def _data(self, args: tuple) -> Tensor:
         """The data among the arguments of the model, which are where they were at the first call."""
