@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
 from pyro_lvgp import gaussian_sites
-from pyro_lvgp.guides import MeanFieldGuide, StructuredGPGuide
+from pyro_lvgp.guides import MeanFieldGuide, SparseStructuredGPGuide, StructuredGPGuide
 from pyro_lvgp.infer import StructuredELBO
-from pyro_lvgp.kernels import RBF, Matern
+from pyro_lvgp.kernels import RBF, Matern, Stack
 from pyro_lvgp.likelihoods import Binomial, Gaussian, LogNormal, Poisson
-from pyro_lvgp.models import GPVAE
+from pyro_lvgp.models import GPVAE, SparseGPVAE
 from pyro_lvgp.models.mixture import MixturePrediction
 from pyro_lvgp.networks import MLP, FactorNet
 from pyro_lvgp.training import fit
@@ -671,6 +671,32 @@ def test_priors_on_kernel_likelihood_and_decoder_are_shared(series):
             assert values[name].shape == trace.nodes[name]["value"].shape == shape
             assert not trace.nodes[name]["cond_indep_stack"]
         assert math.isfinite(Trace_ELBO().loss(model, guide, x, y))
+
+
+@one_and_several
+@pytest.mark.parametrize("make_kernel", [lambda k: k, lambda k: k + 0.5 * RBF(1, batch_shape=(1,)), Stack])
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_draws_of_a_kernel_without_a_batch_of_processes_are_refused(series, make_kernel, sparse):
+    """They would be taken for processes; a single draw is in no place, and with a batch of one kernel they lie left of it."""
+
+    def bounds(*batch_shape):
+        pyro.clear_param_store()
+        kernel = Matern(1, batch_shape=batch_shape)
+        kernel.lengthscale = PyroSample(dist.LogNormal(torch.zeros(*batch_shape, 1), 0.1).to_event(1 + len(batch_shape)))
+        if sparse:
+            model = SparseGPVAE(make_kernel(kernel), nn.Linear(1, D), torch.rand(3, 1))
+            guide = SparseStructuredGPGuide(model, FactorNet(D, 1))
+        else:
+            model = GPVAE(make_kernel(kernel), nn.Linear(1, D))
+            guide = StructuredGPGuide(model, FactorNet(D, 1))
+        x, y = torch.rand(*series, N, 1), torch.randn(*series, N, D)
+        yield Trace_ELBO().loss(model, guide, x, y)
+        yield Trace_ELBO(num_particles=3, vectorize_particles=True, max_plate_nesting=2).loss(model, guide, x, y)
+
+    assert math.isfinite(next(bounds()))
+    with pytest.raises(ValueError, match=r"expected a kernel with a batch dimension .* make it with batch_shape=\(1,\)"):
+        list(bounds())
+    assert all(map(math.isfinite, bounds(1)))
 
 
 def test_positive_data_with_gaps():

@@ -96,7 +96,7 @@ class GPVAE(LatentProcessModel):
 
         :param x: the inputs.
         """
-        return GaussianProcess(self.kernel, as_inputs(x), self.kernel.theta()).to_event(1)
+        return GaussianProcess(self.kernel, as_inputs(x), self.kernel_theta(x)).to_event(1)
 
     def shows_some_points(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> bool:
         """Whether these arguments are a mini-batch of the points of one series, of which no plate tells."""

@@ -16,6 +16,7 @@ from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 
 from pyro_lvgp.kernels import Kernel, as_kernel
+from pyro_lvgp.kernels.base import Theta, _Combination
 from pyro_lvgp.likelihoods import Likelihood, as_likelihood
 from pyro_lvgp.models.latent_variable_model import Guide, check_all_given
 from pyro_lvgp.models.mixture import Imputation, MixturePrediction
@@ -112,6 +113,16 @@ class LatentProcessModel(PyroModule):
                 return pyro.sample("y", entries.to_event(1))
             value = torch.nan_to_num(y, self.likelihood.stand_in)
             return pyro.sample("y", entries.mask(~torch.isnan(y)).to_event(1), obs=value)
+
+    def kernel_theta(self, x: Float[Tensor, "*#series N P"]) -> Theta:
+        """The parameters of the kernel, to be read once.
+
+        :param x: inputs.
+        :raises ValueError: for several draws of them at once, where a kernel has no batch dimension right of those.
+        """
+        theta = self.kernel.theta()
+        _check_draws(self.kernel, theta, x.reshape(-1, x.shape[-1])[:1])
+        return theta
 
     def series_plate(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> Any:
         """The plate over series, or a context that does nothing if there is one only.
@@ -286,6 +297,18 @@ class LatentProcessModel(PyroModule):
 def as_inputs(x: Tensor) -> Tensor:
     """Inputs with dimensions of size 1 for the latents and, of several series, for the plate of the points left of them."""
     return x[:, None, None] if x.dim() == 3 else x[None]
+
+
+def _check_draws(kernel: Kernel, theta: Theta, point: Float[Tensor, "1 P"]) -> None:
+    """Raise if draws of a kernel's parameters lie where the latent processes do, because it has no batch of these."""
+    if isinstance(kernel, _Combination):
+        for part, of_part in zip(kernel.kernels, theta, strict=True):
+            _check_draws(part, of_part, point)
+    elif not kernel.batch_shape and (shape := kernel.diagonal(point, theta).shape[:-1]):
+        raise ValueError(
+            f"expected a kernel with a batch dimension for the latent processes, to the left of which draws of its parameters "
+            f"lie, got {list(shape)} draws for {type(kernel).__name__} of batch shape (); make it with batch_shape=(1,)"
+        )
 
 
 @contextmanager

@@ -144,7 +144,7 @@ class SparseGPVAE(LatentProcessModel):
             weight = self._total(idx) / told
             if told < len(idx):
                 weight = torch.cat([x.new_full((told,), weight), x.new_zeros(len(idx) - told)])
-        return SparseProcess(self.kernel, Z, as_inputs(x), self.kernel.theta(), jitter=self.jitter, weight=weight)
+        return SparseProcess(self.kernel, Z, as_inputs(x), self.kernel_theta(x), jitter=self.jitter, weight=weight)
 
     def _num_told(self, idx: Tensor) -> int:
         """How many points of a mini-batch q(u) is made of, the first ones."""
