@@ -19,12 +19,12 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 from pyro_lvgp import gaussian_process, gaussian_sites
 from pyro_lvgp.gaussian_process import GaussianProcess, StructuredPosterior
-from pyro_lvgp.guides import MeanFieldGuide, StructuredGPGuide
+from pyro_lvgp.guides import MeanFieldGuide, SparseStructuredGPGuide, StructuredGPGuide
 from pyro_lvgp.infer import StructuredELBO, structured_elbo
 from pyro_lvgp.kernels import RBF, Linear, Matern, Stack
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.masking import hide_entries
-from pyro_lvgp.models import GPVAE
+from pyro_lvgp.models import GPVAE, SparseGPVAE
 from pyro_lvgp.networks import MLP, FactorNet, IndexNet, PointNet, ZeroImputation
 from pyro_lvgp.state_space_posterior import StateSpacePosterior
 
@@ -918,6 +918,23 @@ def test_encodings_of_the_wrong_shape(site, latents, series):
         ValueError, match=rf"lines up with site '{site}' of shape \[.*\], got \[.*{latents}.*\]; encoders return"
     ):
         first_call({site: FactorNet(D, latents)}, *make_data(*series), model=make_model(independent_dim=1))
+
+
+def of_dense(encoder):
+    return StructuredGPGuide(make_model(), encoder)
+
+
+def of_sparse(encoder):
+    model = SparseGPVAE(RBF(1, batch_shape=(Q,)), nn.Linear(Q, D), torch.rand(3, 1))
+    return SparseStructuredGPGuide(model, encoder)
+
+
+@pytest.mark.parametrize("guide_of", [of_dense, of_sparse], ids=["dense", "sparse"])
+def test_encoders_return_pairs(guide_of):
+    """One tensor for two series is no pair."""
+    x, y = torch.rand(2, N, 1), torch.randn(2, N, D)
+    with pytest.raises(TypeError, match=r"expected loc and scale from the encoder of '[fu]', got Tensor; an IndexNet"):
+        guide_of(nn.Linear(D, Q))(x, y)
 
 
 def test_more_latents_than_the_kernel_has():

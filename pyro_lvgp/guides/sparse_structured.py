@@ -144,9 +144,10 @@ class SparseStructuredGPGuide(StructuredGPGuide):
 
     def _sites_of_data(self, name: str, process: SparseProcess, args: tuple) -> Sites:
         """What the data among the arguments say about the inducing values, [*series, Q, M]."""
-        encoder = attrgetter(name)(self.encoders)
-        speak = _nearest if isinstance(encoder, OffsetNet | NeighbourNet) else _projected
-        return _by_series(speak(process, encoder, self._data(args), name))
+        encoder, y = attrgetter(name)(self.encoders), self._data(args)
+        if isinstance(encoder, OffsetNet | NeighbourNet):
+            return _by_series(_nearest(process, encoder, y, name))
+        return _by_series(_projected(process, self._encoding(name, y), y, name))
 
     @torch.no_grad()
     def condition(self, *args, inducing_points: Float[Tensor, "*Z M P"] | None = None) -> Memory:
@@ -277,9 +278,9 @@ def _process_of(prior: Any) -> SparseProcess | None:
     return prior.process if isinstance(prior, InducingValues) else None
 
 
-def _projected(process: SparseProcess, encoder: nn.Module, y: Tensor, name: str) -> Sites:
+def _projected(process: SparseProcess, encoding: tuple[Tensor, Tensor], y: Tensor, name: str) -> Sites:
     """Sites on f where the data are, projected on the inducing values."""
-    loc, scale = (part.mT.unsqueeze(-3) for part in encoder(y))
+    loc, scale = (part.mT.unsqueeze(-3) for part in encoding)
     _check(name, process, loc, -2)
     precision, information = _natural(loc, scale.square(), _weight(process, y))
     return sparse_sites.gather(process.A, precision, information)

@@ -57,7 +57,7 @@ class StructuredGPGuide(ModelGuide):
     :param create_plates: as for Pyro's autoguides, for the mean-field sites.
     :raises ValueError: for a site that is not there or has another prior, an encoding of the wrong shape, a prior that has
         no linear-time method, or a call without the data.
-    :raises TypeError: for data that are whole numbers.
+    :raises TypeError: for data that are whole numbers, or an encoder that does not return a pair.
 
     Encoders see the last floating-point argument of the model, which is given by its position: inputs, exposures and the like
     come before the data.  They are asked for at every call, also where ``Predictive`` is to draw new data.
@@ -228,8 +228,18 @@ class StructuredGPGuide(ModelGuide):
                     "give the site an encoder for other data and for mini-batches of points"
                 )
             return loc, scale, align(told)
-        loc, scale = attrgetter(name)(self.encoders)(y)
+        loc, scale = self._encoding(name, y)
         return align(loc), align(scale), align(told)
+
+    def _encoding(self, name: str, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Loc and scale of the sites as the encoder has them."""
+        encoding = attrgetter(name)(self.encoders)(y)
+        if not isinstance(encoding, tuple | list) or len(encoding) != 2:
+            raise TypeError(
+                f"expected loc and scale from the encoder of {name!r}, got {type(encoding).__name__}; an IndexNet returns both"
+            )
+        loc, scale = encoding
+        return loc, scale
 
     def __getstate__(self):
         # The prototype holds priors, and they parameters, of the model.
