@@ -937,6 +937,14 @@ def test_encoders_return_pairs(guide_of):
         guide_of(nn.Linear(D, Q))(x, y)
 
 
+def test_guides_and_models_with_inducing_points_go_together():
+    dense, sparse = of_dense(None).model, of_sparse(FactorNet(D, Q)).model
+    with pytest.raises(ValueError, match="got SparseGPVAE, which has inducing points; take a SparseStructuredGPGuide"):
+        StructuredGPGuide(sparse)
+    with pytest.raises(ValueError, match="got none for GPVAE; a model without inducing points takes a StructuredGPGuide"):
+        SparseStructuredGPGuide(dense)
+
+
 def test_more_latents_than_the_kernel_has():
     """Encodings do not widen the prior."""
     model = GPVAE(RBF(1), MLP(1, D))

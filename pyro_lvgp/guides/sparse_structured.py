@@ -104,7 +104,10 @@ class SparseStructuredGPGuide(StructuredGPGuide):
     ):
         if given is None:
             if not hasattr(model, "conditional_site"):
-                raise ValueError(f"expected given=(<name of the sites given u>,), got none for {type(model).__name__}")
+                raise ValueError(
+                    f"expected given=(<name of the sites given u>,), got none for {type(model).__name__}; a model without "
+                    "inducing points takes a StructuredGPGuide"
+                )
             given = (model.conditional_site,)
         if encoder is not None:
             if sites is not None or not hasattr(model, "gp_site"):

@@ -93,6 +93,11 @@ class StructuredGPGuide(ModelGuide):
                 raise ValueError(
                     f"expected sites={{<name of a Gaussian-process site>: encoder}}, got none for {type(model).__name__}"
                 )
+            if hasattr(model, "conditional_site"):
+                raise ValueError(
+                    f"expected a model of processes at the data, got {type(model).__name__}, which has inducing points; take "
+                    "a SparseStructuredGPGuide"
+                )
             sites = {model.gp_site: encoder}
         elif encoder is not None:
             raise ValueError("expected an encoder or sites, got both; name the encoder's site in sites")
