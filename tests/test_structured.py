@@ -756,6 +756,40 @@ def test_two_processes_one_with_an_encoder(estimator):
     assert_mean_of_runs(elbo, two_processes, guide, (t, y), expected)
 
 
+class Pooled(nn.Module):
+    """What all trials together say."""
+
+    def forward(self, y):
+        counts = (~torch.isnan(y)).sum(0)
+        return y.nansum(0) / counts.clamp_min(1), 0.5 / counts.clamp_min(1).sqrt()
+
+
+@pytest.mark.parametrize("free", [False, True], ids=["encoder", "free"])
+@pytest.mark.parametrize("value", ["semi-analytic", "doubly-stochastic"])
+def test_trials_that_share_a_process(free, value):
+    """Exact sites give the exact evidence; where no trial shows anything there is no site."""
+
+    def trials(t, y):
+        f = pyro.sample("f", dist.MultivariateNormal(torch.full((N,), 0.3), matern(t)))
+        with pyro.plate("trials", len(y), dim=-2), pyro.plate("points", N, dim=-1):
+            noisy = dist.Normal(f, 0.5).expand([len(y), N]).mask(~torch.isnan(y[..., 0]))
+            pyro.sample("y", noisy, obs=y[..., 0].nan_to_num())
+
+    t, y = torch.linspace(0.0, 1.0, N)[:, None], torch.randn(3, N, 1)
+    y[0, 2], y[:, 1] = torch.nan, torch.nan
+    guide = StructuredGPGuide(trials, sites={"f": None if free else Pooled()})
+    guide(t, y)
+    if free:
+        guide.locs.f, guide.scales.f = (part[:, 0] for part in Pooled()(y))
+    told = ~torch.isnan(y[..., 0]).flatten()
+    covariance = matern(t).repeat(3, 3)[told][:, told] + 0.25 * torch.eye(int(told.sum()))
+    evidence = MultivariateNormal(torch.full((int(told.sum()),), 0.3), covariance).log_prob(y.flatten()[told])
+    with torch.no_grad():
+        bounds = torch.tensor([-StructuredELBO(value=value).loss(trials, guide, t, y) for _ in range(100)])
+    assert (bounds.mean() - evidence).abs() < 6.0 * bounds.std() / 10.0 + 1e-9
+    assert value == "semi-analytic" or bounds.std() < 1e-9
+
+
 def first_points(t, y):
     """A process that is seen at some of its points, in a plate of these."""
     with pyro.plate("latents", 1):

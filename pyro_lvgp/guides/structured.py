@@ -40,6 +40,9 @@ class StructuredGPGuide(ModelGuide):
     whose last dimension runs over the points.  A row with nothing observed has no site, which makes the same guide predict at
     new inputs: give them with NaN for their data.  All other sites get mean-field Gaussians.
 
+    Several series ``[series, points, outputs]`` may share a site ``[points]``: it has free sites, or an encoder that takes all
+    of them together.
+
     A site with a ``Normal`` prior, latents that are independent from point to point, is multiplied in the same way.
 
     Under :class:`~pyro_lvgp.infer.StructuredELBO` only marginals of q(f) are formed; ``Trace_ELBO`` takes joint draws, and
@@ -144,11 +147,13 @@ class StructuredGPGuide(ModelGuide):
         self.mean_field._setup_prototype(*args, **kwargs)
         self.locs, self.scales = PyroModule(), PyroModule()
         self._with_latents: dict[str, bool] = {}  # or one number for each point
+        self._shared: dict[str, int] = {}  # leading dimensions of the data that have one process together
         for name, encoded in self._encoded.items():
             prior = _gaussian_prior(name, latents[name]["fn"])
             if y.dim() < 2:
                 raise ValueError(f"expected data [..., points, outputs], got {list(y.shape)}; a single output needs [:, None]")
-            self._with_latents[name] = len(prior.batch_shape + prior.event_shape) >= y.dim()
+            num_dims = len(prior.batch_shape + prior.event_shape)
+            self._with_latents[name], self._shared[name] = num_dims >= y.dim(), max(y.dim() - 1 - num_dims, 0)
             if not encoded:
                 self._add_parameters(name, latents[name], prior)
 
@@ -224,6 +229,7 @@ class StructuredGPGuide(ModelGuide):
             return _align(x if by_point else x.mT, shape, name, self._with_latents[name])
 
         told = (~torch.isnan(y)).any(-1, keepdim=True)
+        told = told.flatten(0, shared - 1).any(0) if (shared := self._shared[name]) else told
         if not self._encoded[name]:
             self._check_order_of_rows()
             loc, scale = attrgetter(name)(self.locs), attrgetter(name)(self.scales)
