@@ -716,6 +716,15 @@ def test_inputs_are_not_taken_for_data_where_these_are_left_out(encoder):
     assert draws(t, y)["f"].shape == (2, 1, N)
 
 
+def test_data_refused_at_the_first_call_can_be_mended():
+    t, y = torch.linspace(0.0, 1.0, N)[:, None], torch.randn(N, 1)
+    guide = StructuredGPGuide(one_output, sites={"f": FactorNet(1, 1, [2])})
+    with pytest.raises(ValueError, match="a single output needs"):
+        guide(t, y[:, 0])
+    assert guide(t, y)["f"].shape == (N,)
+    assert math.isfinite(StructuredELBO().loss(one_output, guide, t, y))
+
+
 def test_a_column_of_whole_numbers_is_not_taken_for_indices():
     def counts_of_one(t, counts):
         f = pyro.sample("f", GaussianProcess(RBF(1, lengthscale=0.3), t))

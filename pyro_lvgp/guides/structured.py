@@ -140,14 +140,16 @@ class StructuredGPGuide(ModelGuide):
                         f"expected an encoder for site {name!r}, or all points at every step, got a mini-batch of points of "
                         "one series: free sites belong to points; pass sites={" + repr(name) + ": <encoder>}"
                     )
-        y = self._data(args)
-        self._position = position_of_data(args)
-        if after := [arg for arg in args[self._position + 1 :] if torch.is_tensor(arg)]:
-            self._check_unobserved(after, args, kwargs)
         self.mean_field._setup_prototype(*args, **kwargs)
         self.locs, self.scales = PyroModule(), PyroModule()
         self._with_latents: dict[str, bool] = {}  # or one number for each point
         self._shared: dict[str, int] = {}  # leading dimensions of the data that have one process together
+        if not self._encoded:
+            return
+        self._position = position_of_data(args)
+        y = args[self._position]
+        if after := [arg for arg in args[self._position + 1 :] if torch.is_tensor(arg)]:
+            self._check_unobserved(after, args, kwargs)
         for name, encoded in self._encoded.items():
             prior = _gaussian_prior(name, latents[name]["fn"])
             if y.dim() < 2:
@@ -171,7 +173,11 @@ class StructuredGPGuide(ModelGuide):
     def forward(self, *args, **kwargs) -> dict[str, Tensor]:
         check_positional(kwargs)
         if self.prototype_trace is None:
-            self._setup_prototype(*args, **kwargs)
+            try:
+                self._setup_prototype(*args, **kwargs)
+            except Exception:
+                self.prototype_trace = None  # so that the next call, with other data, is the first again
+                raise
         latents = [name for name, _ in self.prototype_trace.iter_stochastic_nodes()]
         drawn = StopAfter(latents)
         with Replace(lambda name, prior: self._posterior(name, prior, args)), HideObserved(), suppress(AllDrawn):
