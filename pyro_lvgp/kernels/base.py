@@ -242,7 +242,13 @@ class _Constant(Kernel):
         return f"{self.value:g}"
 
 
-class _Combination(Kernel):
+class Combination(Kernel):
+    """Base of kernels that are made of others; numbers count as constant ones.
+
+    :param kernels: the parts.
+    :raises ValueError: if there are none.
+    """
+
     def __init__(self, *kernels: Kernel | float | int) -> None:
         if not kernels:
             raise ValueError(f"expected one or more kernels, got none; give kernels to {type(self).__name__}(...).")
@@ -278,7 +284,7 @@ class _Combination(Kernel):
         return ", ".join(f"{type(k).__name__.strip('_')}({k._parameters_text()})" for k in self.kernels)
 
 
-class Sum(_Combination):
+class Sum(Combination):
     """Sum of kernels, ``k(x, z) = Σ_i k_i(x, z)``; ``k1 + k2`` makes one, and so does ``k + 0.1``.
 
     :param kernels: kernels, or finite numbers ≥ 0, each of which is a constant kernel and not learned.
@@ -302,7 +308,7 @@ class Sum(_Combination):
         return add(self._chains(steps, theta))
 
 
-class Product(_Combination):
+class Product(Combination):
     """Product of kernels, ``k(x, z) = Π_i k_i(x, z)``; ``k1 * k2`` makes one, and so does ``2.0 * k``.
 
     :param kernels: kernels, or finite numbers ≥ 0, each of which is a constant kernel and not learned.

@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_lvgp.kernels.base import Theta, _Combination
+from pyro_lvgp.kernels.base import Combination, Theta
 from pyro_lvgp.state_space import Chain, pad
 
 
-class Stack(_Combination):
+class Stack(Combination):
     """Different kernels as one batch: ``k_q(x, z)``, q = 1 … Q, one process or function each.
 
     Points ``[*batch, 1, N, P]``, or ``[N, P]``, give matrices ``[*batch, Q, N, M]``.

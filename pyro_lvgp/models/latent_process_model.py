@@ -16,7 +16,7 @@ from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 
 from pyro_lvgp.kernels import Kernel, as_kernel
-from pyro_lvgp.kernels.base import Theta, _Combination
+from pyro_lvgp.kernels.base import Combination, Theta
 from pyro_lvgp.likelihoods import Likelihood, as_likelihood
 from pyro_lvgp.models.latent_variable_model import Guide, check_all_given
 from pyro_lvgp.models.mixture import Imputation, MixturePrediction
@@ -301,7 +301,7 @@ def as_inputs(x: Tensor) -> Tensor:
 
 def _check_draws(kernel: Kernel, theta: Theta, point: Float[Tensor, "1 P"]) -> None:
     """Raise if draws of a kernel's parameters lie where the latent processes do, because it has no batch of these."""
-    if isinstance(kernel, _Combination):
+    if isinstance(kernel, Combination):
         for part, of_part in zip(kernel.kernels, theta, strict=True):
             _check_draws(part, of_part, point)
     elif not kernel.batch_shape and (shape := kernel.diagonal(point, theta).shape[:-1]):
