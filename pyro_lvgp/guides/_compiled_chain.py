@@ -139,8 +139,9 @@ class _Transition:
     def in_order(self, gradients: Sequence[Tensor], num_tensors: int) -> list[Tensor | None]:
         """Gradients of :meth:`descend` where the tensors stand that they belong to."""
         found = iter(gradients)
-        of_shared = [next(found) if needed else None for needed in self._trained]
-        return [*of_shared, *found, *[None] * (num_tensors - len(self._trained) - self.num_state - 1 - self._num_sites)]
+        in_order = [next(found) if needed else None for needed in self._trained]
+        in_order += found
+        return in_order + [None] * (num_tensors - len(in_order))
 
     def _split(self, tensors: Sequence[Tensor]) -> list[Sequence[Tensor]]:
         """Tensors by what they are: shared, a state, β and step sizes, and what comes after these."""
