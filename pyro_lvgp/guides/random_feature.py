@@ -160,7 +160,7 @@ class RandomFeatureGuide(SampledGuide):
                 self.a = KeptWeights(model, y, self._draw_features(y, idx), shared=self.weights == "shared")
         else:
             self.register_buffer("data", like.new_full((model.num_data, model.data_dim), torch.nan))
-            self.a = CollapsedWeights(model, y if idx is None else None, filled=self.weights == "filled")
+            self.a = CollapsedWeights(model, y, filled=self.weights == "filled")
         a, b = conjugate.stick_breaking(like.new_full((F, C), 1.0 / C), model.concentration[0] / model.concentration[1])
         self.v.a, self.v.b = _positive(a), _positive(b)
 
