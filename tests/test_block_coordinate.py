@@ -88,8 +88,8 @@ def data():
     return X, X @ torch.tensor([1.0, -1.0, 0.5]) + 0.5 * torch.randn(N)
 
 
-def precision_update(guide, noise=0.5):
-    return lambda X, y: {"guide.precision": 1.0 + X.square().sum(0) / noise**2}
+def precision_update(X, y, noise=0.5):
+    return {"guide.precision": 1.0 + X.square().sum(0) / noise**2}
 
 
 def parts(kind):
@@ -130,7 +130,7 @@ def test_blocks_in_any_module_find_their_parameters():
     blocks = [
         Block("noise", params=["model.*"], optim=adam()),
         Block("mean", sites=["w"], optim=adam()),
-        Block("precision", params=["guide.precision"], update=lambda X, y: precision_update(g, m.noise)(X, y)),
+        Block("precision", params=["guide.precision"], update=lambda X, y: precision_update(X, y, m.noise)),
     ]
     vi = BlockCoordinateVI(m, g, blocks, loss=exact_loss)
     losses = [vi.step(*args) for _ in range(300)]
@@ -200,7 +200,7 @@ def test_frozen_parameters_stay_and_need_no_block(plain):
 def test_what_is_frozen_later_is_not_updated():
     m, g = Model(), Guide()
     m.noise_unconstrained.requires_grad_(False)
-    blocks = [Block("mean", sites=["w"], optim=adam()), Block("precision", params=["guide.p*"], update=precision_update(g))]
+    blocks = [Block("mean", sites=["w"], optim=adam()), Block("precision", params=["guide.p*"], update=precision_update)]
     vi = BlockCoordinateVI(m, g, blocks)
     args = data()
     vi.step(*args)
@@ -345,7 +345,7 @@ def test_an_optimiser_with_line_search_solves_its_block():
     m, g = Model(), Guide()
     m.noise_unconstrained.requires_grad_(False)
     lbfgs = functools.partial(torch.optim.LBFGS, max_iter=100, line_search_fn="strong_wolfe", tolerance_grad=1e-10)
-    blocks = [Block("mean", sites=["w"], optim=lbfgs), Block("precision", params=["guide.p*"], update=precision_update(g))]
+    blocks = [Block("mean", sites=["w"], optim=lbfgs), Block("precision", params=["guide.p*"], update=precision_update)]
     (X, y), vi = data(), BlockCoordinateVI(m, g, blocks, loss=exact_loss)
     vi.step(X, y)
     expected = torch.linalg.solve(torch.eye(Q) + X.mT @ X / 0.25, X.mT @ y / 0.25)
@@ -441,7 +441,7 @@ def test_one_joint_block_is_the_exact_posterior_in_one_step():
 def test_damping_mixes_values(damping):
     m, g = Model(), Guide()
     m.noise_unconstrained.requires_grad_(False)
-    update = Block("precision", params=["guide.precision"], update=precision_update(g), damping=damping)
+    update = Block("precision", params=["guide.precision"], update=precision_update, damping=damping)
     vi = BlockCoordinateVI(m, g, [Block("mean", sites=["w"], optim=adam()), update])
     args, expected = data(), torch.ones(Q)
     for sweep in range(4):
@@ -727,7 +727,7 @@ def test_the_loss_of_a_step():
     m, g = Model(), Guide()
     m.noise_unconstrained.requires_grad_(False)
     args = data()
-    precision = Block("precision", params=["guide.precision"], update=precision_update(g))
+    precision = Block("precision", params=["guide.precision"], update=precision_update)
     mean = {"sites": ["w"], "optim": adam()}
     start = exact_loss(m, g, *args).item()
     # No gradient step on the bound: the loss before the sweep.
@@ -768,7 +768,7 @@ def test_states_resume():
         blocks = [
             Block("noise", params=["model.*"], optim=adam(0.2)),
             Block("mean", sites=["w"], optim=adam(), schedule=lambda sweep: 0.5**sweep),
-            Block("precision", params=["guide.p*"], update=precision_update(g), damping=lambda sweep: 1.0 / (1.0 + sweep)),
+            Block("precision", params=["guide.p*"], update=precision_update, damping=lambda sweep: 1.0 / (1.0 + sweep)),
         ]
         return m, g, BlockCoordinateVI(m, g, blocks, loss=exact_loss)
 

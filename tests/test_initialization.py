@@ -16,8 +16,8 @@ def low_rank(dtype):
     return torch.randn(60, 2, dtype=dtype) @ torch.randn(2, 6, dtype=dtype) + torch.randn(6, dtype=dtype)
 
 
-def _with_holes(Y, share=0.15):
-    holes = torch.rand(Y.shape) < share
+def _with_holes(Y):
+    holes = torch.rand(Y.shape) < 0.15
     holes[torch.arange(len(Y)), torch.randint(Y.shape[1], (len(Y),))] = False
     return Y.masked_fill(holes, torch.nan), holes
 

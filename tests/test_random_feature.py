@@ -64,16 +64,16 @@ def _features(model, guide):
     return model.features(guide.X.loc, guide.omega.loc).detach()
 
 
-def _traces(model, guide, Y, idx=None):
-    guide_trace = poutine.trace(guide).get_trace(Y, idx)
-    model_trace = poutine.trace(poutine.replay(model, guide_trace)).get_trace(Y, idx)
+def _traces(model, guide, Y):
+    guide_trace = poutine.trace(guide).get_trace(Y)
+    model_trace = poutine.trace(poutine.replay(model, guide_trace)).get_trace(Y)
     guide_trace.compute_log_prob()
     model_trace.compute_log_prob()
     return guide_trace.nodes, model_trace.nodes
 
 
-def _settled(model, guide, Y):
-    """A pinned guide whose touching points have converged."""
+def _settle(guide, Y):
+    """Pin a guide, and let its touching points converge."""
     _pin(guide)
     for _ in range(60):
         guide.a.c = guide._update_weights(Y)["guide.a.c"]
@@ -157,7 +157,7 @@ def test_logistic_bound_lies_between_polya_gamma_and_the_evidence(name):
     model, guide = _pair(_holes(Y), LIKELIHOODS[name]().requires_grad_(False), frequencies="gaussian")
     Y = guide.data
     model.mean = torch.zeros(D)
-    _settled(model, guide, Y)
+    _settle(guide, Y)
 
     def log_weights(number):
         with pyro.plate("draws", number, dim=-2), torch.no_grad():
@@ -257,7 +257,7 @@ def test_touching_points_settle_where_the_bound_is_flat():
     Y = Bernoulli()(torch.randn(N, D)).sample()
     model, guide = _pair(Y, Bernoulli(), frequencies="gaussian")
     model.mean = torch.zeros(D)
-    _settled(model, guide, Y)
+    _settle(guide, Y)
     c = guide.a.c.detach().requires_grad_()
     form = polyagamma.binomial(Y, torch.ones(()))
     (slope,) = torch.autograd.grad(polyagamma.collapsed_log_bound(_features(model, guide), form, c).sum(), c)
@@ -888,16 +888,10 @@ class TestPriorsOfTheModel:
         base = dist.Normal(0.0, 1.0) if name == "component_locs" else dist.LogNormal(0.0, 1.0)
         model, guide = self._with_prior(Y, name, base.expand([C, Q]).to_event(2))
         with seeded(0):
-            expected, error = _mean_loss(model, guide, Y)
+            losses = torch.tensor([Trace_ELBO(max_plate_nesting=1).loss(model, guide, Y) for _ in range(300)])
         bound = Trace_ELBO(num_particles=2000, vectorize_particles=True, max_plate_nesting=1)
         with seeded(0):
-            assert abs(bound.loss(model, guide, Y) - expected) < 6 * error
-
-
-def _mean_loss(model, guide, Y, number=300):
-    """Of single particles, and its standard error."""
-    draws = torch.tensor([Trace_ELBO(max_plate_nesting=1).loss(model, guide, Y) for _ in range(number)])
-    return draws.mean().item(), draws.std().item() / number**0.5
+            assert abs(bound.loss(model, guide, Y) - losses.mean()) < 6 * losses.std() / 300**0.5
 
 
 def test_what_is_held_stays_where_it_is(Y):
