@@ -32,6 +32,13 @@ def dtype(request):
 
 
 @pytest.fixture
+def local_params():
+    """Parameters in their modules, not in Pyro's store."""
+    with pyro.settings.context(module_local_params=True):
+        yield
+
+
+@pytest.fixture
 def unchecked():
     """Without the shape checks, so that bad input reaches the library's own errors."""
     jaxtyping.config.update("jaxtyping_disable", True)

@@ -1,6 +1,5 @@
 """The mixture of the tutorial: its bound by draws, and its sweeps beside scikit-learn's."""
 
-import pyro
 import pytest
 import torch
 from matplotlib import pyplot as plt
@@ -12,11 +11,7 @@ from pyro_lvgp.infer import BlockCoordinateVI
 from tutorials import dirichlet_mixture
 from tutorials.dirichlet_mixture import COLOURS, NUM_COMPONENTS, Guide, kmeans, make_blocks, model, negative_bound
 
-
-@pytest.fixture(autouse=True)
-def _many_guides():
-    with pyro.settings.context(module_local_params=True):
-        yield
+pytestmark = pytest.mark.usefixtures("local_params")
 
 
 def make(x, learn_alpha=False):

@@ -723,12 +723,6 @@ def test_models_leave_the_random_state_alone():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.fixture
-def local_params():
-    with pyro.settings.context(module_local_params=True):
-        yield
-
-
 @pytest.mark.usefixtures("local_params")
 @pytest.mark.parametrize("weights", ["collapsed", "filled", "explicit", "shared"])
 def test_an_encoder_is_free_latents_that_it_computes(Y, weights):

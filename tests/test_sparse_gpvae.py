@@ -107,7 +107,6 @@ def dense_and_sparse(*series):
     sparse, sparse_guide = make(Z=Z, jitter=1e-10)
     dense = GPVAE(kernel(), MLP(Q, D, (5,)))
     dense_guide = StructuredGPGuide(dense, IndexNet(D, Q))
-    pyro.settings.set(module_local_params=True)
     for guide in (sparse_guide, dense_guide):
         guide(x, y)
     dense.load_state_dict({k: v for k, v in sparse.state_dict().items() if "inducing" not in k})
@@ -115,14 +114,8 @@ def dense_and_sparse(*series):
     return (sparse, sparse_guide), (dense, dense_guide), (x, y)
 
 
-@pytest.fixture
-def _local_params():
-    with pyro.settings.context(module_local_params=True):
-        yield
-
-
 @one_and_several
-@pytest.mark.usefixtures("_local_params")
+@pytest.mark.usefixtures("local_params")
 def test_points_at_the_data_give_the_dense_posterior(series):
     """Marginals, KL, and the gradients of both in every parameter that both have."""
     (sparse, sparse_guide), (dense, dense_guide), args = dense_and_sparse(*series)
@@ -145,7 +138,7 @@ def test_points_at_the_data_give_the_dense_posterior(series):
     assert_close(*results, atol=1e-6)
 
 
-@pytest.mark.usefixtures("_local_params")
+@pytest.mark.usefixtures("local_params")
 def test_points_at_the_data_give_the_dense_bound():
     """With one process and the same noise."""
     x, y = data()
