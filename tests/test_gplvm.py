@@ -72,14 +72,9 @@ def test_log_joint_and_gradients_against_a_loop_over_observed_entries(Y, term, h
     X, u = torch.randn(N, Q, requires_grad=True), torch.randn(D, M, requires_grad=True)
     fast, slow = _log_joint(model, Y, X, u), _slow_log_joint(model, Y, X, u, ENTRY[term])
     torch.testing.assert_close(fast, slow)
-    variables = [X, u, *(p for name, p in model.named_parameters() if name != "mean_unconstrained" and name != "mean")]
-    for name, a, b in zip(
-        ["X", "u", *(name for name, _ in model.named_parameters())],
-        torch.autograd.grad(fast, variables),
-        torch.autograd.grad(slow, variables),
-        strict=False,
-    ):
-        assert a.isfinite().all(), name
+    variables = [X, u, *model.parameters()]
+    for a, b in zip(*(torch.autograd.grad(value, variables) for value in (fast, slow)), strict=True):
+        assert a.isfinite().all()
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
 
 
@@ -402,7 +397,6 @@ def test_priors_on_hyperparameters_with_and_without_vectorised_particles(Y):
     [Bernoulli(), Poisson(), NegativeBinomial(), Binomial(4), Gaussian(), LogNormal(), StudentT()],
     ids=lambda x: type(x).__name__,
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_likelihood_trains_with_holes(likelihood, dtype):
     torch.set_default_dtype(dtype)
     likelihood = likelihood.to(dtype)

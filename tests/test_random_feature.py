@@ -511,7 +511,6 @@ def test_natural_gradients_of_all_rows_do_not_lower_the_bound(likelihood, weight
         assert seeded(0)(loss.loss)(model, guide, Y) <= before + 1e-5 * abs(before)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("seed", range(3))
 def test_blocks_fit_counts_of_any_size(dtype, seed):
     torch.set_default_dtype(dtype)
@@ -616,7 +615,6 @@ def test_vectorised_particles_estimate_the_same_bound(Y):
     [Bernoulli(), Poisson(), NegativeBinomial(), Binomial(4), Gaussian(), LogNormal(), StudentT()],
     ids=lambda x: type(x).__name__,
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_likelihood_trains_with_holes(likelihood, dtype):
     torch.set_default_dtype(dtype)
     likelihood = likelihood.to(dtype)

@@ -1036,8 +1036,7 @@ def test_guides_that_cannot_be_reparameterised():
         StructuredELBO().loss(model, model, torch.zeros(1))
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS[:1], ids=lambda e: "-".join(e.values()))
-def test_processes_whose_priors_depend_on_each_other_are_refused(estimator):
+def test_processes_whose_priors_depend_on_each_other_are_refused():
     def model(t, y):
         level = pyro.sample("level", GaussianProcess(RBF(1, lengthscale=0.3), t))
         rough = pyro.sample("rough", dist.MultivariateNormal(level, matern(t) + 1e-6 * torch.eye(len(t))))
@@ -1047,7 +1046,7 @@ def test_processes_whose_priors_depend_on_each_other_are_refused(estimator):
     t, y = torch.linspace(0.0, 1.0, N)[:, None], torch.randn(N, 1)
     guide = StructuredGPGuide(model, sites={"level": IndexNet(1, 1), "rough": IndexNet(1, 1)})
     with torch.no_grad(), pytest.raises(ValueError, match="'rough', whose prior depends on 'level'; take Trace_ELBO"):
-        StructuredELBO(**estimator).loss(model, guide, t, y)
+        StructuredELBO().loss(model, guide, t, y)
     assert math.isfinite(Trace_ELBO().loss(model, guide, t, y))
 
 
