@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -223,24 +224,35 @@ def value_and_gradients(model, guide, loss, *args):
     return value, torch.autograd.grad(value, parameters)
 
 
+def at_its_start(make, target, Y, loss, *args):
+    """Value and gradients under a guide of a model, from the same start each time."""
+    pyro.clear_param_store()
+    guide = make(target)
+    torch.manual_seed(4)
+    guide(Y)
+    return value_and_gradients(target, guide, loss, *args)
+
+
+def assert_paths_agree(make, model, Y, loss, *args):
+    """Whether scores come from the model's log joint or from tracing it."""
+    (pure, pure_gradients), (traced, traced_gradients) = (
+        at_its_start(make, target, Y, loss, *args) for target in (model, Traced(model))
+    )
+    assert torch.allclose(pure, traced, rtol=1e-10)
+    for a, b in zip(pure_gradients, traced_gradients, strict=True):
+        assert torch.allclose(a, b, rtol=1e-7, atol=1e-9)
+
+
 @pytest.mark.parametrize("covariance", ["diagonal", "full"])
 @pytest.mark.parametrize("loss", list(LOSSES))
 @pytest.mark.parametrize("dynamics", list(STEPS))
 def test_traced_and_pure_paths_agree(dynamics, loss, covariance):
-    model, Y = small()
-    idx = torch.tensor([2, 5, 1])
-    results = []
-    for target in (model, Traced(model)):
-        pyro.clear_param_store()
+    def make(target):
         base = MeanFieldGuide(target, covariance={"X": covariance})
-        guide = AutoAnnealedLangevin(target, num_steps=3, dynamics=dynamics, base_guide=base)
-        torch.manual_seed(4)
-        guide(Y)
-        results.append(value_and_gradients(target, guide, LOSSES[loss](), Y[idx], idx))
-    (pure, pure_gradients), (traced, traced_gradients) = results
-    assert torch.allclose(pure, traced, rtol=1e-10)
-    for a, b in zip(pure_gradients, traced_gradients, strict=True):
-        assert torch.allclose(a, b, rtol=1e-7, atol=1e-9)
+        return AutoAnnealedLangevin(target, num_steps=3, dynamics=dynamics, base_guide=base)
+
+    (model, Y), idx = small(), torch.tensor([2, 5, 1])
+    assert_paths_agree(make, model, Y, LOSSES[loss](), Y[idx], idx)
 
 
 def test_compiled_chains_are_the_eager_ones_and_compiling_does_not_grow_with_their_length():
@@ -298,15 +310,12 @@ def test_gradients_are_those_of_finite_differences(dynamics, pure):
 
 def test_detached_scores_leave_the_value_and_change_the_gradient():
     model, Y = small()
-    results = []
-    for differentiate in (True, False):
-        pyro.clear_param_store()
-        guide = AutoAnnealedLangevin(model, num_steps=3, differentiate_score=differentiate)
-        torch.manual_seed(4)
-        guide(Y)
-        results.append(value_and_gradients(model, guide, LOSSES["drawn"](), Y))
-    assert torch.allclose(results[0][0], results[1][0], rtol=1e-12)
-    assert not all(torch.allclose(a, b) for a, b in zip(results[0][1], results[1][1], strict=True))
+    (through, gradients), (detached, others) = (
+        at_its_start(partial(AutoAnnealedLangevin, num_steps=3, differentiate_score=whether), model, Y, LOSSES["drawn"](), Y)
+        for whether in (True, False)
+    )
+    assert torch.allclose(through, detached, rtol=1e-12)
+    assert not all(torch.allclose(a, b) for a, b in zip(gradients, others, strict=True))
 
 
 def test_a_chain_traces_the_model_k_plus_one_times():
@@ -634,16 +643,7 @@ def test_median_and_quantiles_are_those_of_the_draws():
 def test_other_likelihoods_and_kernels_are_annealed_too():
     model = BayesianGPLVM(8, 3, 2, Linear(2) + 0.1 * Linear(2), num_inducing=4, likelihood=Poisson())
     Y = torch.randint(0, 5, (8, 3)).double()
-    results = []
-    for target in (model, Traced(model)):
-        pyro.clear_param_store()
-        guide = AutoAnnealedLangevin(target, num_steps=2)
-        torch.manual_seed(4)
-        guide(Y)
-        results.append(value_and_gradients(target, guide, LOSSES["drawn"](), Y))
-    assert torch.allclose(results[0][0], results[1][0], rtol=1e-10)
-    for a, b in zip(results[0][1], results[1][1], strict=True):
-        assert torch.allclose(a, b, rtol=1e-7, atol=1e-9)
+    assert_paths_agree(partial(AutoAnnealedLangevin, num_steps=2), model, Y, LOSSES["drawn"](), Y)
 
 
 def test_the_gaussian_term_sampled_is_annealed_as_its_expectation():
