@@ -13,6 +13,8 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.distributions import constraints, transform_to
 
+from pyro_lvgp.seeding import forked
+
 
 @dataclass(frozen=True, eq=False)
 class Parameter:
@@ -60,8 +62,7 @@ def find_parameters(
     """
     modules = {name: part for name, part in (("model", model), ("guide", guide)) if isinstance(part, nn.Module)}
     frozen = [tensor for module in modules.values() for tensor in module.parameters() if not tensor.requires_grad]
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
+    with forked():
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
         model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
     for tensor in frozen:
