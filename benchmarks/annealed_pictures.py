@@ -13,6 +13,7 @@ from benchmarks.annealed import BATCH_SIZE, METHODS, NUM_THREADS, TASKS, Start, 
 from benchmarks.pictures import write_pictures
 from pyro_lvgp import plots
 from pyro_lvgp.datasets import load_dataset
+from pyro_lvgp.seeding import seeded
 from pyro_lvgp.training import FitResult, fit
 
 SEED, QUICK_STEPS = 0, 5
@@ -32,8 +33,7 @@ def fit_method(task: Task, name: str, num_steps: int) -> Fitted:
     """Fit a method as :func:`benchmarks.annealed.measure` does, on the rows that it trains on."""
     print(f"\n{name}", flush=True)
     method = METHODS[name]
-    with torch.random.fork_rng():
-        torch.manual_seed(SEED)
+    with seeded(SEED):
         first = start(task, method, seed=SEED)
         history = fit(
             first.model,

@@ -21,6 +21,7 @@ from pyro_lvgp.kernels import Periodic
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import GPVAE
 from pyro_lvgp.networks import MLP, IndexNet, ZeroImputation
+from pyro_lvgp.seeding import seeded
 from pyro_lvgp.training import fit
 
 NUM_THREADS = 1
@@ -122,8 +123,7 @@ def measure(name: str, seed: int, *, num_steps: int | None = None) -> Iterator[M
 def train(task: Task, *, seed: int, num_steps: int | None = None, progress: bool = False) -> Fitted:
     """Fit to the training sequences, by mini-batches of ten."""
     D, Q = task.Y.shape[-1], len(task.periods)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with seeded(seed):
         kernel = Periodic(1, period=1.0, batch_shape=(Q,))
         kernel.period = 1.1 * torch.tensor(task.periods)[:, None]
         decoder = MLP(Q, D, (task.hidden, task.hidden), nn.Tanh)

@@ -14,6 +14,7 @@ from torch import Tensor
 from benchmarks.scores import negative_bound
 from pyro_lvgp.infer import CompiledELBO, JointOptim
 from pyro_lvgp.infer.differentiable import DifferentiableELBO
+from pyro_lvgp.seeding import seeded
 from pyro_lvgp.training import fit
 
 
@@ -80,6 +81,5 @@ class Contestant:
 
     def negative_bound(self, *, num_evaluations: int, seed: int = 0) -> float:
         """Minus the bound on all data per datum, averaged over draws of all that it does not integrate."""
-        with self.own_parameters(), torch.random.fork_rng():
-            torch.manual_seed(seed)
+        with self.own_parameters(), seeded(seed):
             return negative_bound(self._case.bound, self.model, self.guide, *self._case.args, draws=num_evaluations)

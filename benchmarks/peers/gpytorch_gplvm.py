@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.models import BayesianGPLVM
+from pyro_lvgp.seeding import seeded
 
 _JITTER = 1e-8
 
@@ -78,8 +79,7 @@ class GPyTorchGPLVM:
     def train(self, num_steps: int, *, seed: int) -> list[float]:
         """Take Adam steps on shuffled mini-batches; return the wall seconds of each."""
         self._model.train()
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
+        with seeded(seed):
             times = [time.perf_counter()]
             while len(times) <= num_steps:
                 for idx in torch.randperm(len(self._Y)).split(self._batch_size)[: num_steps + 1 - len(times)]:
@@ -99,8 +99,7 @@ class GPyTorchGPLVM:
         """Minus the bound on all data per datum by GPyTorch's own code, averaged over draws of the latents."""
         self._model.train()
         rows = torch.arange(len(self._Y))
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
+        with seeded(seed):
             return torch.stack([self._negative_bound(rows) for _ in range(num_evaluations)]).mean().item()
 
     @torch.no_grad()

@@ -12,6 +12,8 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.linear_model import BayesianRidge
 from torch import Tensor
 
+from pyro_lvgp.seeding import seeded
+
 NUM_STARTS = 3
 Filled = tuple[Float[Tensor, "N D"], Float[Tensor, "N D"]]
 
@@ -102,8 +104,7 @@ def linear_coregionalisation(
 
 def _linear_model(inputs: Tensor, y: Tensor, num_outputs: int, lengthscale: float, *, seed: int) -> tuple[float, Any, Any]:
     """Its evidence, and the model with its likelihood, to predict with."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with seeded(seed):
         likelihood: Any = gpytorch.likelihoods.HadamardGaussianLikelihood(num_tasks=num_outputs, task_feature_index=-1)
         likelihood.noise = torch.full_like(likelihood.noise, 0.01)
         model = _LinearModel(inputs, y, likelihood, num_outputs, lengthscale).to(y.dtype)
