@@ -18,13 +18,13 @@ class SampledSite:
     """One sample site of the model, over S draws.
 
     :param kind: ``"latent"``, ``"deterministic"`` or ``"observed"``.
-    :param value: [S, *batch, *event]; for an observed site [*batch, *event], the data, the same for every draw.
+    :param value: ``[S, *batch, *event]``; for an observed site ``[*batch, *event]``, the data, the same for every draw.
     :param plates: for each batch dimension the name of its plate, or None if it belongs to no plate.
     :param event_dim: number of event dimensions, the rightmost ones of ``value``.
-    :param log_likelihood: [S, *entry] log density of every entry of an observed site.  Independent layers and masks are
+    :param log_likelihood: ``[S, *entry]`` log density of every entry of an observed site.  Independent layers and masks are
         peeled off, so the entries of ``Normal(...).mask(...).to_event(1)`` are numbers, not rows.
-    :param is_observed: [*entry]; False where an entry is masked or NaN.
-    :param prediction: [S, *batch, *event] draws from the likelihood of an observed site.
+    :param is_observed: ``[*entry]``; False where an entry is masked or NaN.
+    :param prediction: ``[S, *batch, *event]`` draws from the likelihood of an observed site.
     """
 
     kind: Kind
