@@ -36,7 +36,7 @@ class LatentVariableModel(PyroModule):
     You implement ``forward(y=None, idx=None)`` with the sites ``X`` and ``y``, the latter an
     ``Independent(NoisyFunction)``, possibly masked; ``latent_candidates()``, points to start from for a new row; and the
     attribute ``likelihood``, that of ``y``.
-    You get ``predict``, ``reconstruct``, ``infer_latents`` and ``impute`` under any guide.
+    You get ``predict``, ``predictive``, ``reconstruct``, ``infer_latents`` and ``impute`` under any guide of all latent sites.
 
     :param num_data: number N of rows.
     :param data_dim: number D of columns.
@@ -98,7 +98,8 @@ class LatentVariableModel(PyroModule):
         :param guide: a fitted guide.
         :param X: latent positions [B, Q], or a distribution over them, such as :meth:`infer_latents` returns.
         :param num_samples: posterior draws to average over.
-        :raises ValueError: if ``num_samples`` is not positive, or latents have another number of dimensions.
+        :raises ValueError: if ``num_samples`` is not positive, latents have another number of dimensions, or the guide lacks a
+            latent site.
         """
         check_sizes(num_samples=num_samples)
         self._check_latents(X)
@@ -119,7 +120,7 @@ class LatentVariableModel(PyroModule):
         :param Y: training rows.
         :param idx: their indices; None for all rows.
         :param num_samples: posterior draws to average over.
-        :raises ValueError: if ``num_samples`` is not positive, or the rows do not fit.
+        :raises ValueError: if ``num_samples`` is not positive, the rows do not fit, or the guide lacks a latent site.
         """
         check_sizes(num_samples=num_samples)
         self._check_rows(Y)
@@ -142,6 +143,7 @@ class LatentVariableModel(PyroModule):
 
         :param guide: a fitted guide.
         :param X: latent positions.
+        :raises ValueError: if there are none, or the guide lacks a latent site.
         """
         return self._predictor(guide)(X)
 
@@ -227,7 +229,7 @@ class LatentVariableModel(PyroModule):
         :param idx: their indices among the training rows; None for all of those.
         :param latents: for new rows, their latents (:meth:`infer_latents`); ``idx`` is then not used.
         :param num_samples: posterior draws to average over.
-        :raises ValueError: if ``num_samples`` is not positive, or rows and latents do not fit.
+        :raises ValueError: if ``num_samples`` is not positive, rows and latents do not fit, or the guide lacks a latent site.
         """
         if latents is None:
             filled = self.reconstruct(guide, Y, idx, num_samples=num_samples)
