@@ -265,10 +265,11 @@ class BlockCoordinateVI:
             optimizer.zero_grad()
             with self._watched():
                 value = loss_and_grads(self.model, self.guide, *args, **kwargs)
-            check_bound(torch_item(value))
+            number = torch_item(value)
+            check_bound(number)
             if isinstance(value, Tensor) and value.requires_grad:
                 value.backward()
-            return torch_item(value)
+            return number
 
         with held(self._tensors - _tensors_of(optimizer)):
             try:
