@@ -140,31 +140,10 @@ def fit(
                 f"expected as many rows in each tensor, to take mini-batches of, got {[len(arg) for arg in args]}; give the "
                 "model what is no data by functools.partial"
             )
-    if optim is not None and blocks is not None:
-        raise ValueError("expected an optimiser or blocks, got both; give each block an optimiser of its own")
-    settings = {"learning_rate": learning_rate, "schedule": schedule}
-    if blocks is not None and (given := [name for name, value in settings.items() if value is not None]):
-        raise ValueError(
-            f"expected blocks alone, which have optimisers of their own, got {' and '.join(given)} too; set them in the "
-            "blocks, as in guide.blocks(learning_rate=0.01)"
-        )
-    if loss is not None and not isinstance(loss, ELBO):
-        raise TypeError(f"expected loss to be a bound, got {loss!r}; make one of the class, such as Trace_ELBO()")
     if early_stopping is not None and not isinstance(early_stopping, EarlyStopping):
         raise TypeError(f"expected early_stopping to be EarlyStopping(score), got {early_stopping!r}; give it a score")
-    factor = _factor("constant" if schedule is None else schedule, num_steps)
-    svi: SVI | BlockCoordinateVI
-    if blocks is not None:
-        svi = BlockCoordinateVI(model, guide, blocks, loss=loss)
-        if compile:
-            svi.loss = CompiledELBO(svi.loss)
-    else:
-        bound = loss or Trace_ELBO()
-        if optim is None:
-            adam = {"lr": 0.01 if learning_rate is None else learning_rate, "fused": True}
-            optim = JointOptim(torch.optim.Adam, adam, clip_factor=_CLIP_FACTOR, schedule=factor)
-        svi = SVI(model, guide, optim, CompiledELBO(bound) if compile else bound)
-        svi.loss_and_grads = _refusing_infinite(svi.loss_and_grads)
+    how: Any = {"learning_rate": learning_rate, "schedule": schedule, "optim": optim, "blocks": blocks, "compile": compile}
+    svi = _climber(model, guide, loss, num_steps, **how)
     watch = Watch(early_stopping, (model, guide))
     result = FitResult(scores=watch.scores, num_entries=int((~torch.isnan(data)).sum()) if args else 1)
     batches = _batches(getattr(model, "mini_batch", _rows), args, num_rows, batch_size)
@@ -197,6 +176,44 @@ def fit(
             for tensor in watch.state():  # whatever ended a step may have left a gradient to the next fit
                 tensor.grad = None
     return result
+
+
+def _climber(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    loss: ELBO | None,
+    num_steps: int,
+    *,
+    learning_rate: float | None,
+    schedule: Schedule | None,
+    optim: PyroOptim | None,
+    blocks: Sequence[Block] | None,
+    compile: bool,
+) -> SVI | BlockCoordinateVI:
+    """What takes the steps: of all parameters at once, or block by block."""
+    if loss is not None and not isinstance(loss, ELBO):
+        raise TypeError(f"expected loss to be a bound, got {loss!r}; make one of the class, such as Trace_ELBO()")
+    if blocks is not None:
+        if optim is not None:
+            raise ValueError("expected an optimiser or blocks, got both; give each block an optimiser of its own")
+        settings = {"learning_rate": learning_rate, "schedule": schedule}
+        if given := [name for name, value in settings.items() if value is not None]:
+            raise ValueError(
+                f"expected blocks alone, which have optimisers of their own, got {' and '.join(given)} too; set them in the "
+                "blocks, as in guide.blocks(learning_rate=0.01)"
+            )
+        vi = BlockCoordinateVI(model, guide, blocks, loss=loss)
+        if compile:
+            vi.loss = CompiledELBO(vi.loss)
+        return vi
+    factor = _factor("constant" if schedule is None else schedule, num_steps)
+    if optim is None:
+        adam = {"lr": 0.01 if learning_rate is None else learning_rate, "fused": True}
+        optim = JointOptim(torch.optim.Adam, adam, clip_factor=_CLIP_FACTOR, schedule=factor)
+    bound = loss or Trace_ELBO()
+    svi = SVI(model, guide, optim, CompiledELBO(bound) if compile else bound)
+    svi.loss_and_grads = _refusing_infinite(svi.loss_and_grads)
+    return svi
 
 
 def _refusing_infinite(loss_and_grads: Callable[..., Any]) -> Callable[..., float]:
