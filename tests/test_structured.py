@@ -939,6 +939,22 @@ def test_a_model_that_does_not_name_its_process_needs_sites():
         StructuredGPGuide(two_processes)
 
 
+def test_only_rescaling_and_masking_look_for_data_among_the_arguments():
+    """A model may hold its data, and a guide that needs none of them may be called without."""
+    y = torch.randn(N)
+
+    def model():
+        level = pyro.sample("level", dist.Normal(0.0, 1.0))
+        with pyro.plate("points", N):
+            pyro.sample("y", dist.Normal(level, 1.0), obs=y)
+
+    guide = MeanFieldGuide(model)
+    assert math.isfinite(StructuredELBO().loss_and_grads(model, guide))
+    for options in ({"rescale": True}, {"masking": hide_entries(0.5)}):
+        with pytest.raises(ValueError, match="expected data among the arguments of the model, got"):
+            StructuredELBO(**options).loss_and_grads(model, guide)
+
+
 def first_call(sites, *args, model=None):
     StructuredGPGuide(model or make_model(), sites=sites)(*(args or make_data()))
 

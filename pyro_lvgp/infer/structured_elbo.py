@@ -110,17 +110,17 @@ class StructuredELBO(DifferentiableELBO):
 
     def differentiable_loss(self, model: Any, guide: Any, *args, **kwargs) -> Tensor:
         """Minus an estimate of what is climbed, to differentiate."""
+        if not self.rescale and self.masking is None:
+            return self._loss(model, guide, 1.0, args, kwargs)
         data = position_of_data(args)
-        observed = ~torch.isnan(args[data])
-        weight = observed.numel() / observed.sum().clamp_min(1) if self.rescale else 1.0
-        if self.masking is not None:
-            encoded = self.masking(args[data])
+        y = args[data]
+        shown = y if self.masking is None else self.masking(y)
 
-            def blinkered(*args, **kwargs):
-                return guide(*args[:data], encoded, *args[data + 1 :], **kwargs)
+        def blinkered(*args, **kwargs):
+            return guide(*args[:data], shown, *args[data + 1 :], **kwargs)
 
-            return self._loss(model, blinkered, weight, args, kwargs)
-        return self._loss(model, guide, weight, args, kwargs)
+        weight = y.numel() / (~torch.isnan(y)).sum().clamp_min(1) if self.rescale else 1.0
+        return self._loss(model, blinkered, weight, args, kwargs)
 
     def _loss(self, model: Any, guide: Any, weight: float | Tensor, args: tuple, kwargs: dict) -> Tensor:
         traces = self._get_traces(model, guide, args, kwargs)
