@@ -643,6 +643,24 @@ def test_kinds_of_arguments_are_checked():
         BlockCoordinateVI(m, g, blocks).step(*data())
 
 
+def test_a_first_step_that_fails_is_made_again():
+    """With no block left out."""
+    args, fails = data(), iter([True, True, False])
+
+    def optim(tensors):
+        return None if next(fails) else torch.optim.Adam(tensors, lr=0.1)
+
+    m, g = Model(), Guide()
+    blocks = [Block("model", params=["model.*"], optim=adam()), Block("guide", params=["guide.*"], optim=optim)]
+    vi = BlockCoordinateVI(m, g, blocks)
+    for _ in range(2):
+        with pytest.raises(TypeError, match="block 'guide': expected optim to make a torch optimiser"):
+            vi.step(*args)
+    vi.step(*args)
+    assert m.noise != 0.5
+    assert (g.w.mean != 0.0).all()
+
+
 def test_states_of_other_blocks_are_refused():
     vi = BlockCoordinateVI(Model(), Guide(), [Block("all", params=["*"], optim=adam())])
     vi.step(*data())

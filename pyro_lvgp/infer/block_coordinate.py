@@ -235,13 +235,13 @@ class BlockCoordinateVI:
 
     def _start(self, args: tuple, kwargs: dict[str, Any]) -> None:
         parameters = find_parameters(self.model, self.guide, args, kwargs)
-        self._members = _partition(self.blocks, parameters)
+        members = _partition(self.blocks, parameters)
         self._tensors = {parameter.tensor for parameter in parameters.values()}
-        owned = Counter(name for members in self._members.values() for name in members)
+        owned = Counter(name for own in members.values() for name in own)
         self._unshared = {name: parameter.tensor for name, parameter in parameters.items() if owned[name] != 1}
         for block in self.blocks:
             # Those that are held too: they may be freed later, and optimisers leave alone what has no gradient.
-            tensors = [parameter.tensor for parameter in self._members[block.name].values()]
+            tensors = [parameter.tensor for parameter in members[block.name].values()]
             if block.optim is not None and tensors:
                 optimizer = block.optim(tensors)
                 if not isinstance(optimizer, torch.optim.Optimizer):
@@ -251,6 +251,7 @@ class BlockCoordinateVI:
                     )
                 self._optimizers[block.name] = optimizer
         self._restore()
+        self._members = members  # last: what failed before is made again at the next step
 
     def _climb(self, block: Block, loss: Any, args: tuple, kwargs: dict[str, Any]) -> float:
         """Take gradient steps, and return the loss before the first."""
