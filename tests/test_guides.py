@@ -444,6 +444,23 @@ def test_median_and_quantiles(guide_id, model_id):
     assert conditioned.log_prob_sum().isfinite()
 
 
+@pytest.mark.parametrize(
+    ("model_id", "make", "message"),
+    [
+        ("local", lambda p: mean_field(p._replace(vector="z")), "one of .*'x'.*, got 'z'"),
+        ("gplvm", lambda p: AutoAnnealedLangevin(p.model, sites=["z"]), r"among \['X', 'u'\], got \['z'\]"),
+        ("gp", lambda p: StructuredGPGuide(p.model, sites={"z": None}), "one of .*'f'.*, got 'z'"),
+        ("rflvm", lambda p: random_features(p, weights="shared", encoder=ZeroImputation(4, 3, [8])), "loc and scale of shape"),
+    ],
+)
+def test_a_first_call_that_fails_is_made_again(model_id, make, message):
+    problem = MODELS[model_id](torch.float32)
+    guide = make(problem)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=message):
+            guide(*problem.args)
+
+
 def moved(problem, guide):
     """Draws of the guide after its parameters left their initial values."""
     with torch.no_grad():

@@ -13,7 +13,10 @@ from pyro_lvgp.param_store import warn_if_shared
 
 
 class ModelGuide(AutoGuide):
-    """Base of guides that need their model, which copies and pickles come without, as those of Pyro's guides do."""
+    """Base of guides that need their model, which copies and pickles come without, as those of Pyro's guides do.
+
+    The first call makes ``prototype_trace``, and then parameters by ``_make_parameters``; if it fails, the next one is first.
+    """
 
     @property
     def model(self) -> Any:
@@ -29,9 +32,17 @@ class ModelGuide(AutoGuide):
         return self._model[0]
 
     def _setup_prototype(self, *args, **kwargs):
-        super()._setup_prototype(*args, **kwargs)
-        if self.master is None:  # a part of another guide is among its parameters
-            warn_if_shared(type(self).__name__, self._stored_by_others())
+        try:
+            super()._setup_prototype(*args, **kwargs)
+            if self.master is None:  # a part of another guide is among its parameters
+                warn_if_shared(type(self).__name__, self._stored_by_others())
+            self._make_parameters(*args, **kwargs)
+        except BaseException:
+            self.prototype_trace = None
+            raise
+
+    def _make_parameters(self, *args, **kwargs) -> None:
+        """Make the parameters that the prototype asks for, if there are any; called with the arguments of the model."""
 
     def _stored_by_others(self) -> list[str]:
         """Names in Pyro's store under which a parameter is, or comes to be, that is not the tensor stored."""

@@ -175,8 +175,7 @@ class AutoAnnealedLangevin(SampledGuide):
     def _check_prototype(self, part_trace: Trace) -> None:
         """Called by the parts of this guide when they trace the model."""
 
-    def _setup_prototype(self, *args, **kwargs):
-        super()._setup_prototype(*args, **kwargs)
+    def _make_parameters(self, *args, **kwargs) -> None:
         self.base_guide._setup_prototype(*args, **kwargs)
         latents = dict(self.prototype_trace.iter_stochastic_nodes())
         frames = {name: [f.name for f in site["cond_indep_stack"]] for name, site in latents.items()}

@@ -93,8 +93,7 @@ class MeanFieldGuide(ModelGuide):
             adopt(self.encoders, name, encoder)
         self._encoded = frozenset(encoders or {})
 
-    def _setup_prototype(self, *args, **kwargs):
-        super()._setup_prototype(*args, **kwargs)
+    def _make_parameters(self, *args, **kwargs) -> None:
         sites = dict(self.prototype_trace.iter_stochastic_nodes())
         self._check_sites(sites)
         self.locs, self.scales = PyroModule(), PyroModule()

@@ -129,10 +129,9 @@ class RandomFeatureGuide(SampledGuide):
             self.a.fill(value == "filled")
         self._weights = value
 
-    def _setup_prototype(self, y: Tensor | None = None, idx: Tensor | None = None):
+    def _make_parameters(self, y: Tensor | None = None, idx: Tensor | None = None) -> None:
         if self.weights not in _KEPT and idx is not None:
             raise _data_not_seen()
-        super()._setup_prototype(y, idx)
         known = {"alpha", "v", "omega", "X", "a"}
         if others := {name for name, _ in self.prototype_trace.iter_stochastic_nodes()} - known:
             raise ValueError(f"expected the sites {sorted(known)} only, got {sorted(others)} too; learn these as parameters")

@@ -126,8 +126,7 @@ class StructuredGPGuide(ModelGuide):
     def _check_prototype(self, part_trace: Trace) -> None:
         """Called by the mean-field part when it traces the model."""
 
-    def _setup_prototype(self, *args, **kwargs):
-        super()._setup_prototype(*args, **kwargs)
+    def _make_parameters(self, *args, **kwargs) -> None:
         latents = dict(self.prototype_trace.iter_stochastic_nodes())
         for name in self._encoded:
             if name not in latents:
