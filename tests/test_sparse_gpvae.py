@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyro_lvgp.guides import SparseStructuredGPGuide, StructuredGPGuide
 from pyro_lvgp.infer import MeanFieldELBO, StructuredELBO
-from pyro_lvgp.initialization import cluster_centres
 from pyro_lvgp.integration import Integrating
 from pyro_lvgp.kernels import RBF, Matern, Stack
 from pyro_lvgp.likelihoods import Gaussian
@@ -906,12 +905,6 @@ def test_memory_is_linear_in_the_points(form):
         model.predict(guide, x, y, x, num_samples=2)
         guide.condition(x, y)
     assert num_data * num_inducing <= largest.numel <= num_data * 2 * width
-
-
-def test_inducing_points_by_k_means_depend_on_the_seed_alone():
-    x = torch.rand(100, 2)
-    assert torch.equal(cluster_centres(x, 10, seed=1), cluster_centres(x, 10, seed=1))
-    assert not torch.equal(cluster_centres(x, 10, seed=1), cluster_centres(x, 10, seed=2))
 
 
 # ---- errors
