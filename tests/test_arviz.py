@@ -467,7 +467,7 @@ def test_errors_say_what_to_mend():
         to_arviz(model, AutoNormal(model), y, num_samples=2, coords={"rows": range(5)})
     with pytest.raises(ValueError, match="coords of 'data': expected 5 values, got 2"):
         to_arviz(model, AutoNormal(model), y, num_samples=2, coords={"data": [0, 1]})
-    with pytest.raises(ValueError, match="num_samples ≥ 1"):
+    with pytest.raises(ValueError, match="expected num_samples of 1 or more, got 0"):
         to_arviz(model, AutoNormal(model), y, num_samples=0)
     with pytest.raises(ValueError, match="sample sites, got none"):
         to_arviz(lambda: None, lambda: None)

@@ -113,8 +113,8 @@ def same(values: Tensor, name: str) -> Tensor:
     """``values[:1]`` of an observed site, which must not differ from draw to draw."""
     if not torch.allclose(values, values[:1].expand_as(values), rtol=0.0, atol=0.0, equal_nan=True):
         raise ValueError(
-            f"Site '{name}': expected an observed value that is the same for every draw, got one that depends on the "
-            "latent sites. Observe the data themselves, and move the transform into the distribution."
+            f"expected an observed value of site {name!r} that is the same for every draw, got one that depends on the latent "
+            "sites; observe the data themselves, and move the transform into the distribution"
         )
     return values[:1]
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from pyro_lvgp.infer._sites import SampledSite, SiteLayout, entries, is_deterministic, same, stack
 from pyro_lvgp.infer._terms import share_masks
 from pyro_lvgp.seeding import seeded
+from pyro_lvgp.validation import check_sizes
 
 _DRAWS = "_pyro_lvgp_draws"
 
@@ -73,6 +74,7 @@ def sample_traces(
     :param device: where the result is kept; None for where it was made.
     :param kwargs: keyword arguments of both.
     :raises ValueError: if a number is not positive, or an observed value depends on the latent sites.
+    :raises TypeError: if a number is no integer.
     :raises RuntimeError: if model or guide cannot make several draws at once.
 
     >>> from pyro import distributions as dist
@@ -88,10 +90,7 @@ def sample_traces(
     >>> bool((draws.log_p - draws.log_q).std() < 1e-5)  # an exact posterior has one weight only
     True
     """
-    if num_samples < 1 or chunk_size < 1:
-        raise ValueError(
-            f"Expected num_samples ≥ 1 and chunk_size ≥ 1, got {num_samples} and {chunk_size}: ask for one or more."
-        )
+    check_sizes(num_samples=num_samples, chunk_size=chunk_size)
     chunk_size = chunk_size if vectorize else 1
     with torch.no_grad(), seeded(seed):
         pair = _Pair(model, guide, args, kwargs, vectorize)
@@ -122,7 +121,7 @@ class _Pair:
         self.guide_shapes = {name: site["value"].shape for name, site in guide_sites.items()}
         self.layouts = {name: SiteLayout.of(site) for name, site in model_sites.items() if not site_is_factor(site)}
         if not self.layouts:
-            raise ValueError("Expected a model with sample sites, got none: check that it calls pyro.sample.")
+            raise ValueError("expected a model with sample sites, got none; check that it calls pyro.sample")
         if vectorize:
             with _explain_failure():
                 _log_prob(guide_trace, 1, self.nesting)
@@ -154,7 +153,7 @@ class _Pair:
         result = {("log_p", ""): sum(log_p.values(), zero), ("log_q", ""): sum(log_q.values(), zero)}
         for name, layout in self.layouts.items():
             if name not in model_trace:
-                raise ValueError(f"Expected the same sites in every draw, but '{name}' is not in all of them.")
+                raise ValueError(f"expected the same sites in every draw, got some without {name!r}")
             site = model_trace.nodes[name]
             if layout.kind != "observed":
                 result["value", name] = layout.stack(site, num)
@@ -259,7 +258,7 @@ def _explain_failure() -> Iterator[None]:
         yield
     except (RuntimeError, ValueError, IndexError) as error:
         raise RuntimeError(
-            "Expected a model and a guide that broadcast over a plate of draws to the left of their own plates, got: "
+            "expected a model and a guide that broadcast over a plate of draws to the left of their own plates, got: "
             f"{error}\nDeclare every batch dimension by a plate and let the model broadcast over dimensions to the "
             "left of its plates, or pass vectorize=False to run model and guide draw by draw."
         ) from error
