@@ -277,5 +277,5 @@ class TestRefuses:
 
     @pytest.mark.parametrize("bad", [{"num_samples": 0}, {"num_particles": 0}])
     def test_no_samples(self, bad):
-        with pytest.raises(ValueError, match="expected positive num_samples and num_particles"):
+        with pytest.raises(ValueError, match=f"expected {next(iter(bad))} of 1 or more, got 0"):
             MeanFieldELBO(**bad)

@@ -1037,9 +1037,10 @@ def test_data_must_be_there_and_have_columns(make_encoder):
     [
         ({"value": "exact"}, "expected value in .*semi-analytic.* and gradient in .*, got 'exact' and 'path'"),
         ({"gradient": "reinforce"}, "got 'semi-analytic' and 'reinforce'"),
+        ({"num_particles": 0}, "expected num_particles of 1 or more, got 0"),
     ],
 )
-def test_unknown_estimators(options, message, unchecked):
+def test_estimators_that_make_no_sense(options, message, unchecked):
     with pytest.raises(ValueError, match=message):
         StructuredELBO(**options)
 

@@ -20,6 +20,7 @@ from pyro_lvgp.infer._sites import is_deterministic
 from pyro_lvgp.infer._terms import Sites, check_reparameterised, share_masks
 from pyro_lvgp.infer.differentiable import DifferentiableELBO
 from pyro_lvgp.integration import Bounding, IntegrateGaussians, Integrating
+from pyro_lvgp.validation import check_sizes
 
 SAMPLES = "_local_samples"
 
@@ -51,6 +52,7 @@ class LocalELBO(DifferentiableELBO):
     :param integrate: take the expectation over Gaussian globals in closed form where the model can.
     :param num_particles: draws of the globals to average over.
     :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
+    :raises ValueError: if there are no draws.
     """
 
     def __init__(
@@ -62,8 +64,7 @@ class LocalELBO(DifferentiableELBO):
         num_particles: int,
         max_plate_nesting: int | float,
     ):
-        if num_samples < 1 or num_particles < 1:
-            raise ValueError(f"expected positive num_samples and num_particles, got {num_samples} and {num_particles}")
+        check_sizes(num_samples=num_samples, num_particles=num_particles)
         super().__init__(num_particles=num_particles, max_plate_nesting=max_plate_nesting)
         self.local_plate, self.num_samples, self.integrate = local_plate, num_samples, integrate
 

@@ -24,7 +24,7 @@ from pyro_lvgp.infer.differentiable import DifferentiableELBO
 from pyro_lvgp.integration import IntegrateGaussians, Integrating
 from pyro_lvgp.masking import Masking
 from pyro_lvgp.seeding import seeded
-from pyro_lvgp.validation import position_of_data
+from pyro_lvgp.validation import check_sizes, position_of_data
 
 Value = Literal["semi-analytic", "doubly-stochastic"]
 Gradient = Literal["path", "score"]
@@ -61,8 +61,8 @@ class StructuredELBO(DifferentiableELBO):
         scored.
     :param vectorize_particles: draw particles along a dimension left of every plate; False one after the other.
     :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
-    :raises ValueError: for an unknown estimator, a guide site that cannot be reparameterised, or a process whose prior depends
-        on another, or whose scale in the model is not that in the guide.
+    :raises ValueError: for an unknown estimator, no particles, a guide site that cannot be reparameterised, a process whose
+        prior depends on another, or whose scale in the model is not that in the guide, or, to rescale or mask, no data.
     :raises TypeError: if ``masking`` is no function.
 
     ``rescale`` and ``masking`` shape what ``loss_and_grads`` climbs and returns; ``loss`` is always minus the bound.
@@ -97,6 +97,7 @@ class StructuredELBO(DifferentiableELBO):
             )
         if not (masking is None or callable(masking)):
             raise TypeError(f"expected masking to be a function of the data, got {masking!r}; see pyro_lvgp.masking")
+        check_sizes(num_particles=num_particles)
         super().__init__(
             num_particles=num_particles, vectorize_particles=vectorize_particles, max_plate_nesting=max_plate_nesting
         )
