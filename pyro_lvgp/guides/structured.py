@@ -172,11 +172,7 @@ class StructuredGPGuide(ModelGuide):
     def forward(self, *args, **kwargs) -> dict[str, Tensor]:
         check_positional(kwargs)
         if self.prototype_trace is None:
-            try:
-                self._setup_prototype(*args, **kwargs)
-            except Exception:
-                self.prototype_trace = None  # so that the next call, with other data, is the first again
-                raise
+            self._setup_prototype(*args, **kwargs)
         latents = [name for name, _ in self.prototype_trace.iter_stochastic_nodes()]
         drawn = StopAfter(latents)
         with Replace(lambda name, prior: self._posterior(name, prior, args)), HideObserved(), suppress(AllDrawn):
