@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -86,8 +86,8 @@ def fit(
     :param num_steps: number of steps, or of sweeps through the blocks.
     :param batch_size: rows in a mini-batch; None for all rows at every step.
     :param learning_rate: of Adam, 0.01 by default, which clips gradients of more than ten times their usual norm.
-    :param schedule: ``"constant"`` by default; ``"cosine"`` lowers the learning rate to zero; a function maps the step to a
-        factor.
+    :param schedule: ``"constant"`` by default; ``"cosine"`` lowers the learning rate to zero, that of all blocks with an
+        optimiser too; a function maps the step to a factor.
     :param optim: an optimiser of your own instead; ``learning_rate`` and ``schedule`` are then not used.
     :param blocks: blocks of parameters that move in turn, each by an optimiser of its own or in closed form, such as
         ``guide.blocks()`` of a :class:`~pyro_lvgp.guides.RandomFeatureGuide`, which takes a learning rate itself.  Each fit
@@ -105,9 +105,9 @@ def fit(
     :raises TypeError: if the data are no tensors, or more or fewer than the model takes, ``loss`` is no bound, or
         ``early_stopping`` no ``EarlyStopping``.
     :raises ValueError: if the data are unfit for the model, ``num_steps`` or ``batch_size`` is out of range, ``schedule`` is
-        unknown, ``optim``, ``learning_rate`` or ``schedule`` is given beside ``blocks``, tensors have different numbers of
-        rows under mini-batches, the bound, or without ``optim`` and ``blocks`` its gradient, is not finite (before anything
-        is moved by it), the score becomes NaN, or what is to be compiled depends on the values of tensors.
+        unknown or that of a block too, ``optim`` or ``learning_rate`` is given beside ``blocks``, tensors have different
+        numbers of rows under mini-batches, the bound, or without ``optim`` and ``blocks`` its gradient, is not finite (before
+        anything is moved by it), the score becomes NaN, or what is to be compiled depends on the values of tensors.
 
     >>> from pyro_lvgp.guides import MeanFieldGuide
     >>> from pyro_lvgp.models import BayesianGPLVM
@@ -191,22 +191,23 @@ def _climber(
     compile: bool,
 ) -> SVI | BlockCoordinateVI:
     """What takes the steps: of all parameters at once, or block by block."""
+    factor = _factor("constant" if schedule is None else schedule, num_steps)
     if loss is not None and not isinstance(loss, ELBO):
         raise TypeError(f"expected loss to be a bound, got {loss!r}; make one of the class, such as Trace_ELBO()")
     if blocks is not None:
         if optim is not None:
             raise ValueError("expected an optimiser or blocks, got both; give each block an optimiser of its own")
-        settings = {"learning_rate": learning_rate, "schedule": schedule}
-        if given := [name for name, value in settings.items() if value is not None]:
+        if learning_rate is not None:
             raise ValueError(
-                f"expected blocks alone, which have optimisers of their own, got {' and '.join(given)} too; set them in the "
-                "blocks, as in guide.blocks(learning_rate=0.01)"
+                "expected blocks alone, which have optimisers of their own, got learning_rate too; set it in the blocks, as "
+                "in guide.blocks(learning_rate=0.01)"
             )
+        if factor is not None:
+            blocks = [_scheduled(block, factor) for block in blocks]
         vi = BlockCoordinateVI(model, guide, blocks, loss=loss)
         if compile:
             vi.loss = CompiledELBO(vi.loss)
         return vi
-    factor = _factor("constant" if schedule is None else schedule, num_steps)
     if optim is None:
         adam = {"lr": 0.01 if learning_rate is None else learning_rate, "fused": True}
         optim = JointOptim(torch.optim.Adam, adam, clip_factor=_CLIP_FACTOR, schedule=factor)
@@ -236,6 +237,13 @@ def _check_number(check: Callable[..., Any], args: tuple[Tensor, ...]) -> None:
         raise TypeError(
             f"expected all data ({expected}), got {len(args)} tensor(s); mini-batches and their indices come by batch_size"
         ) from None
+
+
+def _scheduled(block: Block, factor: Callable[[int], float]) -> Block:
+    """The block with a schedule, if it moves by gradient."""
+    if block.schedule is not None:
+        raise ValueError(f"expected one schedule, got one of the fit and one of block {block.name!r}; leave one out")
+    return block if block.optim is None else replace(block, schedule=factor)
 
 
 def _factor(schedule: Schedule, num_steps: int) -> Callable[[int], float] | None:

@@ -608,10 +608,27 @@ def test_blocks_sweep_as_they_do_by_hand():
     assert found[0][2] == 4.0
     with pytest.raises(ValueError, match="expected an optimiser or blocks, got both"):
         fit(model, guide, y, blocks=blocks, optim=Adam({"lr": 0.1}), progress=False)
-    for settings, named in (
-        ({"learning_rate": 0.1}, "learning_rate"),
-        ({"schedule": "constant"}, "schedule"),
-        ({"learning_rate": 0.1, "schedule": "cosine"}, "learning_rate and schedule"),
-    ):
-        with pytest.raises(ValueError, match=rf"expected blocks alone, .* got {named} too; .* guide.blocks\(learning_rate="):
-            fit(model, guide, y, blocks=blocks, **settings, progress=False)
+    with pytest.raises(ValueError, match=r"expected blocks alone, .* got learning_rate too; .* guide.blocks\(learning_rate="):
+        fit(model, guide, y, blocks=blocks, learning_rate=0.1, progress=False)
+
+
+def test_a_schedule_of_the_fit_is_that_of_blocks_that_move_by_gradient():
+    def model(y):
+        mean = pyro.param("a", torch.tensor(0.0)) + pyro.param("b", torch.tensor(0.0))
+        pyro.sample("y", dist.Normal(mean, 1.0).expand([1]).to_event(1), obs=y)
+
+    def blocks(schedule=None):
+        descent = lambda tensors: torch.optim.SGD(tensors, lr=0.5)  # noqa: E731
+        closed = {"update": lambda y: {"b": y[0] - pyro.param("a") + 1.0}, "damping": 0.5}
+        return [Block("a", params=["a"], optim=descent, schedule=schedule), Block("b", params=["b"], **closed)]
+
+    def ends(blocks, **settings):
+        pyro.clear_param_store()
+        losses = fit(model, _no_guide, torch.tensor([3.0]), blocks=blocks, num_steps=4, progress=False, **settings).losses
+        return [*losses, pyro.param("a").item()]
+
+    constant, cosine = ends(blocks()), ends(blocks(), schedule="cosine")
+    assert ends(blocks(), schedule="constant") == constant != cosine
+    assert cosine == pytest.approx(ends(blocks(lambda sweep: 0.5 * (1.0 + math.cos(math.pi * sweep / 4.0)))))
+    with pytest.raises(ValueError, match="expected one schedule, got one of the fit and one of block 'a'"):
+        ends(blocks(float), schedule="cosine")
