@@ -52,8 +52,8 @@ def test_large_latents_tell_what_the_rows_are(monkeypatch):
     monkeypatch.setattr(srflvm_large, "BATCH_SIZE", 50)
     rng, y = np.random.default_rng(0), np.repeat(np.arange(3), 60)
     Y = srflvm_large.standardised((10.0 * np.eye(3)[y] @ rng.standard_normal((3, 8)) + rng.standard_normal((180, 8))).round())
-    start = srflvm_large.latents(Y, 2, seed=0, num_steps=1)
-    found = srflvm_large.measure("toy", "ours", lambda: srflvm_large.latents(Y, 2, seed=0, num_steps=10), y, {}, seed=0)
+    start = srflvm_large.latents(Y, 2, 50, seed=0, num_steps=1)
+    found = srflvm_large.measure("toy", "ours", lambda: srflvm_large.latents(Y, 2, 50, seed=0, num_steps=10), y, {}, seed=0)
     assert start.shape == (180, 2)
     assert found.value > 0.9
     assert found.seconds > 0.0
