@@ -1,6 +1,7 @@
 """Bounds and ways to climb them."""
 
-from pyro_lvgp.infer.block_coordinate import Block, BlockCoordinateVI
+from pyro_lvgp.infer.block import Block
+from pyro_lvgp.infer.block_coordinate import BlockCoordinateVI
 from pyro_lvgp.infer.compiled_elbo import CompiledELBO
 from pyro_lvgp.infer.importance_weighted import ImportanceWeightedELBO
 from pyro_lvgp.infer.joint_optim import JointOptim
