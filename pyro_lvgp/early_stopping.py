@@ -9,6 +9,7 @@ import pyro
 import torch
 from torch import Tensor, nn
 
+from pyro_lvgp.processes import Processes
 from pyro_lvgp.seeding import seeded
 from pyro_lvgp.validation import check_sizes
 
@@ -57,11 +58,13 @@ class Watch:
 
     :param rule: the rule; None to watch nothing.
     :param modules: model and guide; what of them is no module has its parameters in Pyro's store.
+    :param processes: those that fit together, whose mean score counts.
     :param scores: numbers of steps taken and scores.
     """
 
     rule: EarlyStopping | None
     modules: tuple[Any, ...]
+    processes: Processes
     scores: list[tuple[int, float]] = field(default_factory=list)
     _best: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
@@ -75,7 +78,7 @@ class Watch:
         if self.rule is None or (num_steps % self.rule.every and not is_last):
             return False
         with seeded(0):
-            score = float(self.rule.score())
+            score = self.processes.mean(float(self.rule.score()))
         if math.isnan(score):
             raise ValueError(
                 f"expected a score to keep low, got NaN after {num_steps} steps; does it look at missing entries?"

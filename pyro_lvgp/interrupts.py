@@ -21,8 +21,11 @@ class Interrupts:
     ...         interrupts.check()
     """
 
+    came: bool
+    """Whether it came."""
+
     def __enter__(self) -> "Interrupts":
-        self._came = False
+        self.came = False
         is_main = threading.current_thread() is threading.main_thread()
         self._is_ours = is_main and signal.getsignal(signal.SIGINT) is _HANDLER
         if self._is_ours:
@@ -34,14 +37,14 @@ class Interrupts:
             signal.signal(signal.SIGINT, _HANDLER)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._came:
+        if self.came:
             _HANDLER(number, frame)
-        self._came = True
+        self.came = True
 
     def check(self) -> None:
         """Act on the Ctrl-C that came, if one did.
 
         :raises KeyboardInterrupt: then.
         """
-        if self._came:
+        if self.came:
             raise KeyboardInterrupt

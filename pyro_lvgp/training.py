@@ -21,6 +21,7 @@ from pyro_lvgp.early_stopping import EarlyStopping, Watch
 from pyro_lvgp.infer import Block, BlockCoordinateVI, CompiledELBO, JointOptim
 from pyro_lvgp.interrupts import Interrupts
 from pyro_lvgp.param_store import shared_parameters, warn_if_shared
+from pyro_lvgp.processes import Processes
 from pyro_lvgp.seeding import seeded
 from pyro_lvgp.validation import check_bound, check_sizes, check_tensors
 
@@ -69,6 +70,7 @@ def fit(
     progress: bool = True,
     callback: Callable[[int, float], None] | None = None,
     early_stopping: EarlyStopping | None = None,
+    distributed: bool = False,
 ) -> FitResult:
     """Climb a bound by stochastic gradients, or block by block.
 
@@ -101,13 +103,18 @@ def fit(
     :param progress: show a progress bar with the bound per observed entry.
     :param callback: called with the step and its loss.
     :param early_stopping: a score to watch; the fit ends in the state that had the lowest.
+    :param distributed: fit in all processes that ``torch.distributed`` joins, each of which calls this with the same settings.
+        The first step gives all the parameters of the first process; the others move them along the mean of all gradients,
+        each with mini-batches and draws of its own, seeded by ``seed`` plus its rank.  Losses and scores are means too.
     :returns: the history.
     :raises TypeError: if the data are no tensors, or more or fewer than the model takes, ``loss`` is no bound, or
         ``early_stopping`` no ``EarlyStopping``.
     :raises ValueError: if the data are unfit for the model, ``num_steps`` or ``batch_size`` is out of range, ``schedule`` is
-        unknown or that of a block too, ``optim`` or ``learning_rate`` is given beside ``blocks``, tensors have different
-        numbers of rows under mini-batches, the bound, or without ``optim`` and ``blocks`` its gradient, is not finite (before
-        anything is moved by it), the score becomes NaN, or what is to be compiled depends on the values of tensors.
+        unknown or that of a block too, ``optim``, ``learning_rate`` or ``distributed`` is given beside ``blocks``, only one of
+        fit and ``optim`` is ``distributed``, tensors have different numbers of rows under mini-batches, the bound, or without
+        ``optim`` and ``blocks`` its gradient, is not finite (before anything is moved by it), the score becomes NaN, or what
+        is to be compiled depends on the values of tensors.
+    :raises RuntimeError: if no processes are joined though ``distributed`` asks for them.
 
     >>> from pyro_lvgp.guides import MeanFieldGuide
     >>> from pyro_lvgp.models import BayesianGPLVM
@@ -142,18 +149,19 @@ def fit(
             )
     if early_stopping is not None and not isinstance(early_stopping, EarlyStopping):
         raise TypeError(f"expected early_stopping to be EarlyStopping(score), got {early_stopping!r}; give it a score")
+    processes = Processes(distributed)
     how: Any = {"learning_rate": learning_rate, "schedule": schedule, "optim": optim, "blocks": blocks, "compile": compile}
-    svi = _climber(model, guide, loss, num_steps, **how)
-    watch = Watch(early_stopping, (model, guide))
+    svi = _climber(model, guide, loss, num_steps, distributed=distributed, **how)
+    watch = Watch(early_stopping, (model, guide), processes)
     result = FitResult(scores=watch.scores, num_entries=int((~torch.isnan(data)).sum()) if args else 1)
     batches = _batches(getattr(model, "mini_batch", _rows), args, num_rows, batch_size)
     last_checked = 0 if batch_size is None or compile else num_rows // batch_size - 1
-    bar = tqdm(total=num_steps, disable=not progress, unit="step")
-    with seeded(seed), ExitStack() as unchecked, bar, Interrupts() as interrupts:
+    bar = tqdm(total=num_steps, disable=not progress or processes.rank > 0, unit="step")
+    with seeded(None if seed is None else seed + processes.rank), ExitStack() as unchecked, bar, Interrupts() as interrupts:
         start, smoothed = time.perf_counter(), math.nan
         try:
             for step, batch in zip(range(num_steps), batches, strict=False):
-                value = float(svi.step(*batch))
+                value = processes.mean(float(svi.step(*batch)))
                 if step == last_checked:
                     unchecked.enter_context(pyro.validation_enabled(False))
                 result.losses.append(value)
@@ -165,12 +173,14 @@ def fit(
                 bar.set_postfix_str(f"bound/entry {-smoothed / result.num_entries:.4f}{note}", refresh=bool(note))
                 bar.update()
                 stop = watch.says_stop(step + 1, is_last=step + 1 == num_steps)
-                interrupts.check()
+                if processes.any(interrupts.came):
+                    raise KeyboardInterrupt
                 if stop:
                     break
         except KeyboardInterrupt:
             result.interrupted = True
-            bar.write(f"interrupted after {len(result.losses)} steps; what was learned is kept")
+            if processes.rank == 0:
+                bar.write(f"interrupted after {len(result.losses)} steps; what was learned is kept")
         finally:
             watch.restore()
             for tensor in watch.state():  # whatever ended a step may have left a gradient to the next fit
@@ -189,11 +199,21 @@ def _climber(
     optim: PyroOptim | None,
     blocks: Sequence[Block] | None,
     compile: bool,
+    distributed: bool,
 ) -> SVI | BlockCoordinateVI:
     """What takes the steps: of all parameters at once, or block by block."""
     factor = _factor("constant" if schedule is None else schedule, num_steps)
     if loss is not None and not isinstance(loss, ELBO):
         raise TypeError(f"expected loss to be a bound, got {loss!r}; make one of the class, such as Trace_ELBO()")
+    if distributed and blocks is not None:
+        raise ValueError(
+            "expected gradients of all parameters, to average over processes, got blocks; leave one of the two out"
+        )
+    if optim is not None and distributed != getattr(optim, "distributed", False):
+        raise ValueError(
+            "expected fit and its optimiser to be of one process or of several alike, got distributed=True for one only; give "
+            "it to both, fit and JointOptim, or to neither"
+        )
     if blocks is not None:
         if optim is not None:
             raise ValueError("expected an optimiser or blocks, got both; give each block an optimiser of its own")
@@ -210,7 +230,7 @@ def _climber(
         return vi
     if optim is None:
         adam = {"lr": 0.01 if learning_rate is None else learning_rate, "fused": True}
-        optim = JointOptim(torch.optim.Adam, adam, clip_factor=_CLIP_FACTOR, schedule=factor)
+        optim = JointOptim(torch.optim.Adam, adam, clip_factor=_CLIP_FACTOR, schedule=factor, distributed=distributed)
     bound = loss or Trace_ELBO()
     svi = SVI(model, guide, optim, CompiledELBO(bound) if compile else bound)
     svi.loss_and_grads = _refusing_infinite(svi.loss_and_grads)

@@ -27,6 +27,9 @@ def pages():
 def _own_process(tmp_path, monkeypatch):
     """What a page may change stays in its test: files, Pyro's settings, figures."""
     monkeypatch.chdir(tmp_path)
+    # What torchrun sets for one process; port 0 is any that is free.
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
     matplotlib.use("agg")
     with pyro.settings.context(module_local_params=False), pyro.validation_enabled(True):
         yield

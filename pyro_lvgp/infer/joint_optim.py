@@ -1,6 +1,6 @@
 """One torch optimiser for all parameters, as SVI wants it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -9,6 +9,8 @@ import torch
 from pyro.optim import PyroOptim
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
+
+from pyro_lvgp.processes import Processes
 
 _FORGETTING = 0.05
 
@@ -25,8 +27,12 @@ class JointOptim(PyroOptim):
     :param clip_factor: the same in units of its usual norm, an average over the last twenty steps or so: a rare draw whose
         gradient is a thousand times longer than all others then moves nothing far.
     :param schedule: maps the number of steps taken to a factor on the learning rate.
+    :param distributed: step along the mean of the gradients of all processes that ``torch.distributed`` joins; each must take
+        as many steps.  A step that meets new parameters gives all the values that the first process has, and moves none.
     :raises TypeError: if ``optim_args`` is no dict, such as a function of the parameter's name.
-    :raises ValueError: for a ``clip_factor`` of 1 or less; with one, where a gradient is not finite, before it moves anything.
+    :raises ValueError: for a ``clip_factor`` of 1 or less; with one, where a gradient is not finite, before it moves anything;
+        with several processes, where these have other parameters, or some that are not in Pyro's param store.
+    :raises RuntimeError: if no processes are joined though ``distributed`` asks for them.
 
     Source: Seetharaman et al. (2020), "AutoClip: adaptive gradient clipping", for bounds relative to past norms.
 
@@ -45,6 +51,7 @@ class JointOptim(PyroOptim):
         clip_norm: float | None = None,
         clip_factor: float | None = None,
         schedule: Callable[[int], float] | None = None,
+        distributed: bool = False,
     ):
         if not isinstance(optim_args, dict | None):
             raise TypeError(
@@ -63,6 +70,7 @@ class JointOptim(PyroOptim):
         self._optimizer: torch.optim.Optimizer | None = None
         self._base_lrs: list[float] = []
         self._num_steps = 0
+        self.distributed, self._processes = distributed, Processes(distributed)
 
     def __call__(self, params: Iterable[Tensor], *args, **kwargs) -> None:
         params = set(params)
@@ -70,15 +78,19 @@ class JointOptim(PyroOptim):
             return
         if new := params - self._known:
             self._add(new)
+            if self._processes.size > 1:  # gradients were those of other values than the first process has
+                return
         if unrestored := params & self._unrestored:
             self._restore(unrestored)
         for idle in self._known - params:
             idle.grad = None
-        if self._clip_norm is not None:
-            clip_grad_norm_(params, self._clip_norm)
-        if self._clip_factor is not None:
-            self._clip_unusual(params, self._clip_factor)
         assert self._optimizer is not None
+        ordered = [param for group in self._optimizer.param_groups for param in group["params"]]
+        self._processes.average_gradients(ordered)
+        if self._clip_norm is not None:
+            clip_grad_norm_(ordered, self._clip_norm)
+        if self._clip_factor is not None:
+            self._clip_unusual(ordered, self._clip_factor)
         if self._schedule is not None:
             factor = self._schedule(self._num_steps)
             for group, lr in zip(self._optimizer.param_groups, self._base_lrs, strict=True):
@@ -86,7 +98,7 @@ class JointOptim(PyroOptim):
         self._optimizer.step(*args, **kwargs)
         self._num_steps += 1
 
-    def _clip_unusual(self, params: set[Tensor], factor: float) -> None:
+    def _clip_unusual(self, params: Sequence[Tensor], factor: float) -> None:
         norm = get_total_norm([param.grad for param in params if param.grad is not None])
         if not torch.isfinite(norm):  # SVI waits for the device at every step as it is
             raise ValueError(
@@ -101,6 +113,13 @@ class JointOptim(PyroOptim):
     def _add(self, new: set[Tensor]) -> None:
         # A set of tensors has no stable order; names do.
         ordered = sorted(new, key=_name)
+        named = {_name(param): param for param in ordered}
+        if self._processes.size > 1 and "" in named:
+            raise ValueError(
+                "expected parameters with names, by which processes know each other's, got some that are not in Pyro's param "
+                "store; do without module_local_params"
+            )
+        self._processes.start_alike(named)
         if self._optimizer is None:
             self._optimizer = self._constructor(ordered, **self._args)
         else:
