@@ -68,7 +68,7 @@ class Watch:
     scores: list[tuple[int, float]] = field(default_factory=list)
     _best: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
-    def says_stop(self, num_steps: int, *, is_last: bool = False) -> bool:
+    def look(self, num_steps: int, *, is_last: bool = False) -> None:
         """Score the present state if it is time to, and keep a copy of it if no other was better.
 
         :param num_steps: number of steps taken.
@@ -76,7 +76,7 @@ class Watch:
         :raises ValueError: if the score is NaN.
         """
         if self.rule is None or (num_steps % self.rule.every and not is_last):
-            return False
+            return
         with seeded(0):
             score = self.processes.mean(float(self.rule.score()))
         if math.isnan(score):
@@ -84,17 +84,37 @@ class Watch:
                 f"expected a score to keep low, got NaN after {num_steps} steps; does it look at missing entries?"
             )
         self.scores.append((num_steps, score))
-        best = min(range(len(self.scores)), key=lambda i: self.scores[i][1])
-        calls_since = len(self.scores) - 1 - best
-        if calls_since == 0:
+        if self._calls_since_best == 0:
             self._best = [(tensor, tensor.detach().clone()) for tensor in self.state()]
-        return self.rule.patience is not None and calls_since >= self.rule.patience
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether as many calls brought no new lowest score as there is patience for."""
+        patience = None if self.rule is None else self.rule.patience
+        return patience is not None and self._calls_since_best >= patience
+
+    @property
+    def _calls_since_best(self) -> int:
+        best = min(range(len(self.scores)), key=lambda i: self.scores[i][1], default=-1)
+        return len(self.scores) - 1 - best
 
     def restore(self) -> None:
         """Go back to the best state, if there was one."""
         with torch.no_grad():
             for tensor, value in self._best:
                 tensor.copy_(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Scores, and the best state."""
+        return {"scores": self.scores, "best": [value for _, value in self._best]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state.
+
+        :param state: what :meth:`state_dict` returned.
+        """
+        self.scores[:] = state["scores"]
+        self._best = list(zip(self.state(), state["best"], strict=True)) if state["best"] else []
 
     def state(self) -> Iterator[Tensor]:
         """All parameters and buffers, each once."""

@@ -67,14 +67,15 @@ class Processes:
             for param, mean, share in zip(alike, means, used.tolist(), strict=True):
                 param.grad = mean.view_as(param) if share > 0.0 else None
 
-    def start_alike(self, params: Mapping[str, Tensor]) -> None:
+    def make_alike(self, params: Mapping[str, Tensor]) -> bool:
         """Give all processes the values that the first has.
 
         :param params: parameters by name.
+        :returns: whether all had them already.
         :raises ValueError: if processes have other parameters.
         """
         if self.size == 1:
-            return
+            return True
         own = {name: (list(param.shape), param.dtype) for name, param in params.items()}
         of_all: list[Any] = [None] * self.size
         dist.all_gather_object(of_all, own)
@@ -83,8 +84,10 @@ class Processes:
                 f"expected the same parameters in all processes, got {of_all[0]} in the first and {of_all[other[0]]} in "
                 f"process {other[0]}; make model and guide alike"
             )
+        before = [param.detach().clone() for param in params.values()]
         for param in params.values():
             dist.broadcast(param.detach(), src=0)
+        return not self.any(not all(map(torch.equal, before, params.values())))
 
     def _average_(self, message: Tensor) -> None:
         dist.all_reduce(message)

@@ -2,8 +2,9 @@
 
 import inspect
 import math
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -17,9 +18,11 @@ from pyro.optim import PyroOptim
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from pyro_lvgp.checkpoints import Checkpoint, OptimizerState, RandomState, Stateful, Tensors
 from pyro_lvgp.early_stopping import EarlyStopping, Watch
 from pyro_lvgp.infer import Block, BlockCoordinateVI, CompiledELBO, JointOptim
 from pyro_lvgp.interrupts import Interrupts
+from pyro_lvgp.mini_batches import MiniBatches
 from pyro_lvgp.param_store import shared_parameters, warn_if_shared
 from pyro_lvgp.processes import Processes
 from pyro_lvgp.seeding import seeded
@@ -46,6 +49,17 @@ class FitResult:
     interrupted: bool = False
     scores: list[tuple[int, float]] = field(default_factory=list)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Losses and seconds."""
+        return {"losses": self.losses, "seconds": self.seconds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state.
+
+        :param state: what :meth:`state_dict` returned.
+        """
+        self.losses, self.seconds = state["losses"], state["seconds"]
+
     @property
     def bounds_per_entry(self) -> np.ndarray:
         """The bound per observed entry, in nats, at each step."""
@@ -71,6 +85,7 @@ def fit(
     callback: Callable[[int, float], None] | None = None,
     early_stopping: EarlyStopping | None = None,
     distributed: bool = False,
+    checkpoint: Checkpoint | None = None,
 ) -> FitResult:
     """Climb a bound by stochastic gradients, or block by block.
 
@@ -104,17 +119,19 @@ def fit(
     :param callback: called with the step and its loss.
     :param early_stopping: a score to watch; the fit ends in the state that had the lowest.
     :param distributed: fit in all processes that ``torch.distributed`` joins, each of which calls this with the same settings.
-        The first step gives all the parameters of the first process; the others move them along the mean of all gradients,
-        each with mini-batches and draws of its own, seeded by ``seed`` plus its rank.  Losses and scores are means too.
+        Steps move the parameters of the first, in all of them, along the mean of their gradients, which have mini-batches and
+        draws of their own, seeded by ``seed`` plus the rank.  Losses and scores are means too.
+    :param checkpoint: a file to write the state to every so often, and to go on from if it is there.
     :returns: the history.
-    :raises TypeError: if the data are no tensors, or more or fewer than the model takes, ``loss`` is no bound, or
-        ``early_stopping`` no ``EarlyStopping``.
+    :raises TypeError: if the data are no tensors, or more or fewer than the model takes, ``loss`` is no bound,
+        ``early_stopping`` no ``EarlyStopping``, or ``checkpoint`` no ``Checkpoint``.
     :raises ValueError: if the data are unfit for the model, ``num_steps`` or ``batch_size`` is out of range, ``schedule`` is
         unknown or that of a block too, ``optim``, ``learning_rate`` or ``distributed`` is given beside ``blocks``, only one of
         fit and ``optim`` is ``distributed``, tensors have different numbers of rows under mini-batches, the bound, or without
         ``optim`` and ``blocks`` its gradient, is not finite (before anything is moved by it), the score becomes NaN, or what
-        is to be compiled depends on the values of tensors.
-    :raises RuntimeError: if no processes are joined though ``distributed`` asks for them.
+        is to be compiled depends on the values of tensors, or a checkpoint is of another fit.
+    :raises RuntimeError: if no processes are joined though ``distributed`` asks for them, or their checkpoints are of
+        different steps.
 
     >>> from pyro_lvgp.guides import MeanFieldGuide
     >>> from pyro_lvgp.models import BayesianGPLVM
@@ -149,33 +166,56 @@ def fit(
             )
     if early_stopping is not None and not isinstance(early_stopping, EarlyStopping):
         raise TypeError(f"expected early_stopping to be EarlyStopping(score), got {early_stopping!r}; give it a score")
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+        raise TypeError(f"expected checkpoint to be Checkpoint(path), got {checkpoint!r}")
     processes = Processes(distributed)
     how: Any = {"learning_rate": learning_rate, "schedule": schedule, "optim": optim, "blocks": blocks, "compile": compile}
     svi = _climber(model, guide, loss, num_steps, distributed=distributed, **how)
     watch = Watch(early_stopping, (model, guide), processes)
     result = FitResult(scores=watch.scores, num_entries=int((~torch.isnan(data)).sum()) if args else 1)
-    batches = _batches(getattr(model, "mini_batch", _rows), args, num_rows, batch_size)
+    batches = MiniBatches(args, num_rows, batch_size, getattr(model, "mini_batch", None))
+    parts: dict[str, Stateful] = {
+        "tensors": Tensors(model, guide, batches.example),
+        "optimizer": OptimizerState(svi if isinstance(svi, BlockCoordinateVI) else svi.optim),
+        "batches": batches,
+        "history": result,
+        "watch": watch,
+        "random": RandomState(),
+    }
+    if checkpoint is not None and processes.size > 1:
+        checkpoint = replace(checkpoint, path=f"{os.fspath(checkpoint.path)}.{processes.rank}")
     last_checked = 0 if batch_size is None or compile else num_rows // batch_size - 1
     bar = tqdm(total=num_steps, disable=not progress or processes.rank > 0, unit="step")
     with seeded(None if seed is None else seed + processes.rank), ExitStack() as unchecked, bar, Interrupts() as interrupts:
-        start, smoothed = time.perf_counter(), math.nan
+        if checkpoint is not None and checkpoint.exists:
+            svi.evaluate_loss(*batches.example())  # bounds and guides may draw random numbers at their first call
+            checkpoint.read(parts)
+        done = len(result.losses)
+        if processes.any(processes.mean(float(done)) != done):
+            raise RuntimeError(f"expected checkpoints of one step in all processes, got one of step {done} here; remove them")
+        bar.n = bar.initial = done
+        start, smoothed = time.perf_counter() - (result.seconds[-1] if done else 0.0), math.nan
         try:
-            for step, batch in zip(range(num_steps), batches, strict=False):
+            for step, batch in zip(range(done, done if watch.has_ended else num_steps), batches, strict=False):
                 value = processes.mean(float(svi.step(*batch)))
-                if step == last_checked:
+                if step == max(last_checked, done):
                     unchecked.enter_context(pyro.validation_enabled(False))
                 result.losses.append(value)
                 result.seconds.append(time.perf_counter() - start)
                 if callback is not None:
                     callback(step, value)
                 smoothed = value if math.isnan(smoothed) else 0.95 * smoothed + 0.05 * value
-                note = " (compiling)" if compile and step == 0 else ""
+                note = " (compiling)" if compile and step == done else ""
                 bar.set_postfix_str(f"bound/entry {-smoothed / result.num_entries:.4f}{note}", refresh=bool(note))
                 bar.update()
-                stop = watch.says_stop(step + 1, is_last=step + 1 == num_steps)
-                if processes.any(interrupts.came):
+                is_last = step + 1 == num_steps
+                watch.look(step + 1, is_last=is_last)
+                came = processes.any(interrupts.came)
+                if checkpoint is not None and (is_last or watch.has_ended or came or (step + 1) % checkpoint.every == 0):
+                    checkpoint.write(parts)
+                if came:
                     raise KeyboardInterrupt
-                if stop:
+                if watch.has_ended:
                     break
         except KeyboardInterrupt:
             result.interrupted = True
@@ -274,22 +314,3 @@ def _factor(schedule: Schedule, num_steps: int) -> Callable[[int], float] | None
     if schedule == "cosine":
         return lambda step: 0.5 * (1.0 + math.cos(math.pi * min(step / num_steps, 1.0)))
     raise ValueError(f'expected schedule "constant", "cosine" or a function of the step, got {schedule!r}')
-
-
-def _rows(idx: Tensor, *args: Tensor) -> tuple[Tensor, ...]:
-    """Some rows of all tensors, and which."""
-    return (*(arg[idx] for arg in args), idx)
-
-
-def _batches(
-    take: Callable[..., tuple[Tensor, ...]], args: tuple[Tensor, ...], num_rows: int, batch_size: int | None
-) -> Iterator[tuple[Tensor, ...]]:
-    """All rows for ever, or shuffled mini-batches; a last short batch of an epoch is dropped to keep B fixed."""
-    while batch_size is None:
-        yield args
-    # Pyro does not index parameters by as many rows as there are, which so must come in order.
-    order = torch.arange if batch_size == num_rows else torch.randperm
-    while True:
-        for idx in order(num_rows, device=args[0].device).split(batch_size):
-            if len(idx) == batch_size:
-                yield take(idx, *args)

@@ -19,6 +19,7 @@ from pyro.infer.autoguide import AutoDelta
 from torch import Tensor
 
 from benchmarks import processes as processes_benchmark
+from pyro_lvgp.checkpoints import Checkpoint
 from pyro_lvgp.early_stopping import EarlyStopping
 from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.infer import Block, JointOptim
@@ -53,10 +54,10 @@ def averaged(rank: int) -> tuple[list[Tensor | None], tuple[float, bool, bool], 
     params[3].grad = torch.full((1, 2), float(rank), dtype=torch.float64)
     processes.average_gradients(params)
     start = torch.full((2,), float(rank))
-    processes.start_alike({"x": start})
+    processes.make_alike({"x": start})
     message = ""
     try:
-        processes.start_alike({"y": torch.zeros(1 + rank)})
+        processes.make_alike({"y": torch.zeros(1 + rank)})
     except ValueError as error:
         message = str(error)
     together = processes.mean(float(rank)), processes.any(rank == 1), processes.any(False)
@@ -155,6 +156,31 @@ def test_interrupting_one_process_ends_the_fit_of_all(tmp_path: Path):
         assert len(result.losses) == 4
 
 
+def resumed(rank: int) -> tuple[list[float], list[float], list[int]]:
+    Y = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+
+    def fitted_anew(num_steps: int, **options: Any) -> list[float]:
+        pyro.clear_param_store()
+        model = BayesianGPLVM(12, 3, latent_dim=2, num_inducing=4).initialize(Y)
+        how: Any = {"num_steps": num_steps, "batch_size": 4, "distributed": True, "progress": False} | options
+        return fit(model, MeanFieldGuide(model), Y, **how).losses
+
+    steps: list[int] = []
+    checkpoint = Checkpoint(Path(os.environ["FOLDER"]) / "fit.pt")
+    fitted_anew(4, checkpoint=checkpoint)
+    losses = fitted_anew(6, checkpoint=checkpoint, callback=lambda step, loss: steps.append(step))
+    return losses, fitted_anew(6), steps
+
+
+def test_checkpoints_are_of_each_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FOLDER", str(tmp_path))
+    for losses, uninterrupted, steps in in_processes(resumed, tmp_path):
+        assert losses == uninterrupted
+        assert steps == [4, 5]
+    assert (tmp_path / "fit.pt.0").exists()
+    assert (tmp_path / "fit.pt.1").exists()
+
+
 def nameless(rank: int) -> str:
     x, y = torch.randn(40, 2), torch.randn(40)
     with pyro.settings.context(module_local_params=True):
@@ -187,7 +213,7 @@ def test_one_process_alone_is_refused():
 def test_the_script_of_the_page_runs_under_torchrun(tmp_path: Path):
     page = (Path(__file__).parent.parent / "docs" / "processes.md").read_text("utf-8")
     script = page.split("```python\n")[1].split("```")[0]
-    (tmp_path / "share.py").write_text(script.replace("num_steps=1000", "num_steps=3"), "utf-8")
+    (tmp_path / "share.py").write_text(script.replace("1000", "3"), "utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "share.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

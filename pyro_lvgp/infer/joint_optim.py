@@ -28,7 +28,7 @@ class JointOptim(PyroOptim):
         gradient is a thousand times longer than all others then moves nothing far.
     :param schedule: maps the number of steps taken to a factor on the learning rate.
     :param distributed: step along the mean of the gradients of all processes that ``torch.distributed`` joins; each must take
-        as many steps.  A step that meets new parameters gives all the values that the first process has, and moves none.
+        as many steps.  If they meet new parameters with other values, they take over those of the first, and move none then.
     :raises TypeError: if ``optim_args`` is no dict, such as a function of the parameter's name.
     :raises ValueError: for a ``clip_factor`` of 1 or less; with one, where a gradient is not finite, before it moves anything;
         with several processes, where these have other parameters, or some that are not in Pyro's param store.
@@ -76,10 +76,8 @@ class JointOptim(PyroOptim):
         params = set(params)
         if not params:  # of a guide that is exact, say
             return
-        if new := params - self._known:
-            self._add(new)
-            if self._processes.size > 1:  # gradients were those of other values than the first process has
-                return
+        if (new := params - self._known) and not self._add(new):
+            return  # gradients were those of other values
         if unrestored := params & self._unrestored:
             self._restore(unrestored)
         for idle in self._known - params:
@@ -110,7 +108,8 @@ class JointOptim(PyroOptim):
         clip_grads_with_norm_(params, factor, norm / usual.clamp_min(torch.finfo(usual.dtype).tiny))
         self._usual_norm = usual.lerp(torch.minimum(norm, factor * usual), _FORGETTING)
 
-    def _add(self, new: set[Tensor]) -> None:
+    def _add(self, new: set[Tensor]) -> bool:
+        """Take up new parameters; whether these had the values of the first process already."""
         # A set of tensors has no stable order; names do.
         ordered = sorted(new, key=_name)
         named = {_name(param): param for param in ordered}
@@ -119,7 +118,6 @@ class JointOptim(PyroOptim):
                 "expected parameters with names, by which processes know each other's, got some that are not in Pyro's param "
                 "store; do without module_local_params"
             )
-        self._processes.start_alike(named)
         if self._optimizer is None:
             self._optimizer = self._constructor(ordered, **self._args)
         else:
@@ -127,6 +125,7 @@ class JointOptim(PyroOptim):
         self._base_lrs = [*self._base_lrs, self._optimizer.param_groups[-1]["lr"]]
         self._known |= new
         self._unrestored |= new
+        return self._processes.make_alike(named)
 
     def _restore(self, params: set[Tensor]) -> None:
         assert self._optimizer is not None

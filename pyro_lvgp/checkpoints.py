@@ -1,0 +1,171 @@
+"""States of a fit in a file, to go on from after whatever ended it."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from pyro.optim import PyroOptim
+from torch import Tensor, nn
+
+from pyro_lvgp.infer import BlockCoordinateVI
+from pyro_lvgp.infer._parameters import find_parameters
+from pyro_lvgp.validation import check_sizes
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """What has a state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go back to a state."""
+        ...
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A file to which :func:`~pyro_lvgp.training.fit` writes its state, and from which it goes on if there is one.
+
+    Run a script again that was killed, and its fit takes the steps that are left, with the mini-batches and random numbers
+    that it would have had.  All that does not change is made by the script: models, guides, data, settings.  To go on
+    beyond the last step, raise ``num_steps``; to start anew, remove the file.
+
+    :param path: of the file; of several processes each has one of its own, with its rank at the end of the name.
+    :param every: steps between two writings.  The state after the last step is written too, and that at Ctrl-C.
+    :raises ValueError: if ``every`` is below 1, or the folder of the file does not exist.
+
+    >>> import tempfile
+    >>> from pyro_lvgp.guides import MeanFieldGuide
+    >>> from pyro_lvgp.models import BayesianGPLVM
+    >>> from pyro_lvgp.training import fit
+    >>> Y = torch.randn(20, 3)
+    >>> model = BayesianGPLVM(20, 3, latent_dim=2, num_inducing=5).initialize(Y)
+    >>> guide = MeanFieldGuide(model)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     checkpoint = Checkpoint(f"{folder}/fit.pt", every=10)
+    ...     history = fit(model, guide, Y, num_steps=3, checkpoint=checkpoint, progress=False)
+    ...     history = fit(model, guide, Y, num_steps=5, checkpoint=checkpoint, progress=False)  # two steps more
+    >>> len(history.losses)
+    5
+    """
+
+    path: str | os.PathLike[str]
+    every: int = 100
+
+    def __post_init__(self) -> None:
+        check_sizes(every=self.every)
+        if not (folder := Path(self.path).absolute().parent).is_dir():
+            raise ValueError(f"expected a checkpoint in a folder that exists, got {os.fspath(self.path)}; make {folder} first")
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a file."""
+        return Path(self.path).exists()
+
+    def write(self, parts: Mapping[str, Stateful]) -> None:
+        """Put the states of all parts in the file, in the place of what it held.
+
+        :param parts: by name.
+        """
+        unfinished = Path(f"{os.fspath(self.path)}.unfinished")
+        torch.save({name: part.state_dict() for name, part in parts.items()}, unfinished)
+        unfinished.replace(self.path)
+
+    def read(self, parts: Mapping[str, Stateful]) -> None:
+        """Give all parts the states in the file.
+
+        :param parts: by name.
+        :raises ValueError: if these are states of other parts.
+        """
+        states = torch.load(self.path)
+        if not isinstance(states, Mapping) or states.keys() != parts.keys():
+            raise ValueError(f"expected the states of a fit in {os.fspath(self.path)}, got something else; name another file")
+        for name, part in parts.items():
+            part.load_state_dict(states[name])
+
+
+class Tensors:
+    """Parameters and buffers of a model and a guide.
+
+    :param model: a Pyro model.
+    :param guide: a Pyro guide.
+    :param example: makes arguments to call both with, to find them.
+    """
+
+    def __init__(self, model: Callable[..., Any], guide: Callable[..., Any], example: Callable[[], tuple[Tensor, ...]]):
+        self._model, self._guide, self._example = model, guide, example
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Values by name."""
+        return {name: tensor.detach() for name, tensor in self._named().items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Write values into the tensors.
+
+        :param state: what :meth:`state_dict` returned.
+        :raises ValueError: if these are other tensors.
+        """
+        own = self._named()
+        if others := own.keys() ^ state.keys() or {name for name in own if own[name].shape != state[name].shape}:
+            raise ValueError(
+                f"expected a checkpoint of this model and guide, got one that differs in {sorted(others)}; make them as they "
+                "were, or name another file"
+            )
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(state[name])
+
+    def _named(self) -> dict[str, Tensor]:
+        parameters = find_parameters(self._model, self._guide, self._example(), {})
+        tensors = {name: parameter.tensor for name, parameter in parameters.items()}
+        for prefix, part in (("model", self._model), ("guide", self._guide)):
+            if isinstance(part, nn.Module):
+                tensors |= {f"{prefix}.{name}": buffer for name, buffer in part.named_buffers()}
+        return tensors
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """The state of Pyro's optimisers, or of those of blocks.
+
+    :param optim: one or the other.
+    """
+
+    optim: PyroOptim | BlockCoordinateVI
+
+    def state_dict(self) -> dict[str, Any]:
+        """Moments, numbers of steps, …"""
+        return self.optim.get_state() if isinstance(self.optim, PyroOptim) else self.optim.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state.
+
+        :param state: what :meth:`state_dict` returned.
+        """
+        if isinstance(self.optim, PyroOptim):
+            self.optim.set_state(state)
+        else:
+            self.optim.load_state_dict(state)
+
+
+class RandomState:
+    """The global random state, on the CPU and every GPU in use."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of all generators."""
+        return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state.
+
+        :param state: what :meth:`state_dict` returned.
+        """
+        torch.set_rng_state(state["cpu"])
+        if state["cuda"]:
+            torch.cuda.set_rng_state_all(state["cuda"])

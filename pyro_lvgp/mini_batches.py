@@ -1,0 +1,73 @@
+"""Rows for each step of a fit."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class MiniBatches:
+    """All rows for ever, or shuffled mini-batches; a last short batch of a pass is dropped to keep their size fixed.
+
+    :param args: tensors with a row for each datum.
+    :param num_rows: number of rows.
+    :param batch_size: rows in a mini-batch; None for all at every step.
+    :param take: the arguments of a step, given the indices of the rows and all tensors.
+
+    >>> batches = MiniBatches((torch.arange(5.0),), 5, 2)
+    >>> [len(rows) for _, (rows, idx) in zip(range(3), batches)]
+    [2, 2, 2]
+    """
+
+    def __init__(
+        self,
+        args: tuple[Tensor, ...],
+        num_rows: int,
+        batch_size: int | None,
+        take: Callable[..., tuple[Tensor, ...]] | None = None,
+    ):
+        self._args, self._num_rows, self._batch_size, self._take = args, num_rows, batch_size, take or _rows
+        self._waiting: list[Tensor] = []
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        return self
+
+    def __next__(self) -> tuple[Tensor, ...]:
+        if self._batch_size is None:
+            return self._args
+        if not self._waiting:
+            # Pyro does not index parameters by as many rows as there are, which so must come in order.
+            order = torch.arange if self._batch_size == self._num_rows else torch.randperm
+            shuffled = order(self._num_rows, device=self._args[0].device).split(self._batch_size)
+            self._waiting = [idx for idx in shuffled if len(idx) == self._batch_size]
+        return self._take(self._waiting.pop(0), *self._args)
+
+    def example(self) -> tuple[Tensor, ...]:
+        """The arguments of some step."""
+        if self._batch_size is None:
+            return self._args
+        return self._take(torch.arange(self._batch_size, device=self._args[0].device), *self._args)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is left of the present pass."""
+        return {"waiting": self._waiting, "num_rows": self._num_rows, "batch_size": self._batch_size}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with what is left of a pass.
+
+        :param state: what :meth:`state_dict` returned.
+        :raises ValueError: for other numbers of rows.
+        """
+        sizes = state["num_rows"], state["batch_size"]
+        if sizes != (self._num_rows, self._batch_size):
+            raise ValueError(
+                f"expected a checkpoint of {self._num_rows} rows with batch_size={self._batch_size}, got one of {sizes[0]} "
+                f"with batch_size={sizes[1]}; give the data and settings that it was made with, or name another file"
+            )
+        self._waiting = state["waiting"]
+
+
+def _rows(idx: Tensor, *args: Tensor) -> tuple[Tensor, ...]:
+    """Some rows of all tensors, and which."""
+    return (*(arg[idx] for arg in args), idx)
