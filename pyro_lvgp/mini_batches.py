@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_lvgp.validation import check_sizes
+
 
 class MiniBatches:
     """All rows for ever, or shuffled mini-batches; a last short batch of a pass is dropped to keep their size fixed.
@@ -14,6 +16,7 @@ class MiniBatches:
     :param num_rows: number of rows.
     :param batch_size: rows in a mini-batch; None for all at every step.
     :param take: the arguments of a step, given the indices of the rows and all tensors.
+    :raises ValueError: if ``batch_size`` is out of range, or, without ``take``, tensors have other numbers of rows.
 
     >>> batches = MiniBatches((torch.arange(5.0),), 5, 2)
     >>> [len(rows) for _, (rows, idx) in zip(range(3), batches)]
@@ -27,6 +30,16 @@ class MiniBatches:
         batch_size: int | None,
         take: Callable[..., tuple[Tensor, ...]] | None = None,
     ):
+        if batch_size is not None:
+            check_sizes(least=0, batch_size=batch_size)
+            batch_size = int(batch_size)  # of whatever integers
+            if not 1 <= batch_size <= num_rows:
+                raise ValueError(f"expected batch_size from 1 to {num_rows}, the rows of the data, got {batch_size}")
+            if take is None and any(len(arg) != num_rows for arg in args):
+                raise ValueError(
+                    f"expected as many rows in each tensor, to take mini-batches of, got {[len(arg) for arg in args]}; give "
+                    "the model what is no data by functools.partial"
+                )
         self._args, self._num_rows, self._batch_size, self._take = args, num_rows, batch_size, take or _rows
         self._waiting: list[Tensor] = []
 
@@ -42,6 +55,11 @@ class MiniBatches:
             shuffled = order(self._num_rows, device=self._args[0].device).split(self._batch_size)
             self._waiting = [idx for idx in shuffled if len(idx) == self._batch_size]
         return self._take(self._waiting.pop(0), *self._args)
+
+    @property
+    def num_in_pass(self) -> int:
+        """Steps in which each row comes once, but for those dropped."""
+        return 1 if self._batch_size is None else self._num_rows // self._batch_size
 
     def example(self) -> tuple[Tensor, ...]:
         """The arguments of some step."""

@@ -16,7 +16,6 @@ from pyro.infer import ELBO, SVI, Trace_ELBO
 from pyro.nn import PyroModule
 from pyro.optim import PyroOptim
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from pyro_lvgp.checkpoints import Checkpoint, OptimizerState, RandomState, Stateful, Tensors
 from pyro_lvgp.early_stopping import EarlyStopping, Watch
@@ -25,6 +24,7 @@ from pyro_lvgp.interrupts import Interrupts
 from pyro_lvgp.mini_batches import MiniBatches
 from pyro_lvgp.param_store import shared_parameters, warn_if_shared
 from pyro_lvgp.processes import Processes
+from pyro_lvgp.progress import Progress
 from pyro_lvgp.seeding import seeded
 from pyro_lvgp.validation import check_bound, check_sizes, check_tensors
 
@@ -153,17 +153,7 @@ def fit(
         _check_number(check, args)
         check(*args)
     data = next((arg for arg in reversed(args) if arg.is_floating_point()), args[-1] if args else torch.empty(0))
-    num_rows = len(data)
-    if batch_size is not None:
-        check_sizes(least=0, batch_size=batch_size)
-        batch_size = int(batch_size)  # of whatever integers
-        if not 1 <= batch_size <= num_rows:
-            raise ValueError(f"expected batch_size from 1 to {num_rows}, the rows of the data, got {batch_size}")
-        if not hasattr(model, "mini_batch") and any(len(arg) != num_rows for arg in args):
-            raise ValueError(
-                f"expected as many rows in each tensor, to take mini-batches of, got {[len(arg) for arg in args]}; give the "
-                "model what is no data by functools.partial"
-            )
+    batches = MiniBatches(args, len(data), batch_size, getattr(model, "mini_batch", None))
     if early_stopping is not None and not isinstance(early_stopping, EarlyStopping):
         raise TypeError(f"expected early_stopping to be EarlyStopping(score), got {early_stopping!r}; give it a score")
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
@@ -173,7 +163,6 @@ def fit(
     svi = _climber(model, guide, loss, num_steps, distributed=distributed, **how)
     watch = Watch(early_stopping, (model, guide), processes)
     result = FitResult(scores=watch.scores, num_entries=int((~torch.isnan(data)).sum()) if args else 1)
-    batches = MiniBatches(args, num_rows, batch_size, getattr(model, "mini_batch", None))
     parts: dict[str, Stateful] = {
         "tensors": Tensors(model, guide, batches.example),
         "optimizer": OptimizerState(svi if isinstance(svi, BlockCoordinateVI) else svi.optim),
@@ -184,30 +173,31 @@ def fit(
     }
     if checkpoint is not None and processes.size > 1:
         checkpoint = replace(checkpoint, path=f"{os.fspath(checkpoint.path)}.{processes.rank}")
-    last_checked = 0 if batch_size is None or compile else num_rows // batch_size - 1
-    bar = tqdm(total=num_steps, disable=not progress or processes.rank > 0, unit="step")
-    with seeded(None if seed is None else seed + processes.rank), ExitStack() as unchecked, bar, Interrupts() as interrupts:
+    first_pass = 1 if compile else batches.num_in_pass
+    with (
+        seeded(None if seed is None else seed + processes.rank),
+        ExitStack() as unchecked,
+        Progress(num_steps, result.num_entries, shown=progress and processes.rank == 0) as bar,
+        Interrupts() as interrupts,
+    ):
         if checkpoint is not None and checkpoint.exists:
             svi.evaluate_loss(*batches.example())  # bounds and guides may draw random numbers at their first call
             checkpoint.read(parts)
         done = len(result.losses)
         if processes.any(processes.mean(float(done)) != done):
             raise RuntimeError(f"expected checkpoints of one step in all processes, got one of step {done} here; remove them")
-        bar.n = bar.initial = done
-        start, smoothed = time.perf_counter() - (result.seconds[-1] if done else 0.0), math.nan
+        bar.start_at(done)
+        start = time.perf_counter() - (result.seconds[-1] if done else 0.0)
         try:
             for step, batch in zip(range(done, done if watch.has_ended else num_steps), batches, strict=False):
                 value = processes.mean(float(svi.step(*batch)))
-                if step == max(last_checked, done):
+                if step + 1 == max(first_pass, done + 1):
                     unchecked.enter_context(pyro.validation_enabled(False))
                 result.losses.append(value)
                 result.seconds.append(time.perf_counter() - start)
                 if callback is not None:
                     callback(step, value)
-                smoothed = value if math.isnan(smoothed) else 0.95 * smoothed + 0.05 * value
-                note = " (compiling)" if compile and step == done else ""
-                bar.set_postfix_str(f"bound/entry {-smoothed / result.num_entries:.4f}{note}", refresh=bool(note))
-                bar.update()
+                bar.advance(value, " (compiling)" if compile and step == done else "")
                 is_last = step + 1 == num_steps
                 watch.look(step + 1, is_last=is_last)
                 came = processes.any(interrupts.came)
@@ -220,7 +210,7 @@ def fit(
         except KeyboardInterrupt:
             result.interrupted = True
             if processes.rank == 0:
-                bar.write(f"interrupted after {len(result.losses)} steps; what was learned is kept")
+                bar.say(f"interrupted after {len(result.losses)} steps; what was learned is kept")
         finally:
             watch.restore()
             for tensor in watch.state():  # whatever ended a step may have left a gradient to the next fit
