@@ -417,6 +417,42 @@ def test_model_that_does_not_broadcast_asks_for_single_draws():
     np.testing.assert_allclose(tree["log_likelihood"]["y"][0], dist.Normal(w @ X.T, 1.0).log_prob(y), rtol=1e-4)
 
 
+class NoDraws(dist.Normal):
+    def rsample(self, sample_shape=()):
+        raise NotImplementedError("no draws of this")
+
+
+class FewAtOnce(dist.Normal):
+    def log_prob(self, value):
+        if self.batch_shape.numel() > 100:
+            raise RuntimeError("not enough memory")
+        return super().log_prob(value)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "mean", "error", "message"),
+    [
+        (NoDraws, 3.0, NotImplementedError, "^no draws of this"),
+        (FewAtOnce, 3.0, RuntimeError, "^not enough memory$"),
+        (dist.Normal, -3.0, ValueError, r"(?s)^Error while computing log_prob at site 'x'.*to be within the support"),
+    ],
+    ids=["predictions", "memory", "support"],
+)
+def test_what_does_not_fail_for_want_of_broadcasting_keeps_its_error(likelihood, mean, error, message):
+    def model(y):
+        x = pyro.sample("x", dist.Exponential(1.0))
+        with pyro.plate("data", 6):
+            pyro.sample("y", likelihood(x, 1.0), obs=y)
+
+    def guide(y):
+        pyro.sample("x", dist.Normal(mean, 1e-3))
+
+    with pytest.raises(error, match=message) as raised:
+        to_arviz(model, guide, torch.zeros(6), num_samples=40)
+    assert raised.type is error
+    assert "vectorize" not in str(raised.value)
+
+
 def test_model_that_reduces_over_its_rows_asks_for_single_draws():
     def model(y):
         with pyro.plate("data", 6):

@@ -123,29 +123,44 @@ class _Pair:
         if not self.layouts:
             raise ValueError("expected a model with sample sites, got none; check that it calls pyro.sample")
         if vectorize:
-            with _explain_failure():
-                _log_prob(guide_trace, 1, self.nesting)
-                _log_prob(model_trace, 1, self.nesting)
+            for trace in (guide_trace, model_trace):
+                _log_prob(trace, 1)  # whose errors are those of one draw
+                with _explain_failure():
+                    _check_plates(trace, self.nesting)
 
     def draw(self, num: int, predict: bool, log_likelihood: bool) -> dict[tuple[str, str], Tensor]:
         """Make ``num`` draws: (what, site) -> tensor whose first dimension counts draws."""
         if not self.vectorize:
             return self._draw(1, None, nullcontext(), predict, log_likelihood)
-        with _explain_failure():
-            nesting = self.nesting + 1
-            draws = self._draw(num, nesting, pyro.plate(_DRAWS, num, dim=-nesting), predict, log_likelihood)
-            if not self.is_checked:
-                self._check_first(draws)
-            return draws
+        try:
+            return self._draw_at_once(num, predict, log_likelihood)
+        except (RuntimeError, ValueError, IndexError):
+            # What does not broadcast fails for few draws too, but not for one alone: bad values and want of memory differ.
+            self._draw(1, None, nullcontext(), predict, log_likelihood)
+            for few in (2, 3):  # one of which may be the size of a plate
+                with _explain_failure():
+                    self._draw_at_once(few, predict, log_likelihood)
+            raise
+
+    def _draw_at_once(self, num: int, predict: bool, log_likelihood: bool) -> dict[tuple[str, str], Tensor]:
+        nesting = self.nesting + 1
+        draws = self._draw(num, nesting, pyro.plate(_DRAWS, num, dim=-nesting), predict, log_likelihood)
+        if not self.is_checked:
+            self._check_first(draws)
+        return draws
 
     def _draw(
         self, num: int, nesting: int | None, plate: AbstractContextManager, predict: bool, log_likelihood: bool
     ) -> dict[tuple[str, str], Tensor]:
         with plate:
             guide_trace = self._trace_guide()
-            model_trace = self._trace_model(self._for_model(guide_trace, num), self.model)
+            latents = guide_trace if nesting is None else self._for_model(guide_trace, num)
+            model_trace = self._trace_model(latents, self.model)
             share_masks(model_trace, guide_trace)
-            log_p, log_q = (_log_prob(trace, num, nesting) for trace in (model_trace, guide_trace))
+            log_p, log_q = (_log_prob(trace, num) for trace in (model_trace, guide_trace))
+            if nesting is not None:
+                _check_plates(model_trace, nesting)
+                _check_plates(guide_trace, nesting)
             simulated = self._trace_model(model_trace, _Simulate()(self.model)) if predict else None
         # What the guide lacks was drawn from the model: its density is part of q.
         log_q |= {n: log_p[n] for n, layout in self.layouts.items() if layout.kind == "latent" and n not in log_q}
@@ -195,7 +210,7 @@ class _Pair:
         The guide may nest its plates differently, or declare as event dimensions what the model calls plates.
         """
         trace = guide_trace.copy()
-        for name, site in _sampled(guide_trace).items() if self.vectorize else ():
+        for name, site in _sampled(guide_trace).items():
             if name in self.layouts and not site["is_observed"]:
                 shape = self.guide_shapes[name]
                 ones = (1,) * (self.nesting + self.layouts[name].event_dim - len(shape))
@@ -239,17 +254,19 @@ def _sampled(trace: Trace) -> dict[str, Any]:
     return {name: s for name, s in trace.nodes.items() if s["type"] == "sample" and not _is_subsample(s)}
 
 
-def _log_prob(trace: Trace, num: int, nesting: int | None) -> dict[str, Tensor]:
-    """[num] log density of every site, scaled and masked, summed in float64; shapes are checked if nesting is given."""
+def _log_prob(trace: Trace, num: int) -> dict[str, Tensor]:
+    """[num] log density of every site, scaled and masked, summed in float64."""
     trace.compute_log_prob(lambda _, site: not _is_subsample(site))
-    sites = _sampled(trace)
-    if nesting is not None:
-        for name, site in sites.items():
-            check_site_shape(site, nesting)
-            shape = site["log_prob"].shape
-            if any(size != 1 for size in shape[: len(shape) - nesting]):
-                raise ValueError(f"at site '{name}' a batch of shape {list(shape)} that is not all in plates")
-    return {name: site["log_prob"].reshape(num, -1).sum(-1, dtype=torch.float64) for name, site in sites.items()}
+    return {name: s["log_prob"].reshape(num, -1).sum(-1, dtype=torch.float64) for name, s in _sampled(trace).items()}
+
+
+def _check_plates(trace: Trace, nesting: int) -> None:
+    """Raise if a site whose log density is known has a batch dimension that is not in a plate."""
+    for name, site in _sampled(trace).items():
+        check_site_shape(site, nesting)
+        shape = site["log_prob"].shape
+        if any(size != 1 for size in shape[: len(shape) - nesting]):
+            raise ValueError(f"at site '{name}' a batch of shape {list(shape)} that is not all in plates")
 
 
 @contextmanager
