@@ -7,7 +7,7 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
-from pyro.infer.autoguide.initialization import init_to_value
+from pyro.infer.autoguide.initialization import init_to_mean, init_to_value
 from pyro.infer.reparam import LocScaleReparam
 from pyro.optim import Adam
 from torch import nn
@@ -94,6 +94,40 @@ def test_first_call_may_be_a_mini_batch(y):
     idx = torch.tensor([7, 2, 4])
     guide(y[:, idx], idx)
     assert torch.equal(guide.locs.x.detach(), start)
+
+
+@pytest.mark.parametrize("rows", [[7, 2, 4], range(10)], ids=["batch", "all"])
+def test_initial_values_have_the_shape_of_their_site(rows):
+    """A value that all members of a plate share starts them, and does not tie them; others of another shape are refused."""
+
+    def model(y, idx=None):
+        with pyro.plate("rows", 10, subsample=idx, dim=-2):
+            u = pyro.sample("u", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+            with pyro.plate("columns", 4, dim=-1):
+                pyro.sample("y", dist.Normal(u.sum(-1), 1.0), obs=y)
+
+    def plates(y, idx=None):
+        return pyro.plate("rows", 10, subsample=idx, dim=-2)
+
+    def locs_from(start):
+        guide = MeanFieldGuide(model, init_loc_fn=init_to_value(values={"u": start}), create_plates=plates)
+        guide(torch.zeros(len(rows), 4), torch.tensor(rows))
+        return guide.locs.u
+
+    shared = torch.tensor([1.0, 2.0])
+    assert torch.equal(locs_from(shared), shared.expand(10, 1, 2))
+    pyro.clear_param_store()
+    with pytest.raises(ValueError, match=r"initial value of site 'u' of shape \[10, 1, 2\], got \[10, 2\]"):
+        locs_from(torch.zeros(10, 2))
+
+
+@pytest.mark.parametrize("initial", [init_to_mean, init_to_value(values={"scale": torch.tensor(0.0)})])
+def test_initial_values_are_inside_the_support(initial):
+    def model():
+        pyro.sample("scale", dist.HalfCauchy(1.0))  # whose mean is infinite
+
+    with pytest.raises(ValueError, match=r"initial value of site 'scale' inside its support.*init_to_median"):
+        MeanFieldGuide(model, init_loc_fn=initial)()
 
 
 def test_reparameterised_sites_begin_where_the_model_does():

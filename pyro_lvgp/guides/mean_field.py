@@ -48,7 +48,8 @@ class MeanFieldGuide(ModelGuide):
     :param init_scale: initial standard deviation in unconstrained space.
     :param create_plates: as for Pyro's autoguides: called with the model's arguments, it returns the plates that the model
         subsamples by an index of its own; by default the model's ``create_plates`` if it has one.
-    :raises ValueError: for an unknown site or covariance, or a plate subsampled by an index that no ``create_plates`` knows.
+    :raises ValueError: for an unknown site or covariance; when first called, for a plate subsampled by an index that no
+        ``create_plates`` knows, or an initial value of another shape or outside the support.
 
     >>> from pyro.infer import SVI, TraceMeanField_ELBO
     >>> from pyro.optim import Adam
@@ -104,6 +105,11 @@ class MeanFieldGuide(ModelGuide):
                 transform = biject_to(site["fn"].support)
                 value = self._initial.full(name, site)
                 loc = transform.inv(value).detach().clone(memory_format=torch.contiguous_format)
+            if not torch.isfinite(loc).all():
+                raise ValueError(
+                    f"expected an initial value of site {name!r} inside its support, got one that is infinite or NaN in "
+                    "unconstrained space; take another init_loc_fn, such as init_to_median"
+                )
             event_dim = site["fn"].event_dim + loc.dim() - value.dim()
             transform = None if _is_real(site["fn"].support) else transform
             self.coordinates[name] = SiteCoordinates(transform, event_dim, self._covariance_of(name, site, event_dim))
@@ -280,10 +286,25 @@ class _FullInitialValues:
         self._values: dict[str, Tensor] = {}
 
     def __call__(self, site: dict) -> Tensor:
-        value = self._values[site["name"]] = self._init_loc_fn(site).detach()
+        value = self._values[site["name"]] = self._expanded(self._init_loc_fn(site).detach(), site)
         for frame, dim in _subsampled(site):
             value = value.narrow(dim, 0, frame.size)
         return value
+
+    def _expanded(self, value: Tensor, site: dict) -> Tensor:
+        """A value of the shape of its site, or with all rows of a plate in the place of those in it."""
+        shape, full_shape = list(site["fn"].shape()), list(site["fn"].shape())
+        for frame, dim in _subsampled(site):
+            full_shape[dim] = frame.full_size
+            if value.shape[dim:][:1] == (frame.full_size,):
+                shape[dim] = frame.full_size
+        try:
+            return value.expand(shape)
+        except RuntimeError as error:
+            raise ValueError(
+                f"expected an initial value of site {site['name']!r} of shape {full_shape}, got {list(value.shape)}; mend "
+                "init_loc_fn"
+            ) from error
 
     def full(self, name: str, site: dict) -> Tensor:
         # A reparameteriser derives the values of its sites from that of the site it replaces.
