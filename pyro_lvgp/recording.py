@@ -18,6 +18,7 @@ _DRAWS_LIKE: dict[Any, Any] = {
     torch.ops.aten.randn_like.default: torch.ops.aten.randn.default,
     torch.ops.aten.rand_like.default: torch.ops.aten.rand.default,
 }
+_INDEXING = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default}
 _VALUE_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
@@ -126,10 +127,47 @@ def _operations(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
         if "data-dependent" not in str(error):
             raise
         raise _refusal() from error
+    _locate_fixed_masks(recorded)
     for node in recorded.graph.nodes:
         if _depends_on_values(node):
             raise _refusal(str(node.target))
     return recorded
+
+
+def _locate_fixed_masks(recorded: Any) -> None:
+    """Index by places instead of masks that are the same at all calls, such as that of the entries below a diagonal.
+
+    What such a mask takes has one shape, which compilers cannot know.
+    """
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    places: dict[tuple[Node, Node], Node] = {}
+    fixed = _made_of_nothing(recorded.graph, random=False)
+    for node in recorded.graph.nodes:
+        for mask in filter(_is_mask, _indices(node)):
+            if mask in fixed:
+                places[node, mask] = graph.call_function(torch.nonzero, (copies[mask],))
+        if node in fixed:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(places.values()))
+    for (node, mask), found in zip(places, GraphModule({}, graph)(), strict=True):
+        columns: list[Node] = []
+        for column in found.unbind(-1):
+            name = f"_places_{len(list(recorded.buffers()))}"
+            recorded.register_buffer(name, column.contiguous())
+            with recorded.graph.inserting_before(node):
+                columns.append(recorded.graph.get_attr(name))
+        indices = [part for index in _indices(node) for part in (columns if index is mask else [index])]
+        node.args = (node.args[0], indices, *node.args[2:])
+
+
+def _made_of_nothing(graph: Graph, *, random: bool = True) -> set[Node]:
+    """Operations that depend on no tensor from outside, with or without those that draw."""
+    made: set[Node] = set()
+    for node in graph.nodes:
+        if node.op == "call_function" and made.issuperset(node.all_input_nodes) and (random or not _is_random(node)):
+            made.add(node)
+    return made
 
 
 def _take_out_draws(graph: Graph) -> Graph:
@@ -142,10 +180,7 @@ def _take_out_draws(graph: Graph) -> Graph:
             described = node.meta["tensor_meta"]
             node.target, node.args = _DRAWS_LIKE[node.target], (list(described.shape),)
             node.kwargs = {"dtype": described.dtype, "device": node.meta["val"].device}
-    fixed: set[Node] = set()
-    for node in graph.nodes:
-        if node.op == "call_function" and fixed.issuperset(node.all_input_nodes):
-            fixed.add(node)
+    fixed = _made_of_nothing(graph)
     random = [node for node in graph.nodes if _is_random(node)]
     random = random if fixed.issuperset(random) else []
     needed = set(random)
@@ -181,11 +216,19 @@ def _is_random(node: Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
+def _indices(node: Node) -> Any:
+    """What an operation indexes by: for each dimension a node or None."""
+    return node.args[1] if node.target in _INDEXING else ()
+
+
+def _is_mask(index: Node | None) -> bool:
+    return index is not None and "tensor_meta" in index.meta and index.meta["tensor_meta"].dtype == torch.bool
+
+
 def _depends_on_values(node: Node) -> bool:
     """Whether the shape of a recorded operation, or its being recorded, hangs on values."""
     if node.target is torch.ops.aten.index.Tensor:
-        indices: Any = node.args[1]
-        return any(index is not None and index.meta["tensor_meta"].dtype == torch.bool for index in indices)
+        return any(map(_is_mask, _indices(node)))
     return bool(_VALUE_TAGS & set(getattr(node.target, "tags", ())))
 
 

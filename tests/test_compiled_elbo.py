@@ -82,6 +82,17 @@ def users_own(y):
         pyro.sample("y", dist.Normal(loc, (noise * scale)[..., None]).to_event(1), obs=y[idx])
 
 
+def correlated(y):
+    """Whose correlations torch makes by masks below a diagonal."""
+    correlations = pyro.sample("correlations", dist.LKJCholesky(D, 2.0))
+    with pyro.plate("rows", len(y)):
+        pyro.sample("y", dist.MultivariateNormal(torch.zeros(D), scale_tril=correlations), obs=y)
+
+
+def correlations(make_guide):
+    return correlated, make_guide(correlated), (counts(missing=False),)
+
+
 def own_model():
     return users_own, AutoNormal(users_own), (counts(missing=False),)
 
@@ -107,6 +118,8 @@ CASES = {
     "Pyro's mean field": (lambda: gplvm(annealed()), TraceMeanField_ELBO()),
     "a user's own": (own_model, MeanFieldELBO(local_plate="rows")),
     "a user's own, Pyro's bound": (own_model, TraceMeanField_ELBO()),
+    "correlations": (lambda: correlations(MeanFieldGuide), MeanFieldELBO(local_plate="rows")),
+    "correlations, annealed": (lambda: correlations(annealed(step_size=0.1)), Trace_ELBO()),
     "GP-VAE": (gpvae, StructuredELBO()),
     "GP-VAE, IndexNet": (lambda: gpvae(encoder=IndexNet), StructuredELBO(masking=hide_like_rows, rescale=True)),
     "GP-VAE, PointNet": (lambda: gpvae(encoder=PointNet), StructuredELBO(value="doubly-stochastic", gradient="score")),

@@ -35,3 +35,23 @@ def test_an_input_given_twice_stands_for_two():
     x = torch.tensor(2.0)
     graph = record_pure(lambda a, b: [a - b], [x, x])
     assert graph(torch.tensor(3.0), torch.tensor(1.0))[0] == 2.0
+
+
+def test_masks_that_depend_on_nothing_take_what_they_took():
+    """Also where they are written into between two uses; those of data are another thing."""
+
+    def function(x):
+        mask = torch.zeros(3, 3, dtype=torch.bool)
+        mask[0].fill_(True)
+        first = x[..., mask]
+        mask[:, 1].fill_(True)
+        filled = x.clone()
+        filled[:, mask] = first.sum()
+        return [first, filled, x[mask[0].new_ones(2), 0, 1:]]
+
+    recorded = record_pure(function, [torch.randn(2, 3, 3)])
+    x = torch.randn(2, 3, 3)
+    for found, expected in zip(recorded(x), function(x), strict=True):
+        assert torch.equal(found, expected)
+    with pytest.raises(ValueError, match=r"do not depend on the values of tensors, got aten\.index"):
+        record_pure(lambda x: [x[x > 0.0]], [x])
