@@ -567,7 +567,8 @@ def test_all_draws_are_of_the_same_rows(vectorize):
     assert (high - low < 1.0).all()
 
 
-def test_a_global_guide_may_be_a_function_that_returns_nothing():
+@pytest.mark.parametrize("returned", [lambda scale: None, lambda scale: scale, lambda scale: {"scale": scale}])
+def test_a_global_guide_may_be_a_function_that_returns_anything(returned):
     def model(y):
         scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))
         with pyro.plate("data", 3):
@@ -575,10 +576,11 @@ def test_a_global_guide_may_be_a_function_that_returns_nothing():
             pyro.sample("y", dist.Normal(x, 1.0), obs=y)
 
     def global_guide(y):
-        pyro.sample("scale", dist.LogNormal(pyro.param("loc", torch.tensor(0.3)), 0.1))
+        return returned(pyro.sample("scale", dist.LogNormal(pyro.param("loc", torch.tensor(0.3)), 0.1)))
 
     y = torch.randn(3)
     guide = AutoAnnealedLangevin(model, local_plate="data", num_steps=2, global_guide=global_guide)
+    assert guide(y).keys() == {"scale", "x"}
     draws = guide.sample_posterior(200, y)
     assert draws["scale"].shape == (200,)
     assert draws["x"].shape == (200, 3)

@@ -293,7 +293,10 @@ class AutoAnnealedLangevin(SampledGuide):
     def _sample_others(self, args: tuple, kwargs: dict) -> dict[str, Tensor]:
         if self.global_guide is None:
             return self.base_guide.sample_sites(self._others, args)
-        return dict(self.global_guide(*args, **kwargs) or {})
+        with poutine.trace() as drawn:
+            self.global_guide(*args, **kwargs)
+        sites: Any = drawn.trace.nodes
+        return {name: sites[name]["value"] for name, _ in self.prototype_trace.iter_stochastic_nodes() if name in sites}
 
     def _check_drawn(self, drawn: Trace) -> None:
         """Raise if the chain would climb a draw from the prior."""
