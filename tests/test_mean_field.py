@@ -215,6 +215,26 @@ def test_encoders_fit_their_sites(encoder, covariance, match):
         guide(torch.randn(6, 3))
 
 
+@pytest.mark.parametrize("is_annealed", [False, True])
+def test_encoders_serve_data_of_another_size_in_plates_that_know_it(is_annealed):
+    def model(y):
+        with pyro.plate("data", len(y)):
+            x = pyro.sample("x", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+            pyro.sample("y", dist.Normal(x, 1.0).to_event(1), obs=y)
+
+    def make(**options):
+        base = MeanFieldGuide(model, encoders={"x": ZeroImputation(2, 2)}, **options)
+        return AutoAnnealedLangevin(model, num_steps=2, base_guide=base) if is_annealed else base
+
+    guide = make()
+    guide(torch.randn(4, 2))
+    with pytest.raises(ValueError, match=r"expected 4 rows in plate 'data' from the encoder of 'x', got 9; .*create_plates="):
+        guide(torch.randn(9, 2))
+    pyro.clear_param_store()
+    guide = make(create_plates=lambda y: pyro.plate("data", len(y)))
+    assert [len(guide(torch.randn(rows, 2))["x"]) for rows in (4, 9, 1)] == [4, 9, 1]
+
+
 @pytest.mark.parametrize("covariance", ["diagonal", "full"])
 def test_amortised_by_an_encoder(covariance):
     Y = torch.randn(10, 3)

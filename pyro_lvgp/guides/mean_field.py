@@ -16,6 +16,7 @@ from pyro.infer.autoguide.utils import deep_setattr, helpful_support_errors
 from pyro.nn import PyroModule, PyroParam
 from pyro.ops.tensor_utils import periodic_repeat
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 
@@ -179,6 +180,7 @@ class MeanFieldGuide(ModelGuide):
                     f"expected loc {list(of_loc)} and scale {list(of_scale)} for each row from the encoder of {name!r}, got "
                     f"{list(loc.shape)} and {list(scale.shape)}; give it the latent_dim and the covariance of the site"
                 )
+            self._check_rows(name, loc.shape[:batch_dim])
             return encoding
         self._check_order_of_rows()
         try:
@@ -188,6 +190,17 @@ class MeanFieldGuide(ModelGuide):
                 f"{error}: expected the data of the first call, which the parameters of {name!r} are for; give the site an "
                 "encoder, to take others"
             ) from error
+
+    def _check_rows(self, name: str, batch_shape: torch.Size) -> None:
+        """Raise if an encoder had data of another number of rows than the plates that its site is drawn in."""
+        for plate in _PYRO_STACK:
+            if not isinstance(plate, pyro.plate) or plate.dim is None or -plate.dim > len(batch_shape):
+                continue
+            if (rows := batch_shape[plate.dim]) not in (1, plate.subsample_size):
+                raise ValueError(
+                    f"expected {plate.subsample_size} rows in plate {plate.name!r} from the encoder of {name!r}, got {rows}; "
+                    f"for data of other sizes pass create_plates=lambda *args: pyro.plate({plate.name!r}, <number of rows>)"
+                )
 
     def forward(self, *args, **kwargs) -> dict[str, Tensor]:
         if self.prototype_trace is None:
