@@ -624,6 +624,21 @@ def test_posterior_draws_have_the_moments_of_the_posterior(dynamics, step_size):
     assert torch.allclose(x.std(0), torch.full((3,), 0.2**0.5), rtol=0.06)
 
 
+@pytest.mark.parametrize(
+    ("num_samples", "chunk_size", "error", "message"),
+    [
+        (0, 1, ValueError, "expected num_samples of 1 or more, got 0"),
+        (2.5, 1, TypeError, r"expected num_samples to be an integer, got 2\.5"),
+        (2, 0, ValueError, "expected chunk_size of 1 or more, got 0"),
+    ],
+)
+def test_numbers_of_draws_are_checked(unchecked, num_samples, chunk_size, error, message):
+    model, Y = small(torch.float32)
+    guide = AutoAnnealedLangevin(model, num_steps=2)
+    with pytest.raises(error, match=message):
+        guide.sample_posterior(num_samples, Y, chunk_size=chunk_size)
+
+
 def test_median_and_quantiles_are_those_of_the_draws():
     model, Y = small()
     guide = AutoAnnealedLangevin(model, num_steps=2)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyro_lvgp.guides._model_guide import ModelGuide
 from pyro_lvgp.seeding import seeded
+from pyro_lvgp.validation import check_sizes
 
 
 class SampledGuide(ModelGuide):
@@ -32,7 +33,10 @@ class SampledGuide(ModelGuide):
         :param args: arguments of the model: a chain needs the data.
         :param chunk_size: how many at once.
         :param vectorize: False draws one by one, for models that do not broadcast over dimensions left of their plates.
+        :raises ValueError: if a number is not positive.
+        :raises TypeError: if a number is no integer.
         """
+        check_sizes(num_samples=num_samples, chunk_size=chunk_size)
         with torch.no_grad(), poutine.block():
             model_trace = poutine.trace(self.model).get_trace(*args, **kwargs)
             with _OnRowsOf(model_trace):
