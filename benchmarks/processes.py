@@ -45,7 +45,7 @@ TASKS = {"mean field": None, "annealed, K = 5": 5}
 
 def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:
     """Measure all ways to share a step for each seed, by guide."""
-    num_steps = 10 if quick else 200
+    num_steps = 10 if quick else 100
     for task in [only] if only else list(TASKS):
         for name, setup in tqdm(SETUPS.items(), desc=task, unit="setup"):
             for seed in range(seeds):
