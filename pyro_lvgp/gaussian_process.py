@@ -13,7 +13,7 @@ from torch.distributions import MultivariateNormal, register_kl
 from pyro_lvgp import gaussian_sites, state_space
 from pyro_lvgp.gaussian_sites import Posterior
 from pyro_lvgp.kernels import Kernel
-from pyro_lvgp.kernels.base import Theta
+from pyro_lvgp.kernels.base import Theta, theta_in_double
 from pyro_lvgp.linalg import safe_cholesky
 from pyro_lvgp.state_space import Series
 
@@ -76,6 +76,10 @@ class GaussianProcess(_Process):
         """
         return GaussianProcess(self.kernel, X, self.theta)
 
+    def double(self) -> "GaussianProcess":
+        """The same process in double precision."""
+        return GaussianProcess(self.kernel, self.X.double(), theta_in_double(self.theta))
+
     @property
     def is_markov(self) -> bool:
         """Whether this is a Gauss–Markov chain: one column of inputs, Matérn kernels, and sums and products of them."""
@@ -124,12 +128,16 @@ class GaussianProcess(_Process):
         return self._diagonal.expand(self._full_shape)
 
     def rsample(self, sample_shape=()):
-        shape = torch.Size(sample_shape) + self._full_shape
         if self.prefers_state_space:
-            noise = self._diagonal.new_empty(*shape, self.series.chain.h.shape[-1]).normal_()
-            return state_space.draw_prior(self.series, noise)
-        noise = self._diagonal.new_empty(shape).normal_()
+            return self.rsample_chain(sample_shape)
+        noise = self._diagonal.new_empty(torch.Size(sample_shape) + self._full_shape).normal_()
         return (self.scale_tril @ noise[..., None]).squeeze(-1)
+
+    def rsample_chain(self, sample_shape=()):
+        """Draws of the Gauss–Markov chain, which need no jitter."""
+        shape = torch.Size(sample_shape) + self._full_shape
+        noise = self._diagonal.new_empty(*shape, self.series.chain.h.shape[-1]).normal_()
+        return state_space.draw_prior(self.series, noise)
 
     def log_prob(self, value):
         if self._validate_args:
@@ -213,11 +221,18 @@ class StructuredPosterior(_Process):
                 f"expected a GaussianProcess prior, which can be continued to other inputs, got {type(self.prior).__name__}; "
                 "run the guide on old and new inputs together, with NaN for the new data"
             )
+        if joint and X.dtype != torch.float64:
+            # Sharp sites leave less of the prior's covariance than single precision rounds it by.
+            exact = StructuredPosterior(self.prior.double(), self.site_mean.double(), self.site_precision.double())
+            f = exact.at(X.double(), joint=True)
+            return dist.MultivariateNormal(f.loc.to(X), scale_tril=f.scale_tril.to(X))
         new, K_new = self.prior.at(X), self.prior.covariance_with(X)
         mean, variance = gaussian_sites.predict(self.posterior, K_new, new._diagonal, torch.zeros_like(new._diagonal))
         if not joint:
             return dist.Normal(mean, variance.sqrt())
         covariance = gaussian_sites.predictive_covariance(self.posterior, K_new, new.covariance_matrix)
+        rounding = sum(K_new.shape[-2:]) * torch.finfo(X.dtype).eps * new._diagonal  # of what it was taken from
+        covariance = covariance + torch.diag_embed(rounding)
         return dist.MultivariateNormal(mean, scale_tril=safe_cholesky(covariance, name="posterior covariance"))
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from pyro_lvgp import sparse_sites
 from pyro_lvgp.kernels import Kernel
-from pyro_lvgp.kernels.base import Theta
-from pyro_lvgp.linalg import safe_cholesky, solve_lower
+from pyro_lvgp.kernels.base import Theta, theta_in_double
+from pyro_lvgp.linalg import _FIRST_JITTER, safe_cholesky, solve_lower
 
 
 class SparseProcess:
@@ -141,9 +141,11 @@ class SparseProcess:
 
         :param v: whitened inducing values.
         """
-        jitter = self.jitter * self.Kff.mean(-1)[..., None, None] * eye_like(self.A, self.A.shape[-1])
-        covariance = self.kernel.covariance(self.X, self.X, self.theta) - self.A.mT @ self.A + jitter
-        scale_tril = safe_cholesky(covariance, name="Kff given u", describe=self.kernel._parameters_text)
+        # u leaves less of the covariance than single precision rounds it by.
+        exact = SparseProcess(self.kernel, self.Z.double(), self.X.double(), theta_in_double(self.theta), jitter=self.jitter)
+        jitter = _FIRST_JITTER[torch.float64] * exact.Kff.mean(-1)[..., None, None] * eye_like(exact.A, exact.A.shape[-1])
+        covariance = self.kernel.covariance(exact.X, exact.X, exact.theta) - exact.A.mT @ exact.A + jitter
+        scale_tril = safe_cholesky(covariance, name="Kff given u", describe=self.kernel._parameters_text).to(self.A)
         mean = (v.unsqueeze(-3).unsqueeze(-2) @ self.A).squeeze(-2)
         return (mean + (scale_tril @ torch.randn_like(mean)[..., None]).squeeze(-1)).squeeze(-3)
 

@@ -55,7 +55,7 @@ class StateSpacePosterior(StructuredPosterior):
         return state_space.condition(self.prior.series, self.site_mean, self.site_precision)
 
     def rsample(self, sample_shape=()):
-        drawn = self.prior.expand(self.batch_shape).rsample(sample_shape)
+        drawn = self.prior.expand(self.batch_shape).rsample_chain(sample_shape)
         return state_space.draw(self.prior.series, self.posterior, drawn, torch.randn_like(drawn))
 
     def at(self, X: Float[Tensor, "*#batch M P"], *, joint: bool = False) -> Any:

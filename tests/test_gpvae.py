@@ -22,7 +22,7 @@ from pyro_lvgp.kernels import RBF, Matern, Stack
 from pyro_lvgp.likelihoods import Binomial, Gaussian, LogNormal, Poisson
 from pyro_lvgp.models import GPVAE, SparseGPVAE
 from pyro_lvgp.models.mixture import MixturePrediction
-from pyro_lvgp.networks import MLP, FactorNet
+from pyro_lvgp.networks import MLP, FactorNet, IndexNet
 from pyro_lvgp.training import fit
 
 N, M, D, B = 6, 3, 3, 3
@@ -323,6 +323,33 @@ def test_predictions_are_the_exact_process_s(series, inputs, joint):
         if not joint:
             between = torch.diag(variance)
         assert ((sampled - between).abs() < 4.5 * error).all()
+
+
+@pytest.mark.parametrize("method", ["dense", "state-space", "inducing points"])
+@pytest.mark.parametrize("inputs", ["data", "between", "beyond"])
+def test_joint_predictions_of_sharp_sites_in_single_precision(method, inputs):
+    """Trajectories vary by what double precision says, far less than rounding of the prior's covariance would move them."""
+    num_points, kernel = 100, Matern(1, 2.5, lengthscale=5.0, batch_shape=(2,))
+    x = torch.linspace(0.0, 10.0, num_points)[:, None]
+    y = (x + torch.arange(D)).sin()
+    if method == "inducing points":
+        model = SparseGPVAE(kernel, nn.Linear(2, D), x[::3])
+        guide = SparseStructuredGPGuide(model, IndexNet(D, 2, init_scale=0.003))
+    else:
+        model = GPVAE(kernel, nn.Linear(2, D))
+        guide = StructuredGPGuide(model, IndexNet(D, 2, init_scale=0.003), method=method)
+    x_new = {"data": None, "between": torch.linspace(0.0, 10.0, 60)[:, None], "beyond": torch.linspace(8.0, 20.0, 60)[:, None]}
+
+    def trajectories(dtype, **options):
+        at = None if inputs == "data" else x_new[inputs].to(dtype)
+        for module in (model, guide):
+            module.to(dtype)
+        return model.predict(guide, x.to(dtype), y.to(dtype), at, num_samples=2000, **options).parts[0].mean.double()
+
+    expected, found = trajectories(torch.float64), trajectories(torch.float32, joint=True)
+    spread = expected.std(0)
+    assert ((found.std(0) / spread - 1.0).abs() < 0.1).all()
+    assert ((found.mean(0) - expected.mean(0)).abs() < 0.2 * spread).all()
 
 
 def test_predictions_for_series_and_inputs_never_seen():

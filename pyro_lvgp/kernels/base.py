@@ -14,11 +14,17 @@ from pyro.nn.module import PyroModuleList
 from pyro.poutine.runtime import am_i_wrapped
 from torch import Tensor, nn
 from torch.distributions import transform_to
+from torch.utils._pytree import tree_map_only
 
 from pyro_lvgp.state_space import Chain, add, constant, multiply
 from pyro_lvgp.validation import check_sizes
 
 Theta: TypeAlias = tuple[Any, ...]  # tensors, or for sums and products a tuple of tensors for each part
+
+
+def theta_in_double(theta: Theta) -> Theta:
+    """Parameters of a kernel in double precision."""
+    return tree_map_only(Tensor, Tensor.double, theta)
 
 
 class Kernel(PyroModule):

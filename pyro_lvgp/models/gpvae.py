@@ -14,6 +14,7 @@ from pyro_lvgp.kernels import Kernel
 from pyro_lvgp.likelihoods import Likelihood
 from pyro_lvgp.models.latent_process_model import LatentProcessModel, as_inputs
 from pyro_lvgp.quasi_random import even_draws
+from pyro_lvgp.state_space_posterior import StateSpacePosterior
 
 
 class GPVAE(LatentProcessModel):
@@ -113,6 +114,9 @@ class GPVAE(LatentProcessModel):
                 f"expected a guide that keeps the process f, such as StructuredGPGuide, got {type(process).__name__} at that "
                 "site, which knows nothing between the data"
             )
+        if joint and not isinstance(process, StateSpacePosterior):
+            # The process's own draws have the prior's jitter, which is more than sharp sites leave.
+            x_new = x if x_new is None else x_new
         process = process if x_new is None else process.at(as_inputs(x_new), joint=joint)
         f = process.sample((num_samples,)) if joint else even_draws(num_samples, process, dim=-2)
         return f if f.dim() > 3 else f.unsqueeze(1)
