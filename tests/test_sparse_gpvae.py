@@ -713,6 +713,21 @@ def test_inducing_points_that_leave_the_memory_are_refused(series):
         assert_close(function(guide, x, y), expected)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_fits_move_no_inducing_points_that_carry_a_memory(compiled):
+    """Nor where Pyro's validation is off, as it is after the first step."""
+    model, guide = make()
+    x, y = data()
+    options = {"loss": MeanFieldELBO("points"), "num_steps": 3, "compile": compiled, "progress": False}
+    guide(x, y)
+    guide.condition(x, y)
+    with pytest.raises(ValueError, match=r"others; go back by guide.restore\(guide.memory\), hold them by requires_grad_"):
+        fit(model, guide, x, y, **options)
+    guide.restore(guide.memory)
+    model.inducing_points_unconstrained.requires_grad_(False)
+    assert len(fit(model, guide, x, y, **options).losses) == 3
+
+
 def test_memory_changes_precision_with_the_guide():
     model, guide = make()
     x, y = data()

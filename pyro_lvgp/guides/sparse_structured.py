@@ -9,7 +9,6 @@ import pyro.distributions as dist
 import torch
 from jaxtyping import Float
 from pyro import poutine
-from pyro.infer.util import is_validation_enabled
 from torch import Tensor, nn
 
 from pyro_lvgp import sparse_sites
@@ -19,6 +18,7 @@ from pyro_lvgp.guides.structured import StructuredGPGuide
 from pyro_lvgp.integration import is_integrating
 from pyro_lvgp.models.sparse_gpvae import place_inducing_points
 from pyro_lvgp.networks import NeighbourNet, OffsetNet
+from pyro_lvgp.recording import assume
 from pyro_lvgp.seeding import seeded
 from pyro_lvgp.sparse_process import InducingValues, SparseProcess
 from pyro_lvgp.sparse_sites import Sites
@@ -197,11 +197,11 @@ class SparseStructuredGPGuide(StructuredGPGuide):
 
     def _check_memory(self) -> None:
         """Raise if the model's inducing points are not those of the memory."""
-        if self.memory is None or not is_validation_enabled():
+        if self.memory is None:
             return
         with poutine.block():
-            now = self.model.inducing_points
-        if not torch.equal(now, self.memory.inducing_points):
+            now, then = self.model.inducing_points, self.memory.inducing_points
+        if now.shape != then.shape or not assume((now == then).all()):
             raise ValueError(
                 "expected the model's inducing points where the guide remembers data, got others; go back by "
                 "guide.restore(guide.memory), hold them by requires_grad_(False), and move them by "
