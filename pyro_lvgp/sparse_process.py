@@ -71,6 +71,11 @@ class SparseProcess:
         """
         return SparseProcess(self.kernel, Z, self.X, self.theta, jitter=self.jitter, weight=self.weight)
 
+    def double(self) -> "SparseProcess":
+        """The same process in double precision."""
+        theta = theta_in_double(self.theta)
+        return SparseProcess(self.kernel, self.Z.double(), self.X.double(), theta, jitter=self.jitter, weight=self.weight)
+
     def whitened_covariance(self, other: "SparseProcess") -> Float[Tensor, "*batch M K"]:
         """Covariance of the whitened values at these inducing points and at those of the same process moved.
 
@@ -142,7 +147,7 @@ class SparseProcess:
         :param v: whitened inducing values.
         """
         # u leaves less of the covariance than single precision rounds it by.
-        exact = SparseProcess(self.kernel, self.Z.double(), self.X.double(), theta_in_double(self.theta), jitter=self.jitter)
+        exact = self.double()
         jitter = _FIRST_JITTER[torch.float64] * exact.Kff.mean(-1)[..., None, None] * eye_like(exact.A, exact.A.shape[-1])
         covariance = self.kernel.covariance(exact.X, exact.X, exact.theta) - exact.A.mT @ exact.A + jitter
         scale_tril = safe_cholesky(covariance, name="Kff given u", describe=self.kernel._parameters_text).to(self.A)

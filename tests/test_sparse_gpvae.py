@@ -638,6 +638,30 @@ def test_a_stream_moves_on_with_its_inducing_points():
     assert_close(streamed, function(guide, x, y), atol=0.02)
 
 
+def test_streams_of_sharp_sites_in_single_precision():
+    """Ten pieces, each with inducing points added: the posterior of double precision."""
+    kernel = Matern(1, 2.5, lengthscale=4.0, batch_shape=(Q,))
+    x = torch.linspace(0.0, 20.0, 400)[:, None]
+    y = torch.sin(x + torch.arange(D))
+    model = SparseGPVAE(kernel, nn.Linear(Q, D), x[:2])
+    guide = SparseStructuredGPGuide(model, IndexNet(D, Q, init_scale=0.01))
+
+    def streamed(dtype):
+        for module in (model, guide):
+            module.to(dtype)
+        guide.restore(None)
+        for k, piece in enumerate(torch.arange(400).split(40)):
+            Z = 0.25 * torch.arange(8 * (k + 1) + 1, dtype=dtype)[:, None]
+            guide(x[piece].to(dtype), y[piece].to(dtype))
+            guide.condition(x[piece].to(dtype), y[piece].to(dtype), inducing_points=Z)
+        return [part.double() for part in function(guide, x.to(dtype), torch.full_like(y, torch.nan, dtype=dtype))]
+
+    (mean, scale), (found, found_scale) = streamed(torch.float64), streamed(torch.float32)
+    assert scale.max() < 0.01
+    assert ((found - mean).abs() < 0.05 * scale).all()
+    torch.testing.assert_close(found_scale, scale, rtol=0.05, atol=0.0)
+
+
 def test_memory_is_saved_and_carried_on():
     model, guide = make()
     x, y = data()

@@ -157,8 +157,8 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         """Take in data for good, without training: every later posterior is given them too.
 
         What earlier data said is carried to new inducing points first; if the old are among them, nothing is lost but by
-        rounding, which is coarse in float32 where sites are sharp.  From then on give the guide data that it does not
-        remember, or rows of NaN where it is to predict, and train neither kernel nor inducing points.
+        rounding, which is coarse in float32 where sites are sharp and inducing points dense.  From then on give the guide data
+        that it does not remember, or rows of NaN where it is to predict, and train neither kernel nor inducing points.
 
         :param args: arguments of the model: new data; with ``idx`` points count as a mini-batch of all there are.
         :param inducing_points: where the model's inducing points are to be from now on: the old ones and more, fewer, or
@@ -189,8 +189,10 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         if self.memory is not None:
             known = Sites(self.memory.precision, self.memory.information)
             if process is not old:
-                wide = Sites(known.precision.unsqueeze(-4), known.information.unsqueeze(-3))
-                known = _by_series(sparse_sites.carry(wide, process.whitened_covariance(old)))
+                # Sharp sites times what rounding in single precision leaves of I − CᵀC would move the posterior.
+                wide = Sites(known.precision.double().unsqueeze(-4), known.information.double().unsqueeze(-3))
+                carried = sparse_sites.carry(wide, process.double().whitened_covariance(old.double()))
+                known = _by_series(Sites(*(part.to(process.L) for part in carried)))
             sites = _product(known, sites)
         self.memory = Memory(self.model.inducing_points.detach().clone(), *sites)
         return self.memory
