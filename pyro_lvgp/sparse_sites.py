@@ -18,6 +18,7 @@ Source: section 3.4 of the GP-VAE thesis; Ashman et al. (2020), "Sparse Gaussian
 second form; Titsias (2009) for both.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from pyro_lvgp.gaussian_sites import _positive
 from pyro_lvgp.linalg import invert_lower, safe_cholesky
+from pyro_lvgp.recording import assume
 
 
 class Sites(NamedTuple):
@@ -54,10 +56,13 @@ def gather(
     return Sites((G * precision[..., None, :]) @ G.mT, (G @ information[..., None]).squeeze(-1))
 
 
-def posterior(sites: Sites) -> tuple[Float[Tensor, "*batch M"], Float[Tensor, "*batch M M"]]:
+def posterior(
+    sites: Sites, in_double: Callable[[], Sites] | None = None
+) -> tuple[Float[Tensor, "*batch M"], Float[Tensor, "*batch M M"]]:
     """Mean and Cholesky factor of the covariance of the whitened inducing values, ``J⁻¹ h`` and ``R Rᵀ = J⁻¹``.
 
     :param sites: what the data say.
+    :param in_double: gives the same in double precision, for sites so sharp that rounding of H in single is more than I.
 
     >>> posterior(Sites(3.0 * torch.eye(1), torch.tensor([2.0])))
     (tensor([0.5000]), tensor([[0.5000]]))
@@ -65,8 +70,15 @@ def posterior(sites: Sites) -> tuple[Float[Tensor, "*batch M"], Float[Tensor, "*
     H, h = sites
     identity = torch.eye(H.shape[-1], dtype=H.dtype, device=H.device)
     # With its rows and columns in reverse, the factor of J is upper triangular, and its inverse transposed a lower R.
-    reverse = safe_cholesky((identity + H).flip((-2, -1)), jitter=0.0, name="I + H").flip((-2, -1))
-    R = invert_lower(reverse.mT)
+    J = (identity + H).flip((-2, -1))
+    reverse, info = torch.linalg.cholesky_ex(J)
+    if not assume(~(info > 0).any()):
+        if in_double is not None and H.dtype != torch.float64:
+            # Jitter would be more than I, too: what sites say nothing about would be known.
+            loc, R = posterior(in_double())
+            return loc.to(h), R.to(h)
+        reverse = safe_cholesky(J, name="I + H")
+    R = invert_lower(reverse.flip((-2, -1)).mT)
     return (R @ (R.mT @ h[..., None])).squeeze(-1), R
 
 

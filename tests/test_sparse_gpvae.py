@@ -638,6 +638,25 @@ def test_a_stream_moves_on_with_its_inducing_points():
     assert_close(streamed, function(guide, x, y), atol=0.02)
 
 
+def test_many_sharp_sites_in_single_precision():
+    """Rounding of what they say is more than the prior; where they say nothing, the prior is left."""
+    x, x_new = 10.0 * torch.rand(5000, 1), torch.linspace(-2.0, 14.0, 50)[:, None]
+    y = torch.sin(x + torch.arange(D))
+    inputs, values = torch.cat([x, x_new]), torch.cat([y, torch.full((50, D), torch.nan)])
+    model = SparseGPVAE(RBF(1, batch_shape=(Q,)), nn.Linear(Q, D), torch.linspace(0.0, 12.0, 30)[:, None])
+    guide = SparseStructuredGPGuide(model, IndexNet(D, Q, init_scale=0.003))
+
+    def moments(dtype):
+        for module in (model, guide):
+            module.to(dtype)
+        return [part.double() for part in function(guide, inputs.to(dtype), values.to(dtype))]
+
+    (mean, scale), (found, found_scale) = moments(torch.float64), moments(torch.float32)
+    assert scale.min() < 0.005 < 0.9 < scale.max()
+    assert ((found - mean).abs() < 0.1 * scale).all()
+    torch.testing.assert_close(found_scale, scale, rtol=0.1, atol=0.0)
+
+
 def test_streams_of_sharp_sites_in_single_precision():
     """Ten pieces, each with inducing points added: the posterior of double precision."""
     kernel = Matern(1, 2.5, lengthscale=4.0, batch_shape=(Q,))

@@ -25,6 +25,19 @@ from pyro_lvgp.sparse_sites import Sites
 from pyro_lvgp.validation import check_inputs, check_values
 
 
+class _Told(NamedTuple):
+    """Sites on linear functions of the whitened inducing values, with a dimension for the plate of the points.
+
+    :param G: the functions, in columns.
+    :param precision: of the sites.
+    :param information: of the sites.
+    """
+
+    G: Float[Tensor, "*#batch M R"]
+    precision: Float[Tensor, "*#batch R"]
+    information: Float[Tensor, "*#batch R"]
+
+
 class Memory(NamedTuple):
     """What a guide keeps of data it was conditioned on.
 
@@ -137,20 +150,25 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         process = _process_of(prior)
         if process is None or name not in self._encoded:
             return super()._posterior(name, prior, args)
-        sites = self._sites_of_data(name, process, args)
+        told = self._told(name, process, args)
         if self.memory is not None:
             self._check_order_of_rows()
             self._check_memory()
-            sites = _product(Sites(self.memory.precision, self.memory.information), sites)
-        loc, scale_tril = sparse_sites.posterior(sites)
+        sites = self._with_memory(told)
+        loc, scale_tril = sparse_sites.posterior(sites, lambda: self._with_memory(_Told(*(part.double() for part in told))))
         return dist.MultivariateNormal(loc, scale_tril=scale_tril).expand(prior.batch_shape)
 
-    def _sites_of_data(self, name: str, process: SparseProcess, args: tuple) -> Sites:
-        """What the data among the arguments say about the inducing values, [*series, Q, M]."""
+    def _told(self, name: str, process: SparseProcess, args: tuple) -> _Told:
+        """What the data among the arguments say about the inducing values."""
         encoder, y = attrgetter(name)(self.encoders), self._data(args)
         if isinstance(encoder, OffsetNet | NeighbourNet):
-            return _by_series(_nearest(process, encoder, y, name))
-        return _by_series(_projected(process, self._encoding(name, y), y, name))
+            return _nearest(process, encoder, y, name)
+        return _projected(process, self._encoding(name, y), y, name)
+
+    def _with_memory(self, told: _Told) -> Sites:
+        """All that is known of the inducing values, [*series, Q, M]."""
+        sites = _gather(told)
+        return sites if self.memory is None else _product(Sites(self.memory.precision, self.memory.information), sites)
 
     @torch.no_grad()
     def condition(self, *args, inducing_points: Float[Tensor, "*Z M P"] | None = None) -> Memory:
@@ -185,7 +203,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
 
     def _remember(self, name: str, old: SparseProcess, process: SparseProcess, args: tuple) -> Memory:
         """Carry the memory from the old inducing values to those of a process, and add what the data say of these."""
-        sites = self._sites_of_data(name, process, args)
+        sites = _gather(self._told(name, process, args))
         if self.memory is not None:
             known = Sites(self.memory.precision, self.memory.information)
             if process is not old:
@@ -283,15 +301,14 @@ def _process_of(prior: Any) -> SparseProcess | None:
     return prior.process if isinstance(prior, InducingValues) else None
 
 
-def _projected(process: SparseProcess, encoding: tuple[Tensor, Tensor], y: Tensor, name: str) -> Sites:
+def _projected(process: SparseProcess, encoding: tuple[Tensor, Tensor], y: Tensor, name: str) -> _Told:
     """Sites on f where the data are, projected on the inducing values."""
     loc, scale = (part.mT.unsqueeze(-3) for part in encoding)
     _check(name, process, loc, -2)
-    precision, information = _natural(loc, scale.square(), _weight(process, y))
-    return sparse_sites.gather(process.A, precision, information)
+    return _Told(process.A, *_natural(loc, scale.square(), _weight(process, y)))
 
 
-def _nearest(process: SparseProcess, encoder: OffsetNet | NeighbourNet, y: Tensor, name: str) -> Sites:
+def _nearest(process: SparseProcess, encoder: OffsetNet | NeighbourNet, y: Tensor, name: str) -> _Told:
     """Sites on the inducing values nearest to each datum, or on f and taken there one by one, summed over data."""
     index = sparse_sites.nearest(process.similarity, min(encoder.num_nearest, process.num_inducing))
     loc, scale = encoder(y[..., None, None, :, :], process.offsets(index))
@@ -300,8 +317,7 @@ def _nearest(process: SparseProcess, encoder: OffsetNet | NeighbourNet, y: Tenso
     gain, left = process.given_one(index) if isinstance(encoder, NeighbourNet) else (variance.new_ones(()), 0.0)
     precision, information = _natural(loc, variance + left, _weight(process, y)[..., None])
     natural = gain.square() * precision, gain * information
-    precision, information = (sparse_sites.sum_at(index, part, process.num_inducing) for part in natural)
-    return sparse_sites.gather(process.L.mT, precision, information)
+    return _Told(process.L.mT, *(sparse_sites.sum_at(index, part, process.num_inducing) for part in natural))
 
 
 def _weight(process: SparseProcess, y: Tensor) -> Tensor:
@@ -338,6 +354,11 @@ def _product(known: Sites, new: Sites) -> Sites:
             "give it all of them, with rows of NaN where nothing is new"
         )
     return Sites(known.precision + new.precision, known.information + new.information)
+
+
+def _gather(told: _Told) -> Sites:
+    """One factor of all sites, [*series, Q, M]."""
+    return _by_series(sparse_sites.gather(*told))
 
 
 def _by_series(sites: Sites) -> Sites:
