@@ -16,6 +16,7 @@ from pyro_lvgp.datasets._fetch import _FOLDER_VARIABLE, _cache_folder, _own_fold
 
 _HOST = "https://www.ncei.noaa.gov/pub/data/ghcn/daily"
 _STATIONS = "ghcnd-stations.txt"
+_MISSING = "-9999"  # where other files of the archive have a place for every day
 # What a count in the files stands for.
 _VARIABLES = {
     "TMAX": (0.1, "maximum temperature [°C]"),
@@ -46,7 +47,7 @@ def ghcn_daily(
 
     Files of whole stations are looked for in the folder ``ghcn_daily`` of the one that the environment variable
     ``PYRO_LVGP_DATA`` names, then in the cache, then downloaded.  NOAA updates them daily, so that there is no checksum: keep
-    the files to keep the numbers.  Values that failed a quality check are missing.
+    the files to keep the numbers.  Values that failed a quality check, and counts of -9999, are missing.
 
     :param stations: identifiers, such as "JA000047662" (Tokyo), or the beginning of all of them, such as "JA" for Japan.
     :param years: years of the record, in any order.
@@ -176,7 +177,7 @@ def _read_records(path: Path, dates: np.ndarray, variables: Sequence[str], Y: np
     try:
         with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
             for _, date, variable, count, _, failed, *_ in csv.reader(file):
-                if date in rows and variable in columns and not failed.strip():
+                if date in rows and variable in columns and not failed.strip() and count != _MISSING:
                     Y[rows[date], columns[variable]] = int(count) * _VARIABLES[variable][0]
     except Exception as error:  # a damaged file can raise anything
         raise ValueError(f"{path}: expected records of a station, got {error!r}. Delete the file.") from error
