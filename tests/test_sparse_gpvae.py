@@ -968,10 +968,16 @@ def test_memory_is_linear_in_the_points(form):
 # ---- errors
 
 
-def test_arguments_are_checked():
+def test_arguments_are_checked(unchecked):
     Z = torch.rand(M, 1)
     with pytest.raises(ValueError, match=r"expected inducing_points \[points, columns\].*needs \[:, None\]"):
         SparseGPVAE(kernel(), MLP(Q, D), Z.expand(1, 1, 1, M, 1))
+    for wrong in (Z[:0], Z + torch.nan, torch.arange(M)[:, None]):
+        with pytest.raises(ValueError, match=rf"one or more inducing points, finite.*got \[{len(wrong)}, 1\] of torch"):
+            SparseGPVAE(kernel(), MLP(Q, D), wrong)
+    for series in ((), (B,)):
+        with pytest.raises(ValueError, match=rf"of the kernel's {Q} latent processes, got those of {Q + 1} in"):
+            SparseGPVAE(kernel(), MLP(Q, D), Z.expand(*series, Q + 1, M, 1))
     with pytest.raises(ValueError, match="expected jitter of 0 or more, got -1"):
         SparseGPVAE(kernel(), MLP(Q, D), Z, jitter=-1.0)
     for name in ("feature_dim", "input_dim", "latent_dim", "num_nearest"):
@@ -988,6 +994,13 @@ def test_arguments_are_checked():
         SparseStructuredGPGuide(model, IndexNet(D, Q), sites={"u": IndexNet(D, Q)})
     with pytest.raises(ValueError, match=r"expected given=\(<name of the sites given u>,\)"):
         SparseStructuredGPGuide(lambda x: x)
+
+
+@pytest.mark.parametrize("series", [(), (B,)])
+def test_inducing_points_of_other_series_are_refused(series):
+    _, guide = make(Z=torch.rand(B + 1, 1, M, 1))
+    with pytest.raises(ValueError, match=rf"points of the {B if series else 1} series of the data, got those of {B + 1}"):
+        guide(*data(*series))
 
 
 @every_form

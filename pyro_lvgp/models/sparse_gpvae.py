@@ -51,7 +51,8 @@ class SparseGPVAE(LatentProcessModel):
         stand for all the rest.  This estimates, without bias, the bound under a q(u) made of a part of the data.  With 0 all
         points are encoded and scored, and the estimate is too high.
     :param jitter: added to the diagonal of k(Z, Z), in units of its mean.
-    :raises ValueError: if the data do not fit, or a mini-batch comes without ``num_data``, or is too small to be divided.
+    :raises ValueError: if data or inducing points do not fit, or a mini-batch comes without ``num_data``, or is too small to
+        be divided.
 
     Source: section 3.4 of the GP-VAE thesis; Ashman et al. (2020), "Sparse Gaussian process variational autoencoders".
 
@@ -91,11 +92,23 @@ class SparseGPVAE(LatentProcessModel):
                 "expected inducing_points [points, columns], [latents, points, columns] or [series, latents, points, columns],"
                 f" got {list(inducing_points.shape)}; a single column needs [:, None]"
             )
+        if not (inducing_points.is_floating_point() and inducing_points.numel() and inducing_points.isfinite().all()):
+            raise ValueError(
+                "expected one or more inducing points, finite and of a floating-point dtype, got "
+                f"{list(inducing_points.shape)} of {inducing_points.dtype}; drop NaN and infinity, and take whole numbers "
+                ".to(torch.get_default_dtype())"
+            )
         if not 0.0 <= held_out < 1.0:
             raise ValueError(f"expected held_out from 0 to below 1, got {held_out}; it is a share of a mini-batch")
         if not jitter >= 0.0:
             raise ValueError(f"expected jitter of 0 or more, got {jitter}")
         super().__init__(kernel, decoder, likelihood, independent_dim, num_data)
+        latents, of_latents = self.kernel.batch_shape[-1:], inducing_points.shape[:-2][-1:]
+        if latents and of_latents and 1 not in (*latents, *of_latents) and latents != of_latents:
+            raise ValueError(
+                f"expected inducing points of the kernel's {latents[0]} latent processes, got those of {of_latents[0]} in "
+                f"{list(inducing_points.shape)}; those of series are [series, 1, points, columns]"
+            )
         self.inducing_points: Any = PyroParam(inducing_points.clone(), constraints.real)
         self.held_out, self.jitter = held_out, jitter
         self.event_dims = {"u": ("inducing",), "f": ("latent",), "w": ("independent",), "y": ("output",)}
@@ -138,6 +151,7 @@ class SparseGPVAE(LatentProcessModel):
         Z = self.inducing_points
         if Z.dim() == 4:
             Z = (Z if idx is None else Z[idx]).unsqueeze(1)
+            _check_series(Z, x, y)
         weight: float | Tensor = 1.0
         if idx is not None and _is_one_series(x, y):
             told = self._num_told(idx)
@@ -209,6 +223,16 @@ def place_inducing_points(model: Any, inducing_points: Tensor) -> None:
         old = model.inducing_points
     model.inducing_points = PyroParam(inducing_points.detach().to(old, copy=True), constraints.real)
     model.inducing_points_unconstrained.requires_grad_(old.requires_grad)
+
+
+def _check_series(Z: Tensor, x: Tensor, y: Tensor | None) -> None:
+    """Raise if inducing points of each series are those of other series than inputs and data."""
+    num_series = next((len(part) for part in (y, x) if part is not None and part.dim() == 3), len(Z) if y is None else 1)
+    if len(Z) not in (1, num_series):
+        raise ValueError(
+            f"expected inducing points of the {num_series} series of the data, got those of {len(Z)}; one set of them for all "
+            "series has no such dimension"
+        )
 
 
 def _is_one_series(x: Tensor, y: Tensor | None) -> bool:
