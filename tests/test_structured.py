@@ -799,6 +799,29 @@ def test_trials_that_share_a_process(free, value):
     assert value == "semi-analytic" or bounds.std() < 1e-9
 
 
+@pytest.mark.parametrize("net", [None, Pooled()], ids=["free", "encoder"])
+def test_trials_that_share_processes_of_one_site_are_refused(net):
+    """But those of a site each are served."""
+
+    def one_site(t, y):
+        with pyro.plate("latents", 2):
+            f = pyro.sample("f", GaussianProcess(RBF(1), t))
+        observe(f.sum(-2), y)
+
+    def two_sites(t, y):
+        observe(pyro.sample("f", GaussianProcess(RBF(1), t)) + pyro.sample("g", GaussianProcess(RBF(1), t)), y)
+
+    def observe(f, y):
+        with pyro.plate("trials", len(y), dim=-2), pyro.plate("points", N, dim=-1):
+            pyro.sample("y", dist.Normal(f, 0.5).expand([len(y), N]), obs=y[..., 0])
+
+    t, y = torch.linspace(0.0, 1.0, N)[:, None], torch.randn(3, N, 1)
+    with pytest.raises(ValueError, match=rf"\[3, {N}, 1\], got \[2, {N}\]; give each process that the series share a site"):
+        StructuredGPGuide(one_site, sites={"f": net})(t, y)
+    guide = StructuredGPGuide(two_sites, sites={"f": net, "g": None})
+    assert {name: value.shape for name, value in guide(t, y).items()} == {"f": (N,), "g": (N,)}
+
+
 def first_points(t, y):
     """A process that is seen at some of its points, in a plate of these."""
     with pyro.plate("latents", 1):

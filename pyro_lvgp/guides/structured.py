@@ -153,8 +153,15 @@ class StructuredGPGuide(ModelGuide):
             prior = _gaussian_prior(name, latents[name]["fn"])
             if y.dim() < 2:
                 raise ValueError(f"expected data [..., points, outputs], got {list(y.shape)}; a single output needs [:, None]")
-            num_dims = len(prior.batch_shape + prior.event_shape)
+            shape = prior.batch_shape + prior.event_shape
+            num_dims = len(shape)
             self._with_latents[name], self._shared[name] = num_dims >= y.dim(), max(y.dim() - 1 - num_dims, 0)
+            if num_dims == y.dim() - 1 and shape[:-1] != y.shape[:-2] and shape[:-1].numel() > 1:
+                raise ValueError(
+                    f"expected site {name!r} to be one process of all series, [points], or processes of each, [series, latent "
+                    f"dimensions, points], for data of shape {list(y.shape)}, got {list(shape)}; "
+                    "give each process that the series share a site of its own"
+                )
             if not encoded:
                 self._add_parameters(name, latents[name], prior)
 
