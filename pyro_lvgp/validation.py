@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_AS_TENSOR = "use torch.as_tensor(np.asarray(...))"  # which takes lists, arrays and data frames
+
 
 def check_data(Y: Tensor, data_dim: int, *, like: Tensor, name: str = "y") -> None:
     """Raise unless Y is a floating-point [rows, data_dim] tensor on the device and of the dtype of ``like``."""
     if not torch.is_tensor(Y):
-        raise TypeError(f"expected {name} to be a torch.Tensor, got {type(Y).__name__}; use torch.as_tensor(...)")
+        raise TypeError(f"expected {name} to be a torch.Tensor, got {type(Y).__name__}; {_AS_TENSOR}")
     if Y.dim() != 2 or Y.shape[-1] != data_dim:
         raise ValueError(
             f"expected {name} of shape [rows, {data_dim}], got {list(Y.shape)}; rows are data points and columns are outputs"
@@ -36,7 +38,7 @@ def check_tensors(args: Sequence[Any]) -> None:
     """Raise unless all arguments are tensors."""
     for arg in args:
         if not torch.is_tensor(arg):
-            raise TypeError(f"expected data to be tensors, got {type(arg).__name__}; use torch.as_tensor(...)")
+            raise TypeError(f"expected data to be tensors, got {type(arg).__name__}; {_AS_TENSOR}")
 
 
 def check_sizes(*, least: int = 1, **sizes: int) -> None:
@@ -59,6 +61,7 @@ def check_bound(loss: float) -> None:
 
 def check_not_empty(rows: Tensor, name: str) -> None:
     """Raise unless there is a row, and a series of them."""
+    check_tensors([rows])
     if not rows.numel():
         raise ValueError(f"expected {name} with one row or more, got none; skip empty batches")
 
@@ -125,13 +128,13 @@ def check_positional(kwargs: Mapping[str, Any]) -> None:
 
 def check_series(x: Tensor, y: Tensor) -> None:
     """Raise unless x [..., N, P] are inputs for the data y [..., N, D] of one series or of several."""
-    check_tensors((x, y))
     check_inputs(x, y)
     check_values(y.reshape(-1, y.shape[-1]), rows=False)
 
 
 def check_inputs(x: Tensor, y: Tensor) -> None:
     """Raise unless x [..., N, P] are finite inputs of data y [..., N, D], of the same dtype and device."""
+    check_tensors((x, y))
     fits = y.dim() in (2, 3) and x.dim() in (2, y.dim()) and x.shape[-2] == y.shape[-2] and x.shape[:-2] in ((), y.shape[:-2])
     if not fits:
         raise ValueError(

@@ -2,7 +2,8 @@
 
 import math
 import re
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import pyro
 import pyro.distributions as dist
@@ -802,6 +803,24 @@ def test_no_rows_and_no_series_are_refused():
     for args in ((x, y, x[:0]), (x[:0], y[:0]), (x, y.expand(0, N, D))):
         with pytest.raises(ValueError, match=r"expected [xy] with one row or more, got none; skip empty batches"):
             model.predict(guide, *args)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_what_is_no_tensor_is_refused(sparse, unchecked):
+    kernel, x, y = RBF(1, batch_shape=(2,)), torch.rand(N, 1), torch.randn(N, D)
+    if sparse:
+        model: GPVAE | SparseGPVAE = SparseGPVAE(kernel, MLP(2, D), inducing_points=x[:3])
+        guide: Any = SparseStructuredGPGuide(model, FactorNet(D, 2))
+    else:
+        model = GPVAE(kernel, MLP(2, D))
+        guide = StructuredGPGuide(model, FactorNet(D, 2))
+    guide(x, y)
+    for args in ((x.numpy(), y), (x, y.numpy()), (x.tolist(), y.tolist())):
+        for use in (model, guide, model.check, partial(model.predict, guide), partial(model.forecast, guide, num_steps=1)):
+            with pytest.raises(TypeError, match=r"data to be tensors, got (ndarray|list); use torch.as_tensor\(np.asarray"):
+                use(*args)
+    with pytest.raises(TypeError, match=r"expected data to be tensors, got ndarray"):
+        model.predict(guide, x, y, x.numpy())
 
 
 @pytest.mark.parametrize(

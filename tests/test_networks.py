@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -314,9 +315,16 @@ class TestErrors:
         with pytest.raises(ValueError, match=rf"shape \[\*, {D}\], got \[{', '.join(map(str, shape))}\]"):
             Net(D, Q)(torch.zeros(shape))
 
-    def test_dtype_of_data(self, Net):
+    def test_dtype_of_data(self, Net, unchecked):
         with pytest.raises(TypeError, match=r"expected data of torch.float32, .* call encoder.to\(torch.float64\)"):
             Net(D, Q)(torch.zeros(6, D, dtype=torch.float64))
+        with pytest.raises(TypeError, match=r"expected data of torch.float32, .* got torch.int64; use y.to\(torch.float32\)"):
+            Net(D, Q)(torch.zeros(6, D, dtype=torch.long))
+
+    def test_what_is_no_tensor(self, Net, unchecked):
+        for y in (np.zeros((6, D), dtype=np.float32), None):
+            with pytest.raises(TypeError, match=r"expected data to be tensors, got (ndarray|NoneType); use torch.as_tensor"):
+                Net(D, Q)(y)
 
 
 @pytest.mark.parametrize("Net", [PointNet, IndexNet])

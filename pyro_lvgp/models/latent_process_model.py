@@ -22,7 +22,7 @@ from pyro_lvgp.models.latent_variable_model import Guide, check_all_given
 from pyro_lvgp.models.mixture import Imputation, MixturePrediction
 from pyro_lvgp.networks.mlp import adopt
 from pyro_lvgp.quasi_random import even_draws
-from pyro_lvgp.validation import check_inputs, check_new_inputs, check_not_empty, check_series, check_sizes
+from pyro_lvgp.validation import check_inputs, check_new_inputs, check_not_empty, check_series, check_sizes, check_tensors
 
 
 class LatentProcessModel(PyroModule):
@@ -217,8 +217,8 @@ class LatentProcessModel(PyroModule):
         :raises TypeError: if inputs or data have another dtype than the model.
         """
         check_sizes(num_samples=num_samples)
-        self._check_dtype(y)
         check_inputs(x, y)
+        self._check_dtype(y)
         at = x if x_new is None else x_new
         check_new_inputs(at, x, y)
         mixture = []
@@ -296,6 +296,7 @@ class LatentProcessModel(PyroModule):
 
 def as_inputs(x: Tensor) -> Tensor:
     """Inputs with dimensions of size 1 for the latents and, of several series, for the plate of the points left of them."""
+    check_tensors([x])
     return x[:, None, None] if x.dim() == 3 else x[None]
 
 

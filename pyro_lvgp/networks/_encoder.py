@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from pyro_lvgp.validation import check_sizes
+from pyro_lvgp.validation import check_sizes, check_tensors
 
 
 def smallest_scale(like: Tensor) -> float:
@@ -43,12 +43,12 @@ class Encoder(nn.Module):
 
     def _observed(self, y: Float[Tensor, "*batch D"]) -> tuple[Float[Tensor, "*batch D"], Bool[Tensor, "*batch D"]]:
         """Data with zeros where missing, as no mask keeps a NaN out of gradients later, and what is observed."""
+        check_tensors([y])
         if y.shape[-1:] != (self.data_dim,):
             raise ValueError(
                 f"expected data of shape [*, {self.data_dim}], got {list(y.shape)}; data_dim is the number of its columns"
             )
         if y.dtype != (dtype := next(self.parameters()).dtype):
-            raise TypeError(
-                f"expected data of {dtype}, as the parameters of the encoder, got {y.dtype}; call encoder.to({y.dtype})"
-            )
+            mend = f"call encoder.to({y.dtype})" if y.is_floating_point() else f"use y.to({dtype})"
+            raise TypeError(f"expected data of {dtype}, as the parameters of the encoder, got {y.dtype}; {mend}")
         return torch.nan_to_num(y), ~torch.isnan(y)
