@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -448,6 +449,23 @@ class TestBadInput:
         guide(Y)
         with pytest.raises(ValueError, match="expected X with one row or more, got none"):
             model.predict(guide, torch.zeros(0, Q))
+
+    @pytest.mark.parametrize(
+        ("X", "error", "match"),
+        [
+            (np.zeros((2, Q)), TypeError, "expected X to be a torch.Tensor, got ndarray; use torch.as_tensor"),
+            (torch.zeros(2, Q).float(), TypeError, "expected X of the model's dtype torch.float64, got torch.float32"),
+            (torch.zeros(2, Q + 1).double(), ValueError, rf"expected X of shape \[rows, {Q}\], got \[2, {Q + 1}\]"),
+            (torch.full((2, Q), torch.nan).double(), ValueError, r"expected finite latents, .* infer_latents\(...\)"),
+        ],
+    )
+    def test_latents_to_predict_at(self, X, error, match, unchecked):
+        model = _model()
+        guide = MeanFieldGuide(model)
+        guide()
+        for predict in (model.predict, model.predictive):
+            with pytest.raises(error, match=match):
+                predict(guide, X)
 
     @pytest.mark.parametrize(
         ("bad", "error", "match"),

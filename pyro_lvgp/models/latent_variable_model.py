@@ -98,8 +98,9 @@ class LatentVariableModel(PyroModule):
         :param guide: a fitted guide.
         :param X: latent positions [B, Q], or a distribution over them, such as :meth:`infer_latents` returns.
         :param num_samples: posterior draws to average over.
-        :raises ValueError: if ``num_samples`` is not positive, latents have another number of dimensions, or the guide lacks a
-            latent site.
+        :raises ValueError: if ``num_samples`` is not positive, latents have another number of dimensions or are not finite, or
+            the guide lacks a latent site.
+        :raises TypeError: for latents of another dtype than the model's.
         """
         check_sizes(num_samples=num_samples)
         self._check_latents(X)
@@ -143,8 +144,11 @@ class LatentVariableModel(PyroModule):
 
         :param guide: a fitted guide.
         :param X: latent positions.
-        :raises ValueError: if there are none, or the guide lacks a latent site.
+        :raises ValueError: if there are none, they have another number of dimensions or are not finite, or the guide lacks a
+            latent site.
+        :raises TypeError: for latents of another dtype than the model's.
         """
+        self._check_latents(X)
         return self._predictor(guide)(X)
 
     def infer_latents(
@@ -278,12 +282,15 @@ class LatentVariableModel(PyroModule):
         self.likelihood.check(y)
 
     def _check_latents(self, X: Latents, num_rows: int | None = None) -> None:
-        """Raise unless X are latents of rows, or a distribution over them; of as many rows as are given."""
+        """Raise unless X are finite latents of rows, or a distribution over them; of as many rows as are given."""
         if isinstance(X, torch.distributions.Distribution):
             shape = [*X.batch_shape, *X.event_shape]
         else:
-            check_data(cast(Tensor, X), self.latent_dim, like=self.latent_candidates(), name="X")
-            shape = [*cast(Tensor, X).shape]
+            latents = cast(Tensor, X)
+            check_data(latents, self.latent_dim, like=self.latent_candidates(), name="X")
+            if not latents.isfinite().all():
+                raise ValueError("expected finite latents, got NaN or infinity; new rows get theirs by infer_latents(...)")
+            shape = [*latents.shape]
         if len(shape) != 2 or shape[1] != self.latent_dim or num_rows not in (None, shape[0]):
             rows = "rows" if num_rows is None else num_rows
             raise ValueError(
@@ -320,7 +327,6 @@ class LatentVariableModel(PyroModule):
                 site["fn"] = fn.multivariate_normal
 
         def entries(X: Tensor) -> NoisyFunction:
-            check_not_empty(X, "X")
             model = poutine.replay(IntegrateGaussians(drawn)(poutine.condition(self, {"X": X})), drawn)
             with torch.set_grad_enabled(X.requires_grad):
                 trace = poutine.trace(model).get_trace(None, torch.arange(len(X), device=X.device))
