@@ -1,5 +1,6 @@
 """The model against slow twins, closed forms and quadrature."""
 
+import copy
 from functools import partial
 
 import numpy as np
@@ -16,6 +17,8 @@ from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide, RandomFeature
 from pyro_lvgp.kernels import RBF, Linear
 from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, LogNormal, NegativeBinomial, Poisson, StudentT
 from pyro_lvgp.models import BayesianGPLVM, LatentVariableModel, RandomFeatureLVM
+from pyro_lvgp.networks import IndexNet
+from pyro_lvgp.seeding import seeded
 
 N, D, Q, M = 12, 3, 2, 5
 
@@ -275,9 +278,29 @@ def test_predictions_ask_no_encoder_about_rows_that_are_not_there(kind):
         guide = AutoAnnealedLangevin(model, num_steps=2, base_guide=guide) if kind == "annealed" else guide
     guide(Y)
     latents = model.infer_latents(guide, Y[:4], num_steps=0)
-    torch.testing.assert_close(latents.mean, encoder(Y[:4])[0].detach())
+    torch.testing.assert_close(latents.mean, encoder.eval()(Y[:4])[0].detach())
     for mean in (model.predict(guide, latents).mean, model.predictive(guide, torch.zeros(2, 2)).mean):
         assert mean.isfinite().all()
+
+
+def test_predictions_run_in_evaluation_mode(Y):
+    """Dropout is off, running statistics stay as they are, and each module is in its own mode afterwards."""
+    model = _model().initialize(Y)
+    encoder = nn.Sequential(nn.Linear(D, D), nn.BatchNorm1d(D), nn.Dropout(0.5), IndexNet(D, Q))
+    guide = MeanFieldGuide(model, encoders={"X": encoder})
+    guide(Y)
+    encoder[0].eval()  # a part that is held
+    before = copy.deepcopy(encoder.state_dict()), [part.training for part in guide.modules()]
+
+    def predictions():
+        latents = model.infer_latents(guide, Y, num_steps=0)
+        with seeded(0):
+            return latents.mean, model.reconstruct(guide, Y).mean, model.predict(guide, latents).mean
+
+    in_training = predictions()
+    torch.testing.assert_close((encoder.state_dict(), [part.training for part in guide.modules()]), before)
+    guide.eval()
+    torch.testing.assert_close(in_training, predictions())
 
 
 def test_globals_are_those_of_the_guide():

@@ -24,6 +24,7 @@ from pyro_lvgp.likelihoods import Binomial, Gaussian, LogNormal, Poisson
 from pyro_lvgp.models import GPVAE, SparseGPVAE
 from pyro_lvgp.models.mixture import MixturePrediction
 from pyro_lvgp.networks import MLP, FactorNet, IndexNet
+from pyro_lvgp.seeding import seeded
 from pyro_lvgp.training import fit
 
 N, M, D, B = 6, 3, 3, 3
@@ -803,6 +804,25 @@ def test_no_rows_and_no_series_are_refused():
     for args in ((x, y, x[:0]), (x[:0], y[:0]), (x, y.expand(0, N, D))):
         with pytest.raises(ValueError, match=r"expected [xy] with one row or more, got none; skip empty batches"):
             model.predict(guide, *args)
+
+
+def test_predictions_run_in_evaluation_mode():
+    """Of decoders and of encoders, dropout is off; afterwards it is on again."""
+    decoder, encoder = (nn.Sequential(nn.Dropout(0.5), net) for net in (MLP(2, D), FactorNet(D, 2)))
+    model = GPVAE(RBF(1, batch_shape=(2,)), decoder)
+    guide, x, y = StructuredGPGuide(model, encoder), torch.rand(N, 1), torch.randn(N, D)
+    guide(x, y)
+
+    def predictions():
+        with seeded(0):
+            return model.predict(guide, x, y).mean, model.predict(guide, x, y, x[:2] + 0.1, joint=True).mean
+
+    in_training = predictions()
+    assert decoder.training
+    assert encoder[0].training
+    model.eval()
+    guide.eval()
+    torch.testing.assert_close(in_training, predictions())
 
 
 @pytest.mark.parametrize("sparse", [False, True])

@@ -860,6 +860,17 @@ def test_no_encoder_is_a_free_posterior():
     assert names[0] == names[1]
 
 
+def test_data_are_taken_in_in_evaluation_mode():
+    (x, y), dropout = data(), nn.Dropout(0.5)
+    model, _ = make()
+    guide = SparseStructuredGPGuide(model, nn.Sequential(dropout, FactorNet(D, Q)))
+    guide(x, y)
+    in_training, guide.memory = guide.condition(x, y), None
+    assert dropout.training
+    guide.eval()
+    torch.testing.assert_close(in_training, guide.condition(x, y))
+
+
 def test_a_free_posterior_cannot_be_conditioned():
     _, guide = make("free")
     x, y = data()

@@ -18,6 +18,7 @@ from pyro_lvgp.guides.structured import StructuredGPGuide
 from pyro_lvgp.integration import is_integrating
 from pyro_lvgp.models.sparse_gpvae import place_inducing_points
 from pyro_lvgp.networks import NeighbourNet, OffsetNet
+from pyro_lvgp.networks._evaluation import evaluating
 from pyro_lvgp.recording import assume
 from pyro_lvgp.seeding import seeded
 from pyro_lvgp.sparse_process import InducingValues, SparseProcess
@@ -203,7 +204,8 @@ class SparseStructuredGPGuide(StructuredGPGuide):
 
     def _remember(self, name: str, old: SparseProcess, process: SparseProcess, args: tuple) -> Memory:
         """Carry the memory from the old inducing values to those of a process, and add what the data say of these."""
-        sites = _gather(self._told(name, process, args))
+        with evaluating(self):
+            sites = _gather(self._told(name, process, args))
         if self.memory is not None:
             known = Sites(self.memory.precision, self.memory.information)
             if process is not old:

@@ -20,6 +20,7 @@ from pyro_lvgp.kernels.base import Combination, Theta
 from pyro_lvgp.likelihoods import Likelihood, as_likelihood
 from pyro_lvgp.models.latent_variable_model import Guide, check_all_given
 from pyro_lvgp.models.mixture import Imputation, MixturePrediction
+from pyro_lvgp.networks._evaluation import evaluating
 from pyro_lvgp.networks.mlp import adopt
 from pyro_lvgp.quasi_random import even_draws
 from pyro_lvgp.validation import check_inputs, check_new_inputs, check_not_empty, check_series, check_sizes, check_tensors
@@ -30,7 +31,8 @@ class LatentProcessModel(PyroModule):
 
     You implement ``forward(x, y, idx)``, which draws f and ends in :meth:`_observe`; ``_by_point``, which lays f out as
     ``[*, N, Q]``; and ``_draw``, which draws f from a guide's posterior.  You get plates, checks, predictions, imputations and
-    forecasts.
+    forecasts, for which model and guide run in evaluation mode, whatever mode these are in: dropout is off, and batches are
+    normalised by running statistics.
 
     :param kernel: covariance with a batch dimension over the latent processes.
     :param decoder: a module that maps latents to functions under the likelihood, or to a pair of them and its parameter.
@@ -222,7 +224,7 @@ class LatentProcessModel(PyroModule):
         at = x if x_new is None else x_new
         check_new_inputs(at, x, y)
         mixture = []
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(self, guide):
             for share in self._shares(guide, x, y, num_samples):
                 posterior = prune_subsample_sites(poutine.trace(guide).get_trace(x, y))
                 drawn: dict[str, Any] = {name: site["value"] for name, site in posterior.iter_stochastic_nodes()}

@@ -21,6 +21,7 @@ from pyro_lvgp.integration import IntegrateGaussians
 from pyro_lvgp.laplace import Entries
 from pyro_lvgp.models._new_rows import LogLikelihood, best_candidates, by_laplace, variational
 from pyro_lvgp.models.prediction import Prediction, average
+from pyro_lvgp.networks._evaluation import evaluating
 from pyro_lvgp.seeding import seeded
 from pyro_lvgp.validation import check_data, check_index, check_not_empty, check_sizes, check_values
 
@@ -37,6 +38,8 @@ class LatentVariableModel(PyroModule):
     ``Independent(NoisyFunction)``, possibly masked; ``latent_candidates()``, points to start from for a new row; and the
     attribute ``likelihood``, that of ``y``.
     You get ``predict``, ``predictive``, ``reconstruct``, ``infer_latents`` and ``impute`` under any guide of all latent sites.
+    They run model and guide in evaluation mode, whatever mode these are in: dropout is off, and batches are normalised by
+    running statistics.
 
     :param num_data: number N of rows.
     :param data_dim: number D of columns.
@@ -105,7 +108,8 @@ class LatentVariableModel(PyroModule):
         check_sizes(num_samples=num_samples)
         self._check_latents(X)
         draw = X.sample if isinstance(X, torch.distributions.Distribution) else lambda: X
-        return average(self._rows_given(globals_, draw()) for globals_ in self._global_draws(guide, num_samples))
+        with evaluating(self, guide):
+            return average(self._rows_given(globals_, draw()) for globals_ in self._global_draws(guide, num_samples))
 
     def reconstruct(
         self,
@@ -134,7 +138,8 @@ class LatentVariableModel(PyroModule):
                     draw = poutine.trace(guide).get_trace(Y, idx)
                     yield _rows(poutine.trace(poutine.replay(self, draw)).get_trace(None, idx), draw.nodes)
 
-        return average(rows())
+        with evaluating(self, guide):
+            return average(rows())
 
     def predictive(self, guide: Guide, X: Float[Tensor, "B Q"]) -> NoisyFunction:
         r"""p(y | x), entry by entry: a distribution of batch shape [B, D], differentiable in X.
@@ -149,7 +154,8 @@ class LatentVariableModel(PyroModule):
         :raises TypeError: for latents of another dtype than the model's.
         """
         self._check_latents(X)
-        return self._predictor(guide)(X)
+        with evaluating(self, guide):
+            return self._predictor(guide)(X)
 
     def infer_latents(
         self,
@@ -198,7 +204,7 @@ class LatentVariableModel(PyroModule):
         if method not in get_args(Method):
             raise ValueError(f"expected method in {get_args(Method)}, got {method!r}")
         # A search takes gradients wherever it is called, and reads what may have a prior.
-        with torch.inference_mode(False), torch.enable_grad(), seeded(seed):
+        with torch.inference_mode(False), torch.enable_grad(), seeded(seed), evaluating(self, guide):
             self._check_rows(Y)
             check_values(Y, columns=False, name="Y")
             Y = Y.clone()  # gradients do not pass by tensors of inference mode
