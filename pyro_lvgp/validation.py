@@ -12,7 +12,7 @@ _AS_TENSOR = "use torch.as_tensor(np.asarray(...))"  # which takes lists, arrays
 
 
 def check_data(Y: Tensor, data_dim: int, *, like: Tensor, name: str = "y") -> None:
-    """Raise unless Y is a floating-point [rows, data_dim] tensor on the device and of the dtype of ``like``."""
+    """Raise unless Y is a float32 or float64 [rows, data_dim] tensor on the device and of the dtype of ``like``."""
     if not torch.is_tensor(Y):
         raise TypeError(f"expected {name} to be a torch.Tensor, got {type(Y).__name__}; {_AS_TENSOR}")
     if Y.dim() != 2 or Y.shape[-1] != data_dim:
@@ -20,8 +20,7 @@ def check_data(Y: Tensor, data_dim: int, *, like: Tensor, name: str = "y") -> No
             f"expected {name} of shape [rows, {data_dim}], got {list(Y.shape)}; rows are data points and columns are outputs"
         )
     check_not_empty(Y, name)
-    if not Y.is_floating_point():
-        raise TypeError(f"expected {name} of a floating-point dtype, got {Y.dtype}; use {name}.to({like.dtype})")
+    _check_precision(Y, name)
     if Y.dtype != like.dtype:
         raise TypeError(
             f"expected {name} of the model's dtype {like.dtype}, got {Y.dtype}; use {name}.to({like.dtype}) or "
@@ -31,6 +30,15 @@ def check_data(Y: Tensor, data_dim: int, *, like: Tensor, name: str = "y") -> No
         raise ValueError(
             f"expected {name} on the model's device {like.device}, got {Y.device}; use {name}.to({str(like.device)!r}) or "
             f"model.to({str(Y.device)!r})"
+        )
+
+
+def _check_precision(Y: Tensor, name: str) -> None:
+    """Raise unless numbers are of a dtype in which matrices can be factorised."""
+    if Y.dtype not in (torch.float32, torch.float64):
+        raise TypeError(
+            f"expected {name} of a floating-point dtype, torch.float32 or torch.float64, got {Y.dtype}; use .float() or "
+            ".double(), and the same for model and guide"
         )
 
 
@@ -158,5 +166,6 @@ def check_new_inputs(x_new: Tensor, x: Tensor, y: Tensor) -> None:
 def _check_numbers(x: Tensor, y: Tensor) -> None:
     if not (x.is_floating_point() and x.dtype == y.dtype and x.device == y.device):
         raise TypeError(f"expected inputs and data of one floating-point dtype and device, got {x.dtype} and {y.dtype}")
+    _check_precision(y, "inputs and data")
     if not torch.isfinite(x).all():
         raise ValueError("expected finite inputs, got NaN or infinity; pad series with any input and rows of NaN in the data")

@@ -780,6 +780,12 @@ def test_fit_on_mini_batches_of_series():
             TypeError,
             "one floating-point dtype and device, got torch.float32",
         ),
+        (
+            torch.rand(N, 1).bfloat16(),
+            torch.randn(N, D).bfloat16(),
+            TypeError,
+            r"torch.float32 or torch.float64, got torch.bfloat16; use .float\(\)",
+        ),
         (torch.arange(N)[:, None], torch.ones(N, D).long(), TypeError, "one floating-point dtype and device, got torch.int64"),
         (torch.full((N, 1), torch.nan), torch.randn(N, D), ValueError, "expected finite inputs, .* pad series with any input"),
         (
