@@ -12,6 +12,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from tqdm import tqdm
 
+from pyro_lvgp.validation import check_tensors
+
 
 class Predictive(Protocol):
     """What a model predicts: for example a :class:`~pyro_lvgp.models.MixturePrediction`, or a ``Normal`` of entries."""
@@ -35,6 +37,7 @@ def gap_folds(
     :param consecutive: for gaps that are blocks of time: deal out runs of rows without a gap, and not rows here and there.
     :param seed: of the rows here and there, and of the gaps that they are given.
     :raises ValueError: if the data are no matrix, have no gap, or fewer rows to deal out than folds.
+    :raises TypeError: if they are no tensor.
 
     >>> y = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, torch.nan]])
     >>> gap_folds(y, 2, consecutive=True).long()
@@ -46,6 +49,7 @@ def gap_folds(
              [0, 1],
              [0, 0]]])
     """
+    check_tensors([y])
     if y.dim() != 2:
         raise ValueError(f"expected data [rows, columns], got {list(y.shape)}; make folds of each series, and stack them")
     missing = torch.isnan(y)
@@ -126,7 +130,7 @@ def held_out_log_prob(
     :returns: nats of each hidden entry by name, fold after fold.
     :raises ValueError: if the folds are not of the shape of the data or hide nothing that was observed, or a candidate
         predicts NaN or for other shapes.
-    :raises TypeError: if a candidate's prediction has no ``log_prob``.
+    :raises TypeError: if data or folds are no tensors, or a candidate's prediction has no ``log_prob``.
 
     >>> from torch.distributions import Normal
     >>> y = torch.tensor([[0.0, 1.0], [0.1, 1.1], [0.2, torch.nan]])
@@ -134,6 +138,7 @@ def held_out_log_prob(
     {'columns': tensor([0.8836, 0.8836])}
     """
     folds = list(folds)
+    check_tensors([y, *folds])
     for fold in folds:
         if fold.shape != y.shape:
             raise ValueError(f"expected folds of the data's shape {list(y.shape)}, got {list(fold.shape)}; see gap_folds")

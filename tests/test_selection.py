@@ -203,6 +203,18 @@ def test_predictions_without_densities_are_refused(y):
         held_out_nll({"mean": lambda shown: shown.nanmean(0)}, y, gap_folds(y), progress=False)
 
 
+def test_what_is_no_tensor_is_refused(y, unchecked):
+    candidates = {"columns": lambda shown: Normal(shown.nanmean(0), 1.0)}
+    folds = gap_folds(y)
+    for use in (
+        lambda: gap_folds(y.numpy()),
+        lambda: held_out_nll(candidates, y.numpy(), folds),
+        lambda: held_out_nll(candidates, y, folds.numpy()),
+    ):
+        with pytest.raises(TypeError, match=r"expected data to be tensors, got ndarray; use torch.as_tensor"):
+            use()
+
+
 def test_other_shapes_are_refused(y):
     with pytest.raises(ValueError, match=r"expected data \[rows, columns\], got \[2, \d+, \d+\]"):
         gap_folds(torch.stack([y, y]))
