@@ -1,4 +1,5 @@
 import importlib.util
+import re
 import sys
 import warnings
 
@@ -441,8 +442,15 @@ def test_as_kernel_broadcasts(gpytorch):
 def test_as_kernel_takes_kernels_only():
     kernel = RBF(1)
     assert as_kernel(kernel) is kernel
-    for other in (torch.nn.Linear(1, 1), 1.0, "rbf", pyro.contrib.gp.kernels.RBF(1)):
-        with pytest.raises(TypeError, match=r"expected a kernel .* got .*subclass"):
+    others = {
+        "a torch.nn.modules.linear.Linear": torch.nn.Linear(1, 1),
+        "1.0": 1.0,
+        "'rbf'": "rbf",
+        "a pyro.contrib.gp.kernels.isotropic.RBF": pyro.contrib.gp.kernels.RBF(1),
+        "<class 'pyro_lvgp.kernels.parametric.RBF'>": RBF,
+    }
+    for got, other in others.items():
+        with pytest.raises(TypeError, match=rf"expected a kernel .*, such as RBF\(2\), got {re.escape(got)}; .* subclass"):
             as_kernel(other)
 
 

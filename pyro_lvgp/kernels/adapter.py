@@ -39,8 +39,10 @@ def as_kernel(kernel: object) -> Kernel:
                 "pyro_lvgp.kernels in it; combine them as kernels of this library, as in as_kernel(theirs) + RBF(2)"
             )
         return _GPyTorchKernel(kernel)
+    # Other libraries have kernels of the same names.
+    got = f"a {type(kernel).__module__}.{type(kernel).__name__}" if isinstance(kernel, nn.Module) else repr(kernel)
     raise TypeError(
-        f"expected a kernel of pyro_lvgp.kernels or of GPyTorch, got {type(kernel).__name__}; "
+        f"expected a kernel of pyro_lvgp.kernels or of GPyTorch, such as RBF(2), got {got}; "
         "for another covariance function subclass pyro_lvgp.kernels.Kernel."
     )
 
