@@ -215,6 +215,13 @@ def test_bounds_smooth_scale_and_clip():
     assert ax.get_xlabel() == "step"
 
 
+def test_bounds_of_a_short_fit_are_in_sight():
+    short, long = np.full(20, -5.0), np.linspace(-2.0, -1.0, 2000)
+    low, high = plots.plot_bounds({"short": short, "long": long}).get_ylim()
+    assert low < -5.0
+    assert high > -1.0
+
+
 def test_bounds_against_seconds_and_with_gaps():
     ax = plots.plot_bounds({"a": [-3.0, np.nan, -1.0]}, seconds={"a": [0.5, 1.0, 1.5]}, smooth=0)
     (line,) = ax.lines

@@ -61,7 +61,7 @@ def plot_bounds(
         if smooth:
             ax.plot(time, bound, color=color, alpha=0.16, linewidth=0.6, zorder=1)
         ax.plot(time, smoothed, color=color, linewidth=1.8, zorder=2, label=name)
-    ax.set_ylim(*_robust_limits([(bound, smoothed) for _, bound, smoothed in curves.values()]))
+    ax.set_ylim(*_robust_limits([bound for _, bound, _ in curves.values()]))
     ax.margins(x=0.01)
     ax.set_xlabel("step" if seconds is None else "seconds")
     ax.set_ylabel(ylabel)
@@ -80,13 +80,12 @@ def _smooth(values: np.ndarray, steps: float | int) -> np.ndarray:
     return result
 
 
-def _robust_limits(curves: list[tuple[np.ndarray, np.ndarray]]) -> tuple[float, float]:
-    """From the worst bound that a fit had after its first tenth to the best one there is."""
-    late = [np.concatenate([raw, smoothed])[np.r_[len(raw) // 10 : len(raw)]] for raw, smoothed in curves]
-    finite = np.concatenate(late)
-    finite = finite[np.isfinite(finite)]
-    if not finite.size:
+def _robust_limits(bounds: list[np.ndarray]) -> tuple[float, float]:
+    """From the worst bound that a fit had after its first tenth to the best one there is, but for a few of each fit."""
+    late = [bound[len(bound) // 10 :] for bound in bounds]
+    spans = [np.quantile(bound[finite], [0.02, 0.998]) for bound in late if (finite := np.isfinite(bound)).any()]
+    if not spans:
         return 0.0, 1.0
-    low, high = np.quantile(finite, 0.02), np.quantile(finite, 0.998)
+    low, high = np.min(spans), np.max(spans)
     margin = 0.06 * (high - low) or 0.06 * abs(high) or 1.0
     return float(low - margin), float(high + margin)
