@@ -327,6 +327,11 @@ class TestErrors:
                 Net(D, Q)(y)
 
 
+def test_covariance_of_another_kind(unchecked):
+    with pytest.raises(ValueError, match=r'expected covariance "diagonal" or "full", got \'diag\''):
+        ZeroImputation(D, Q, covariance="diag")
+
+
 @pytest.mark.parametrize("Net", [PointNet, IndexNet])
 def test_feature_dim(Net):
     assert Net(D, Q, [7, 8], feature_dim=9).rho[0].in_features == 9

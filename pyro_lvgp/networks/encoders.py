@@ -25,7 +25,8 @@ class ZeroImputation(Encoder):
     :param covariance: ``"diagonal"`` returns loc and scale [*, Q]; ``"full"`` loc and scale_tril [*, Q, Q].
     :param init_scale: the scale where the network gives zero, and so about the initial one; the diagonal of scale_tril.
     :param activation: class of the activation between layers.
-    :raises ValueError: for a size below 1, an ``init_scale`` that is not positive, or data with another number of outputs.
+    :raises ValueError: for a size below 1, another covariance, an ``init_scale`` that is not positive, or data with another
+        number of outputs.
 
     >>> loc, scale = ZeroImputation(4, 2)(torch.tensor([[1.0, torch.nan, 0.5, 2.0]]))
     >>> loc.shape, scale.shape
@@ -45,6 +46,8 @@ class ZeroImputation(Encoder):
         activation: type[nn.Module] = nn.SiLU,
     ):
         super().__init__(data_dim, latent_dim, hidden_dims, init_scale)
+        if covariance not in ("diagonal", "full"):
+            raise ValueError(f'expected covariance "diagonal" or "full", got {covariance!r}')
         self.covariance = covariance
         self._scale_size = latent_dim if covariance == "diagonal" else latent_dim * (latent_dim + 1) // 2
         self.net = MLP(2 * data_dim, latent_dim + self._scale_size, hidden_dims, activation)
