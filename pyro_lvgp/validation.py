@@ -98,7 +98,8 @@ def check_index(idx: Tensor | None, num_rows: int, num_data: int) -> None:
         if num_rows != num_data:
             raise ValueError(
                 f"expected all {num_data} rows, or a mini-batch with its indices, got {num_rows} rows and no idx; call with "
-                "(y, idx)"
+                "(y, idx), or of rows not trained on infer latents and predict or impute from these: "
+                "impute(guide, Y, latents=model.infer_latents(guide, Y))"
             )
         return
     if not torch.is_tensor(idx) or idx.dtype != torch.long or idx.shape != (num_rows,):

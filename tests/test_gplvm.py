@@ -462,6 +462,13 @@ class TestBadInput:
         with pytest.raises(error, match=match):
             BayesianGPLVM(N, D, Q, num_inducing=M, **options)
 
+    def test_new_rows_without_latents(self, Y):
+        model = _model().initialize(Y)
+        guide = MeanFieldGuide(model)
+        guide(Y)
+        with pytest.raises(ValueError, match=r"got 5 rows and no idx; .* impute\(guide, Y, latents=model.infer_latents"):
+            model.impute(guide, Y[:5] + 1.0)
+
     def test_latents_of_another_kind(self, Y):
         with pytest.raises(TypeError, match=r"expected data to be tensors, got list; use torch.as_tensor"):
             _model().initialize(Y, latents=[[0.0] * Q] * N)
