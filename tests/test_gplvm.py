@@ -303,6 +303,19 @@ def test_predictions_run_in_evaluation_mode(Y):
     torch.testing.assert_close(in_training, predictions())
 
 
+@pytest.mark.parametrize("model_of", [BayesianGPLVM, RandomFeatureLVM])
+def test_wild_entries_do_not_lead_the_start_under_tails(model_of):
+    """Latents to start from, and column means, explain what lies below the wild entries."""
+    clean = torch.randn(100, 2) @ torch.randn(2, 6) + 2.0
+    Y = torch.where(torch.rand(100, 6) < 0.03, 1000.0, clean + 0.1 * torch.randn(100, 6))
+    size = {"num_inducing": 5} if model_of is BayesianGPLVM else {"num_frequencies": 5}
+    model = model_of(100, 6, 2, likelihood=StudentT(), **size).initialize(Y)
+    assert ((model.mean - clean.mean(0)).abs() < 0.3).all()
+    X = torch.cat([model.initial_values["X"], torch.ones(100, 1)], 1)
+    left = clean - X @ torch.linalg.lstsq(X, clean).solution
+    assert left.var() < 0.02 * clean.var()
+
+
 def test_globals_are_those_of_the_guide():
     """Moments of what is drawn for predictions, and of the guide's own draws."""
     Y = torch.randn(12, D)

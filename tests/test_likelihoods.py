@@ -132,6 +132,19 @@ def test_function_inverts_the_link_roughly(likelihood):
     assert (start - f).abs().max() < 0.9
 
 
+def test_wild_entries_are_left_out_of_the_start():
+    """More than five standard deviations from the mean of normal columns; but not rows that are far as a whole."""
+    y = torch.randn(10_001, 3)
+    y[:3] = torch.tensor([[0.1, 5.5, torch.nan], [-4.5, 1e6, 0.2], [9.0, 9.0, 0.0]])
+    start = StudentT().starting_function(y)
+    nan = torch.nan
+    torch.testing.assert_close(start[:3], torch.tensor([[0.1, nan, nan], [-4.5, nan, 0.2], [9.0, 9.0, 0.0]]), equal_nan=True)
+    torch.testing.assert_close(start[3:], y[3:])
+    mostly_one = torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0], [7.0, 3.0]])  # the first column has no spread
+    torch.testing.assert_close(StudentT().starting_function(mostly_one), mostly_one)
+    torch.testing.assert_close(Gaussian().starting_function(y), y, equal_nan=True)
+
+
 @pytest.mark.parametrize(
     ("likelihood", "bad"),
     [(Bernoulli(), 2.0), (Binomial(3), 4.0), (Poisson(), -1.0), (NegativeBinomial(), 0.5), (LogNormal(), 0.0)],

@@ -62,6 +62,13 @@ class Likelihood(PyroModule):
         """
         raise NotImplementedError(f"{type(self).__name__} must implement function(y), a rough inverse of its link")
 
+    def starting_function(self, y: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+        """:meth:`function` of all data, NaN too where it would lead a linear model astray; by default nowhere else.
+
+        :param y: data, NaN where missing.
+        """
+        return self.function(y)
+
     def slopes(
         self, y: Float[Tensor, "*#batch"], f: Float[Tensor, "*#batch"], theta: Tensor | None
     ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:

@@ -111,6 +111,7 @@ class StudentT(_AdditiveNoise):
     :raises ValueError: if ``df`` is not above 2 and finite, or the scale is not positive or of another shape.
 
     The attribute ``scale`` is a ``PyroParam`` of shape [] or [data_dim]; assign a ``PyroSample`` for a prior.
+    ``initialize`` of our models leaves single entries that are far from all others of their column out of its linear model.
 
     >>> StudentT(0.5)(torch.zeros(1)).variance.detach()
     tensor([0.5000])
@@ -130,6 +131,14 @@ class StudentT(_AdditiveNoise):
 
     def distribution(self, f, theta):
         return dist.StudentT(self.df, f, theta)
+
+    def starting_function(self, y):
+        """Without entries more than five spreads from the median of their column, if these are not most of their row."""
+        deviation = (y - y.nanmedian(0).values).abs()
+        spread = 1.4826 * deviation.nanmedian(0).values  # of a normal, its standard deviation
+        far = (deviation > 5.0 * spread) & (spread > 0.0)
+        most = 2 * far.sum(-1, keepdim=True) > (~torch.isnan(y)).sum(-1, keepdim=True)
+        return y.masked_fill(far & ~most, torch.nan)
 
     def moments(self, mean, variance, theta):
         mean, variance = torch.broadcast_tensors(mean, variance + theta.square() * (self.df / (self.df - 2.0)))
