@@ -132,6 +132,15 @@ def test_function_inverts_the_link_roughly(likelihood):
     assert (start - f).abs().max() < 0.9
 
 
+def test_several_data_share_one_function(likelihood):
+    """As many rows as there are nodes of quadrature too, which must not be taken for these."""
+    y = likelihood(torch.randn(20, 4).double()).sample()
+    mean, variance, theta = torch.randn(4).double(), torch.rand(()).double(), likelihood.theta()
+    for log_prob in (likelihood.expected_log_prob, likelihood.log_marginal):
+        every = log_prob(y, mean.expand(20, 4), variance.expand(20, 4), theta)
+        torch.testing.assert_close(log_prob(y, mean, variance, theta), every)
+
+
 def test_wild_entries_are_left_out_of_the_start():
     """More than five standard deviations from the mean of normal columns; but not rows that are far as a whole."""
     y = torch.randn(10_001, 3)

@@ -110,6 +110,7 @@ class Likelihood(PyroModule):
         :param variance: variances of f.
         :param theta: what :meth:`theta` returned.
         """
+        y, mean, variance = torch.broadcast_tensors(y, mean, variance)  # nodes of quadrature go left of all dimensions
         return self._expect(lambda p: p.log_prob(y), mean, variance, theta)
 
     def log_prob_of_rows(
@@ -148,6 +149,7 @@ class Likelihood(PyroModule):
         :param variance: variances of f.
         :param theta: what :meth:`theta` returned.
         """
+        y, mean, variance = torch.broadcast_tensors(y, mean, variance)
 
         def log_prob(f: Tensor) -> Tensor:
             return self.distribution(f, theta).log_prob(y)
