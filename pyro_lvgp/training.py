@@ -123,8 +123,8 @@ def fit(
         draws of their own, seeded by ``seed`` plus the rank.  Losses and scores are means too.
     :param checkpoint: a file to write the state to every so often, and to go on from if it is there.
     :returns: the history.
-    :raises TypeError: if the data are no tensors, or more or fewer than the model takes, ``loss`` is no bound,
-        ``early_stopping`` no ``EarlyStopping``, or ``checkpoint`` no ``Checkpoint``.
+    :raises TypeError: if model or guide is a class, the data are no tensors, or more or fewer than the model takes, ``loss``
+        is no bound, ``early_stopping`` no ``EarlyStopping``, or ``checkpoint`` no ``Checkpoint``.
     :raises ValueError: if the data are unfit for the model, ``num_steps`` or ``batch_size`` is out of range, ``schedule`` is
         unknown or that of a block too, ``optim``, ``learning_rate`` or ``distributed`` is given beside ``blocks``, only one of
         fit and ``optim`` is ``distributed``, tensors have different numbers of rows under mini-batches, the bound, or without
@@ -145,6 +145,10 @@ def fit(
     check_tensors(args)
     args = tuple(arg.to(device=device, dtype=dtype if arg.is_floating_point() else None) for arg in args)
     for module in (model, guide):
+        if isinstance(module, type):
+            raise TypeError(
+                f"expected a model and its guide, got the class {module.__name__}; make one: {module.__name__}(...)"
+            )
         if isinstance(module, nn.Module) and (device is not None or dtype is not None):
             module.to(device=device, dtype=dtype)
     if isinstance(model, PyroModule):

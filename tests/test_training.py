@@ -320,6 +320,8 @@ class TestFit:
         for args in ((), (Y, torch.arange(N))):
             with pytest.raises(TypeError, match=rf"expected all data \(Y\), got {len(args)} tensor\(s\)"):
                 fit(model, guide, *args, progress=False)
+        with pytest.raises(TypeError, match=r"got the class MeanFieldGuide; make one: MeanFieldGuide\(...\)"):
+            fit(model, MeanFieldGuide, Y, progress=False)
         with pytest.raises(TypeError, match=r"expected loss to be a bound, got <class .*Trace_ELBO'>; make one"):
             fit(model, guide, Y, loss=Trace_ELBO, progress=False)
         with pytest.raises(TypeError, match=r"expected early_stopping to be EarlyStopping\(score\), got True"):
