@@ -11,7 +11,7 @@ from pyro.optim import PyroOptim
 from torch import Tensor, nn
 
 from pyro_lvgp.infer import BlockCoordinateVI
-from pyro_lvgp.infer._parameters import find_parameters
+from pyro_lvgp.infer.parameters import find_parameters
 from pyro_lvgp.validation import check_sizes
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyro_lvgp.recording import assume
 
-_FIRST_JITTER = {torch.float64: 1e-8, torch.float32: 1e-5}
+FIRST_JITTER = {torch.float64: 1e-8, torch.float32: 1e-5}
 _NUM_TRIES = 5
 
 
@@ -37,7 +37,7 @@ def safe_cholesky(
     >>> safe_cholesky(torch.ones(2, 2, dtype=torch.float64)).shape
     torch.Size([2, 2])
     """
-    smallest = _FIRST_JITTER.get(K.dtype, 1e-5)
+    smallest = FIRST_JITTER.get(K.dtype, 1e-5)
     first = smallest if jitter is None else jitter
     scale = K.diagonal(dim1=-2, dim2=-1).mean(-1)
     eps = torch.full_like(scale, first)

@@ -9,7 +9,7 @@ from torch import Tensor
 from pyro_lvgp import sparse_sites
 from pyro_lvgp.kernels import Kernel
 from pyro_lvgp.kernels.base import Theta, theta_in_double
-from pyro_lvgp.linalg import _FIRST_JITTER, safe_cholesky, solve_lower
+from pyro_lvgp.linalg import FIRST_JITTER, safe_cholesky, solve_lower
 
 
 class SparseProcess:
@@ -148,7 +148,7 @@ class SparseProcess:
         """
         # u leaves less of the covariance than single precision rounds it by.
         exact = self.double()
-        jitter = _FIRST_JITTER[torch.float64] * exact.Kff.mean(-1)[..., None, None] * eye_like(exact.A, exact.A.shape[-1])
+        jitter = FIRST_JITTER[torch.float64] * exact.Kff.mean(-1)[..., None, None] * eye_like(exact.A, exact.A.shape[-1])
         covariance = self.kernel.covariance(exact.X, exact.X, exact.theta) - exact.A.mT @ exact.A + jitter
         scale_tril = safe_cholesky(covariance, name="Kff given u", describe=self.kernel._parameters_text).to(self.A)
         mean = (v.unsqueeze(-3).unsqueeze(-2) @ self.A).squeeze(-2)

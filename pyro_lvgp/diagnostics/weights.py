@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyro_lvgp.guides import AutoAnnealedLangevin
 from pyro_lvgp.infer import ImportanceWeightedELBO, sample_traces
-from pyro_lvgp.infer._terms import mask_of
+from pyro_lvgp.infer.terms import mask_of
 from pyro_lvgp.seeding import seeded
 
 

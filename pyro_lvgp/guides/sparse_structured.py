@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from pyro_lvgp import sparse_sites
 from pyro_lvgp.distributions import without_independent
+from pyro_lvgp.evaluation import evaluating
 from pyro_lvgp.guides._handlers import Integrate, Replace
 from pyro_lvgp.guides.structured import StructuredGPGuide
 from pyro_lvgp.integration import is_integrating
 from pyro_lvgp.models.sparse_gpvae import place_inducing_points
 from pyro_lvgp.networks import NeighbourNet, OffsetNet
-from pyro_lvgp.networks._evaluation import evaluating
 from pyro_lvgp.recording import assume
 from pyro_lvgp.seeding import seeded
 from pyro_lvgp.sparse_process import InducingValues, SparseProcess

@@ -13,8 +13,8 @@ from pyro.infer import TraceMeanField_ELBO
 from pyro.infer.util import torch_item
 from torch import Tensor
 
-from pyro_lvgp.infer._parameters import Parameter, find_parameters, held, unconstrained
 from pyro_lvgp.infer.block import Block, Loss, partition
+from pyro_lvgp.infer.parameters import Parameter, find_parameters, held, unconstrained
 from pyro_lvgp.integration import Bounding
 from pyro_lvgp.seeding import seeded
 from pyro_lvgp.validation import check_bound

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyro_lvgp.compilation import Compiled, compile_graph
-from pyro_lvgp.infer._parameters import unconstrained
 from pyro_lvgp.infer.differentiable import DifferentiableELBO
+from pyro_lvgp.infer.parameters import unconstrained
 from pyro_lvgp.recording import Recording, record
 from pyro_lvgp.seeding import seeded
 

@@ -10,8 +10,8 @@ from pyro.distributions.util import detach, scale_and_mask
 from torch import Tensor
 
 from pyro_lvgp.distributions import PathDelta
-from pyro_lvgp.infer._terms import Sites, log_ratio
 from pyro_lvgp.infer.local_elbo import SAMPLES, LocalELBO
+from pyro_lvgp.infer.terms import Sites, log_ratio
 
 
 class ImportanceWeightedELBO(LocalELBO):

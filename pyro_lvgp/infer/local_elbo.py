@@ -17,8 +17,8 @@ from pyro.util import check_model_guide_match
 from torch import Tensor
 
 from pyro_lvgp.infer._sites import is_deterministic
-from pyro_lvgp.infer._terms import Sites, check_reparameterised, share_masks
 from pyro_lvgp.infer.differentiable import DifferentiableELBO
+from pyro_lvgp.infer.terms import Sites, check_reparameterised, share_masks
 from pyro_lvgp.integration import Bounding, IntegrateGaussians, Integrating
 from pyro_lvgp.validation import check_sizes
 

@@ -4,8 +4,8 @@ import math
 
 from torch import Tensor
 
-from pyro_lvgp.infer._terms import Sites, log_ratio
 from pyro_lvgp.infer.local_elbo import LocalELBO
+from pyro_lvgp.infer.terms import Sites, log_ratio
 
 
 class MeanFieldELBO(LocalELBO):

@@ -17,7 +17,7 @@ from pyro.util import check_site_shape
 from torch import Tensor
 
 from pyro_lvgp.infer._sites import SampledSite, SiteLayout, entries, is_deterministic, same, stack
-from pyro_lvgp.infer._terms import share_masks
+from pyro_lvgp.infer.terms import share_masks
 from pyro_lvgp.seeding import seeded
 from pyro_lvgp.validation import check_sizes
 

@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_leaves
 from pyro_lvgp import gaussian_sites
 from pyro_lvgp.distributions import without_independent
 from pyro_lvgp.gaussian_process import GaussianProcess, StructuredPosterior
-from pyro_lvgp.infer._terms import Sites, check_reparameterised, known_same, log_ratio, share_masks
 from pyro_lvgp.infer.differentiable import DifferentiableELBO
+from pyro_lvgp.infer.terms import Sites, check_reparameterised, known_same, log_ratio, share_masks
 from pyro_lvgp.integration import IntegrateGaussians, Integrating
 from pyro_lvgp.masking import Masking
 from pyro_lvgp.seeding import seeded

@@ -15,12 +15,12 @@ from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 
+from pyro_lvgp.evaluation import evaluating
 from pyro_lvgp.kernels import Kernel, as_kernel
 from pyro_lvgp.kernels.base import Combination, Theta
 from pyro_lvgp.likelihoods import Likelihood, as_likelihood
 from pyro_lvgp.models.latent_variable_model import Guide, check_all_given
 from pyro_lvgp.models.mixture import Imputation, MixturePrediction
-from pyro_lvgp.networks._evaluation import evaluating
 from pyro_lvgp.networks.mlp import adopt
 from pyro_lvgp.quasi_random import even_draws
 from pyro_lvgp.validation import check_inputs, check_new_inputs, check_not_empty, check_series, check_sizes, check_tensors

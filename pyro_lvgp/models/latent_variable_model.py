@@ -17,11 +17,11 @@ from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from torch import Tensor
 
 from pyro_lvgp.distributions import NoisyFunction, PrecisionNormal
+from pyro_lvgp.evaluation import evaluating
 from pyro_lvgp.integration import IntegrateGaussians
 from pyro_lvgp.laplace import Entries
 from pyro_lvgp.models._new_rows import LogLikelihood, best_candidates, by_laplace, variational
 from pyro_lvgp.models.prediction import Prediction, average
-from pyro_lvgp.networks._evaluation import evaluating
 from pyro_lvgp.seeding import seeded
 from pyro_lvgp.validation import check_data, check_index, check_not_empty, check_sizes, check_values
 

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from pyro_lvgp import gaussian_sites
 from pyro_lvgp.gaussian_sites import Posterior
-from pyro_lvgp.linalg import _FIRST_JITTER
+from pyro_lvgp.linalg import FIRST_JITTER
 from pyro_lvgp.state_space.chains import Chain
 from pyro_lvgp.state_space.scan import Maps, prefix
 
@@ -139,7 +139,7 @@ def log_prob(
     """
     chain = series.chain
     variance = (chain.h[..., None, :] @ chain.P @ chain.h[..., None]).squeeze(-1)
-    W = (_FIRST_JITTER[f.dtype] * variance).rsqrt().expand(*variance.shape[:-1], f.shape[-1])
+    W = (FIRST_JITTER[f.dtype] * variance).rsqrt().expand(*variance.shape[:-1], f.shape[-1])
     constants = (W.log() - 0.5 * math.log(2.0 * math.pi)).sum(-1)
     if posterior is None:
         return log_normaliser(series, W, W * f) + constants
