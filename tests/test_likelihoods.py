@@ -11,7 +11,7 @@ from torch.distributions import Independent, kl_divergence
 from pyro_lvgp.distributions import NoisyFunction
 from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, Likelihood, LogNormal, NegativeBinomial, Poisson, StudentT
 from pyro_lvgp.models import BayesianGPLVM, MixturePrediction, RandomFeatureLVM
-from pyro_lvgp.quadrature import gauss_hermite
+from pyro_lvgp.quadrature import gauss_hermite, log_student_t_plus_normal
 
 LIKELIHOODS = {
     "gaussian": lambda: Gaussian(0.3),
@@ -206,6 +206,34 @@ def test_student_t_needs_more_nodes_where_f_is_known_less_well_than_the_scale():
     with torch.no_grad():
         expected = _grid(lambda f: likelihood(f).log_prob(y), mean, variance)
         torch.testing.assert_close(likelihood.expected_log_prob(y, mean, variance, likelihood.theta()), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("df", [2.1, 4.0, 30.0, 200.0])
+def test_student_t_plus_normal_against_a_grid(df, dtype):
+    """From a t alone to one that is narrow beside the Gaussian, and from the centre to far out; with gradients."""
+    ratio = torch.tensor([0.0, 0.03, 0.3, 1.0, 5.0, 100.0]).view(-1, 1)  # standard deviation of f over the scale
+    deviation = torch.tensor([0.0, 0.5, 3.0, 30.0, 200.0]) * (1.0 + ratio)
+    scale, variance, deviation = (
+        x.to(dtype).requires_grad_() for x in (torch.tensor(0.3), (0.3 * ratio) ** 2, 0.3 * deviation)
+    )
+    found = log_student_t_plus_normal(deviation, scale, df, variance)
+    r, s, v = (x.detach().double().requires_grad_() for x in (deviation, scale, variance))
+    log_g = torch.linspace(-45.0, 4.0, 40_001, dtype=torch.float64).view(-1, 1, 1)
+    half = torch.tensor(df / 2, dtype=torch.float64)
+    gamma = dist.Gamma(half, half).log_prob(log_g.exp()) + log_g
+    normal = dist.Normal(0.0, (v + s.square() * torch.exp(-log_g)).sqrt()).log_prob(r)
+    expected = (gamma + normal).logsumexp(0) + (log_g[1] - log_g[0]).log()
+    exact = dist.StudentT(df, 0.0, s).log_prob(r[0])
+    torch.testing.assert_close(expected[0], exact, rtol=1e-8, atol=1e-8)
+    tolerance = 1e-6 if dtype == torch.float64 else 2e-5
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=tolerance)
+    for ours, theirs in zip(
+        torch.autograd.grad(found.sum(), (deviation, variance, scale)),
+        torch.autograd.grad(expected.sum(), (r, v, s)),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours.double(), theirs, rtol=100 * tolerance, atol=100 * tolerance)
 
 
 @pytest.mark.parametrize("df", [2.0, float("nan"), float("inf")])

@@ -19,6 +19,7 @@ from pyro.infer.autoguide import AutoDelta
 from torch import Tensor
 
 from benchmarks import processes as processes_benchmark
+from benchmarks.processes import SETUPS, TASKS
 from pyro_lvgp.checkpoints import Checkpoint
 from pyro_lvgp.early_stopping import EarlyStopping
 from pyro_lvgp.guides import MeanFieldGuide
@@ -199,7 +200,7 @@ def test_parameters_without_names_are_refused(tmp_path: Path):
 
 @pytest.mark.skipif("PYRO_LVGP_DATA" not in os.environ, reason="PYRO_LVGP_DATA names no folder with the data sets")
 def test_benchmark_shares_the_rows_of_a_step():
-    history = processes_benchmark.fitted(processes_benchmark.SETUPS["2 processes"], None, num_steps=2, seed=0)
+    history = processes_benchmark.fitted(SETUPS["2 processes"], TASKS["encoder"], num_steps=2, seed=0)
     assert len(history.losses) == 2
     assert history.bounds_per_entry[0] == pytest.approx(-1.4, abs=0.5)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pyro_lvgp.likelihoods.base import Likelihood, WithParameter
+from pyro_lvgp.quadrature import log_student_t_plus_normal
 from pyro_lvgp.recording import assume
 
 
@@ -107,7 +108,7 @@ class StudentT(_AdditiveNoise):
     :param scale: initial s, in units of y.
     :param df: degrees of freedom ν, above 2, which are not learned; large ν is nearly Gaussian.
     :param data_dim: give the number of outputs for a scale of each output; None shares one.
-    :param num_points: quadrature nodes per entry; give more where f is known less well than to twice the scale.
+    :param num_points: quadrature nodes per entry of a bound; give more where f is known less well than to twice the scale.
     :raises ValueError: if ``df`` is not above 2 and finite, or the scale is not positive or of another shape.
 
     The attribute ``scale`` is a ``PyroParam`` of shape [] or [data_dim]; assign a ``PyroSample`` for a prior.
@@ -139,6 +140,9 @@ class StudentT(_AdditiveNoise):
         far = (deviation > 5.0 * spread) & (spread > 0.0)
         most = 2 * far.sum(-1, keepdim=True) > (~torch.isnan(y)).sum(-1, keepdim=True)
         return y.masked_fill(far & ~most, torch.nan)
+
+    def log_marginal(self, y, mean, variance, theta):
+        return log_student_t_plus_normal(y - mean, theta, self.df, variance)
 
     def moments(self, mean, variance, theta):
         mean, variance = torch.broadcast_tensors(mean, variance + theta.square() * (self.df / (self.df - 2.0)))
