@@ -18,8 +18,6 @@ from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoDelta
 from torch import Tensor
 
-from benchmarks import processes as processes_benchmark
-from benchmarks.processes import SETUPS, TASKS
 from pyro_lvgp.checkpoints import Checkpoint
 from pyro_lvgp.early_stopping import EarlyStopping
 from pyro_lvgp.guides import MeanFieldGuide
@@ -196,13 +194,6 @@ def nameless(rank: int) -> str:
 def test_parameters_without_names_are_refused(tmp_path: Path):
     for message in in_processes(nameless, tmp_path):
         assert "do without module_local_params" in message
-
-
-@pytest.mark.skipif("PYRO_LVGP_DATA" not in os.environ, reason="PYRO_LVGP_DATA names no folder with the data sets")
-def test_benchmark_shares_the_rows_of_a_step():
-    history = processes_benchmark.fitted(SETUPS["2 processes"], TASKS["encoder"], num_steps=2, seed=0)
-    assert len(history.losses) == 2
-    assert history.bounds_per_entry[0] == pytest.approx(-1.4, abs=0.5)
 
 
 def test_one_process_alone_is_refused():
