@@ -1,17 +1,16 @@
 """One fit in two processes, or in one with one thread or two: milliseconds of a step, and the bound reached."""
 
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.distributed
-import torch.multiprocessing
 from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.contestant import Case
+from benchmarks.joined import in_processes
 from benchmarks.oilflow import standardised
 from benchmarks.report import Measurement, Row, Settings
 from pyro_lvgp.datasets import load_dataset
@@ -25,10 +24,10 @@ LATENT_DIM, LEARNING_RATE = 10, 0.01
 PUBLISHED: list[Row] = []
 NOTES = """\
 Two processes share the rows of each step, half of them in a mini-batch of each, and exchange the gradients of all parameters
-by `fit(..., distributed=True)` and gloo.  MNIST: 4000 of 60 000 digits at each step, M = 50, float32; they exchange 3.2 million
-numbers, of which 2.0 are of q(u) and 1.2 of the latents.  Oil flow: all 1000 rows, M = 30, float64, 31 thousand numbers.  Q =
-10.  "step" is the mean over a fit after its first tenth, "bound" the mean of the last tenth of its steps.  Start and rates are
-the same for all."""
+by `fit(..., distributed=True)` and gloo.  MNIST: 4000 of 60 000 digits at each step, M = 50, float32; they exchange 3.2
+million numbers, of which 2.0 are of q(u) and 1.2 of the latents.  Oil flow: all 1000 rows, M = 30, float64, 31 thousand
+numbers.  Q = 10.  "step" is the mean over a fit after its first tenth, "bound" the mean of the last tenth of its steps.  Start
+and rates are the same for all."""
 
 
 class Setup(NamedTuple):
@@ -95,30 +94,23 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
 
 def fitted(setup: Setup, task: str, *, num_steps: int, seed: int) -> FitResult:
     """The history of a fit in processes of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(_fit_one, (setup, task, num_steps, seed, folder), nprocs=setup.processes)
-        return torch.load(Path(folder) / "history.pt", weights_only=False)
+    return in_processes(partial(fit_one, task, num_steps, seed), setup.processes, threads=setup.threads)[0]
 
 
-def _fit_one(rank: int, setup: Setup, task: str, num_steps: int, seed: int, folder: str) -> None:
-    torch.set_num_threads(setup.threads)
-    store = f"file://{folder}/store"
-    torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=setup.processes)
+def fit_one(task: str, num_steps: int, seed: int, rank: int) -> FitResult:
+    """The same in one of the processes."""
     torch.manual_seed(seed)
     start = TASKS[task]()
     assert start.batch_size is not None
-    history = fit(
+    return fit(
         start.model,
         start.guide,
         *start.args,
         loss=start.bound,
         num_steps=num_steps,
-        batch_size=start.batch_size // setup.processes,
+        batch_size=start.batch_size // torch.distributed.get_world_size(),
         learning_rate=start.learning_rate,
         seed=seed,
         progress=False,
         distributed=True,
     )
-    if rank == 0:
-        torch.save(history, Path(folder) / "history.pt")
-    torch.distributed.destroy_process_group()

@@ -1,0 +1,31 @@
+"""Work in several processes that ``torch.distributed`` joins."""
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+import torch.multiprocessing
+
+
+def in_processes(work: Callable[[int], Any], number: int, *, threads: int = 1) -> list[Any]:
+    """What ``work(rank)`` returns in each of them.
+
+    :param work: a function of a module, or a partial of one.
+    :param number: of processes, joined by gloo.
+    :param threads: in each.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(_one, (work, number, threads, folder), nprocs=number)
+        return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(number)]
+
+
+def _one(rank: int, work: Callable[[int], Any], number: int, threads: int, folder: str) -> None:
+    torch.set_num_threads(threads)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=number)
+    torch.save(work(rank), f"{folder}/{rank}.pt")
+    torch.distributed.barrier()
+    os._exit(0)  # threads of gloo may abort an interpreter that ends
