@@ -6,19 +6,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_lvgp.processes import Processes
 from pyro_lvgp.validation import check_sizes
 
 
 class MiniBatches:
-    """All rows for ever, or shuffled mini-batches; a last short batch of a pass is dropped to keep their size fixed.
+    """All rows for ever, or shuffled mini-batches; what is left at the end of a pass is dropped to keep their size fixed.
+
+    Of several processes each has mini-batches of its own from one pass over the rows.
 
     :param args: tensors with a row for each datum.
     :param num_rows: number of rows.
-    :param batch_size: rows in a mini-batch; None for all at every step.
+    :param batch_size: rows in a mini-batch of a process; None for all at every step.
+    :param processes: those that share the rows.
     :param take: the arguments of a step, given the indices of the rows and all tensors.
     :raises ValueError: if ``batch_size`` is out of range, or, without ``take``, tensors have other numbers of rows.
 
-    >>> batches = MiniBatches((torch.arange(5.0),), 5, 2)
+    >>> batches = MiniBatches((torch.arange(5.0),), 5, 2, Processes(False))
     >>> [len(rows) for _, (rows, idx) in zip(range(3), batches)]
     [2, 2, 2]
     """
@@ -28,20 +32,23 @@ class MiniBatches:
         args: tuple[Tensor, ...],
         num_rows: int,
         batch_size: int | None,
+        processes: Processes,
         take: Callable[..., tuple[Tensor, ...]] | None = None,
     ):
         if batch_size is not None:
             check_sizes(least=0, batch_size=batch_size)
             batch_size = int(batch_size)  # of whatever integers
-            if not 1 <= batch_size <= num_rows:
-                raise ValueError(f"expected batch_size from 1 to {num_rows}, the rows of the data, got {batch_size}")
+            most = num_rows // processes.size
+            if not 1 <= batch_size <= most:
+                each = f" for each of {processes.size} processes" if processes.size > 1 else ""
+                raise ValueError(f"expected batch_size from 1 to {most}, the rows of the data{each}, got {batch_size}")
             if take is None and any(len(arg) != num_rows for arg in args):
                 raise ValueError(
                     f"expected as many rows in each tensor, to take mini-batches of, got {[len(arg) for arg in args]}; give "
                     "the model what is no data by functools.partial"
                 )
         self._args, self._num_rows, self._batch_size, self._take = args, num_rows, batch_size, take or _rows
-        self._waiting: list[Tensor] = []
+        self._processes, self._waiting = processes, list[Tensor]()
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         return self
@@ -52,14 +59,14 @@ class MiniBatches:
         if not self._waiting:
             # Pyro does not index parameters by as many rows as there are, which so must come in order.
             order = torch.arange if self._batch_size == self._num_rows else torch.randperm
-            shuffled = order(self._num_rows, device=self._args[0].device).split(self._batch_size)
-            self._waiting = [idx for idx in shuffled if len(idx) == self._batch_size]
+            shuffled = self._processes.of_first(order(self._num_rows, device=self._args[0].device)).split(self._batch_size)
+            self._waiting = list(shuffled[self._processes.rank :: self._processes.size][: self.num_in_pass])
         return self._take(self._waiting.pop(0), *self._args)
 
     @property
     def num_in_pass(self) -> int:
         """Steps in which each row comes once, but for those dropped."""
-        return 1 if self._batch_size is None else self._num_rows // self._batch_size
+        return 1 if self._batch_size is None else self._num_rows // (self._batch_size * self._processes.size)
 
     def example(self) -> tuple[Tensor, ...]:
         """The arguments of some step."""

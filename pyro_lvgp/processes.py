@@ -48,6 +48,15 @@ class Processes:
         """
         return self.mean(float(flag)) > 0.0
 
+    def of_first(self, tensor: Tensor) -> Tensor:
+        """What the first process has, written into the tensor.
+
+        :param tensor: of one shape in all processes.
+        """
+        if self.size > 1:
+            dist.broadcast(tensor, src=0)
+        return tensor
+
     def average_gradients(self, params: Sequence[Tensor]) -> None:
         """Put means over processes in the place of gradients, by one message for each device and dtype.
 
@@ -86,7 +95,7 @@ class Processes:
             )
         before = [param.detach().clone() for param in params.values()]
         for param in params.values():
-            dist.broadcast(param.detach(), src=0)
+            self.of_first(param.detach())
         return not self.any(not all(map(torch.equal, before, params.values())))
 
     def _average_(self, message: Tensor) -> None:

@@ -119,8 +119,8 @@ def fit(
     :param callback: called with the step and its loss.
     :param early_stopping: a score to watch; the fit ends in the state that had the lowest.
     :param distributed: fit in all processes that ``torch.distributed`` joins, each of which calls this with the same settings.
-        Steps move the parameters of the first, in all of them, along the mean of their gradients, which have mini-batches and
-        draws of their own, seeded by ``seed`` plus the rank.  Losses and scores are means too.
+        Steps move the parameters of the first, in all of them, along the mean of their gradients.  They share the rows of a
+        pass, and have draws of their own, seeded by ``seed`` plus the rank.  Losses and scores are means too.
     :param checkpoint: a file to write the state to every so often, and to go on from if it is there.
     :returns: the history.
     :raises TypeError: if model or guide is a class, the data are no tensors, or more or fewer than the model takes, ``loss``
@@ -157,12 +157,12 @@ def fit(
         _check_number(check, args)
         check(*args)
     data = next((arg for arg in reversed(args) if arg.is_floating_point()), args[-1] if args else torch.empty(0))
-    batches = MiniBatches(args, len(data), batch_size, getattr(model, "mini_batch", None))
+    processes = Processes(distributed)
+    batches = MiniBatches(args, len(data), batch_size, processes, getattr(model, "mini_batch", None))
     if early_stopping is not None and not isinstance(early_stopping, EarlyStopping):
         raise TypeError(f"expected early_stopping to be EarlyStopping(score), got {early_stopping!r}; give it a score")
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         raise TypeError(f"expected checkpoint to be Checkpoint(path), got {checkpoint!r}")
-    processes = Processes(distributed)
     how: Any = {"learning_rate": learning_rate, "schedule": schedule, "optim": optim, "blocks": blocks, "compile": compile}
     svi = _climber(model, guide, loss, num_steps, distributed=distributed, **how)
     watch = Watch(early_stopping, (model, guide), processes)
