@@ -49,6 +49,7 @@ def test_list_names_every_benchmark_with_its_first_line(capsys):
         "longseries",
         "minibatches",
         "oilflow",
+        "processes",
         "srflvm",
         "srflvm_large",
         "srflvm_scaling",
