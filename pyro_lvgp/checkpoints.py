@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,7 +11,6 @@ import torch
 from pyro.optim import PyroOptim
 from torch import Tensor, nn
 
-from pyro_lvgp.infer import BlockCoordinateVI
 from pyro_lvgp.infer.parameters import find_parameters
 from pyro_lvgp.validation import check_sizes
 
@@ -121,9 +121,13 @@ class Tensors:
             for name, tensor in own.items():
                 tensor.copy_(state[name])
 
+    @cached_property
+    def _parameters(self) -> dict[str, Tensor]:
+        found = find_parameters(self._model, self._guide, self._example(), {})
+        return {name: parameter.tensor for name, parameter in found.items()}
+
     def _named(self) -> dict[str, Tensor]:
-        parameters = find_parameters(self._model, self._guide, self._example(), {})
-        tensors = {name: parameter.tensor for name, parameter in parameters.items()}
+        tensors = dict(self._parameters)
         for prefix, part in (("model", self._model), ("guide", self._guide)):
             if isinstance(part, nn.Module):
                 tensors |= {f"{prefix}.{name}": buffer for name, buffer in part.named_buffers()}
@@ -132,26 +136,23 @@ class Tensors:
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """The state of Pyro's optimisers, or of those of blocks.
+    """The state of Pyro's optimisers.
 
-    :param optim: one or the other.
+    :param optim: what has them.
     """
 
-    optim: PyroOptim | BlockCoordinateVI
+    optim: PyroOptim
 
     def state_dict(self) -> dict[str, Any]:
         """Moments, numbers of steps, …"""
-        return self.optim.get_state() if isinstance(self.optim, PyroOptim) else self.optim.state_dict()
+        return self.optim.get_state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state.
 
         :param state: what :meth:`state_dict` returned.
         """
-        if isinstance(self.optim, PyroOptim):
-            self.optim.set_state(state)
-        else:
-            self.optim.load_state_dict(state)
+        self.optim.set_state(state)
 
 
 class RandomState:

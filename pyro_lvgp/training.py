@@ -169,7 +169,7 @@ def fit(
     result = FitResult(scores=watch.scores, num_entries=int((~torch.isnan(data)).sum()) if args else 1)
     parts: dict[str, Stateful] = {
         "tensors": Tensors(model, guide, batches.example),
-        "optimizer": OptimizerState(svi if isinstance(svi, BlockCoordinateVI) else svi.optim),
+        "optimizer": svi if isinstance(svi, BlockCoordinateVI) else OptimizerState(svi.optim),
         "batches": batches,
         "history": result,
         "watch": watch,
