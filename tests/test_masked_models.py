@@ -8,7 +8,7 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import Trace_ELBO
-from pyro.infer.autoguide import AutoNormal
+from pyro.infer.autoguide import AutoNormal, AutoNormalMessenger
 from pyro.infer.reparam import LocScaleReparam
 
 from pyro_lvgp.diagnostics import log_weights
@@ -67,6 +67,26 @@ def test_a_masked_latent_leaves_both_densities_of_an_auto_normal(bound, prior):
     evidence = prior(0.0, 1.0).log_prob(y[SEEN]).sum()
     assert bound.loss(model, guide, y) == pytest.approx(-evidence.item())
     torch.testing.assert_close(log_weights(model, guide, y, num_samples=5), evidence.expand(5))
+
+
+@pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: type(bound).__name__)
+def test_data_observed_by_the_model_that_a_guide_runs_leave_no_density_in_q(bound):
+    rows = torch.empty(4, dtype=torch.long)
+
+    def model(y):
+        with pyro.plate("data", N, subsample_size=4) as idx:
+            rows.copy_(idx)
+            x = pyro.sample("x", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(x, 1.0), obs=y[idx])
+
+    y, guide = torch.randn(N), AutoNormalMessenger(model)
+    guide(y)
+    with torch.no_grad():
+        guide.locs.x.copy_(0.5 * y)
+    guide.scales.x = torch.full((N,), 0.5**0.5)
+    loss = bound.loss(model, guide, y)
+    evidence = dist.Normal(0.0, 2.0**0.5).log_prob(y[rows])
+    assert loss == pytest.approx(-3.0 * evidence.sum().item())
 
 
 def test_bounds_of_annealed_guides_stay_below_the_evidence():

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pyro_lvgp.infer._sites import is_deterministic
 from pyro_lvgp.infer.differentiable import DifferentiableELBO
-from pyro_lvgp.infer.terms import Sites, check_reparameterised, share_masks
+from pyro_lvgp.infer.terms import Sites, check_reparameterised, share_masks, trace_guide
 from pyro_lvgp.integration import Bounding, IntegrateGaussians, Integrating
 from pyro_lvgp.validation import check_sizes
 
@@ -90,7 +90,7 @@ class LocalELBO(DifferentiableELBO):
             self._guess_max_plate_nesting(model, guide, args, kwargs)
         samples = _LocalSamples(self.local_plate, self.num_samples, -1 - int(self.max_plate_nesting))
         with Integrating() if self.integrate else Bounding():
-            guide_trace = poutine.trace(samples(guide)).get_trace(*args, **kwargs)
+            guide_trace = trace_guide(samples(guide), args, kwargs)
         model = IntegrateGaussians(guide_trace)(model) if self.integrate else model
         model_trace = poutine.trace(poutine.replay(samples(model), guide_trace)).get_trace(*args, **kwargs)
         share_masks(model_trace, guide_trace)

@@ -9,7 +9,6 @@ import pyro
 import torch
 from jaxtyping import Float64, Int64
 from pyro import poutine
-from pyro.poutine.guide import GuideMessenger
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.trace_struct import Trace
 from pyro.poutine.util import site_is_factor, site_is_subsample
@@ -17,7 +16,7 @@ from pyro.util import check_site_shape
 from torch import Tensor
 
 from pyro_lvgp.infer._sites import SampledSite, SiteLayout, entries, is_deterministic, same, stack
-from pyro_lvgp.infer.terms import share_masks
+from pyro_lvgp.infer.terms import share_masks, trace_guide
 from pyro_lvgp.seeding import seeded
 from pyro_lvgp.validation import check_sizes
 
@@ -219,12 +218,7 @@ class _Pair:
         return trace
 
     def _trace_guide(self) -> Trace:
-        guide = poutine.replay(self.guide, trace=self.subsamples)
-        messenger = poutine.unwrap(self.guide)
-        if isinstance(messenger, GuideMessenger):
-            guide(*self.args, **self.kwargs)
-            return messenger.get_traces()[1]
-        return poutine.trace(guide).get_trace(*self.args, **self.kwargs)
+        return trace_guide(poutine.replay(self.guide, trace=self.subsamples), self.args, self.kwargs)
 
     def _trace_model(self, latents: Trace, model: Callable) -> Trace:
         known = self.subsamples.copy()

@@ -20,7 +20,7 @@ from pyro_lvgp import gaussian_sites
 from pyro_lvgp.distributions import without_independent
 from pyro_lvgp.gaussian_process import GaussianProcess, StructuredPosterior
 from pyro_lvgp.infer.differentiable import DifferentiableELBO
-from pyro_lvgp.infer.terms import Sites, check_reparameterised, known_same, log_ratio, share_masks
+from pyro_lvgp.infer.terms import Sites, check_reparameterised, known_same, log_ratio, share_masks, trace_guide
 from pyro_lvgp.integration import IntegrateGaussians, Integrating
 from pyro_lvgp.masking import Masking
 from pyro_lvgp.seeding import seeded
@@ -131,7 +131,7 @@ class StructuredELBO(DifferentiableELBO):
     def _get_trace(self, model: Any, guide: Any, args: tuple, kwargs: dict) -> tuple[Trace, Trace]:
         draw = _DrawMarginals(detach=self.gradient == "score")
         with Integrating():
-            guide_trace = poutine.trace(draw(guide)).get_trace(*args, **kwargs)
+            guide_trace = trace_guide(draw(guide), args, kwargs)
             processes = frozenset(_processes(guide_trace))
             if len(processes) > 1 and processes not in self._known_as_independent:
                 with seeded(0), torch.enable_grad(), poutine.block():

@@ -1,16 +1,27 @@
 """Terms of a bound, site by site."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from pyro import poutine
 from pyro.distributions import Delta, MaskedDistribution, Unit
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine import Trace
+from pyro.poutine.guide import GuideMessenger
 from torch import Tensor
 from torch.distributions import kl_divergence
 
 Sites = Mapping[str, Mapping[str, Any]]
+
+
+def trace_guide(guide: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any]) -> Trace:
+    """The trace of a guide; of one that runs the model, like an ``AutoNormalMessenger``, without what the model observes."""
+    trace = poutine.trace(guide).get_trace(*args, **kwargs)
+    if isinstance(poutine.unwrap(guide), GuideMessenger):
+        for name in trace.observation_nodes:
+            trace.remove_node(name)
+    return trace
 
 
 def check_reparameterised(guide_sites: Sites) -> None:
