@@ -587,6 +587,31 @@ def test_a_global_guide_may_be_a_function_that_returns_anything(returned):
     assert abs(draws["scale"].log().mean() - 0.3) < 0.03
 
 
+def test_a_global_guide_may_make_its_plates_itself():
+    def model(y):
+        with pyro.plate("groups", 2):
+            pyro.sample("level", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", 6, subsample_size=3) as rows:
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            x = pyro.sample("x", dist.Normal(z, 1.0))
+            pyro.sample("y", dist.Normal(x, 1.0), obs=y[rows])
+
+    means = torch.arange(6.0)
+
+    def global_guide(y):
+        with pyro.plate("groups", 2):
+            pyro.sample("level", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", 6, subsample_size=3) as rows:
+            pyro.sample("z", dist.Normal(means[rows], 1e-6))
+
+    guide = AutoAnnealedLangevin(model, local_plate="data", sites=["x"], num_steps=2, global_guide=global_guide)
+    y = torch.randn(6)
+    trace = poutine.trace(guide).get_trace(y)
+    assert trace.nodes["level"]["value"].shape == (2,)
+    torch.testing.assert_close(trace.nodes["z"]["value"], means[trace.nodes["data"]["value"]], atol=1e-4, rtol=0.0)
+    assert guide.sample_posterior(5, y)["x"].shape == (5, 3)
+
+
 def test_a_surrogate_makes_annealed_globals_right_under_subsampling():
     y = torch.randn(10) + 1.0
 

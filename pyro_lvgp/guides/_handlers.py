@@ -1,8 +1,9 @@
 """Handlers under which a guide runs its model: latent sites drawn from posteriors, and no more of the model than they need."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import pyro
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
@@ -37,6 +38,18 @@ class HideObserved(poutine.block_messenger.BlockMessenger):
 
     def __init__(self):
         super().__init__(lambda msg: msg["type"] == "sample" and msg["is_observed"])
+
+
+class TakePlates(Messenger):
+    """Give a part of a guide that makes its plates itself the rows in those of the whole, which are in the trace already."""
+
+    def __init__(self, plates: Mapping[str, pyro.plate]):
+        super().__init__()
+        self._plates = plates
+
+    def _pyro_sample(self, msg):
+        if site_is_subsample(msg) and msg["name"] in self._plates:
+            msg["value"], msg["stop"] = self._plates[msg["name"]]._indices, True
 
 
 class AllDrawn(Exception):

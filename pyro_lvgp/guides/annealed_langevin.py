@@ -24,6 +24,7 @@ from pyro_lvgp import annealing
 from pyro_lvgp.annealing import STEPS, Coordinates, Dynamics, Schedule, Score, State
 from pyro_lvgp.distributions import PathDelta
 from pyro_lvgp.guides._compiled_chain import CompiledChain
+from pyro_lvgp.guides._handlers import TakePlates
 from pyro_lvgp.guides._sampled import SampledGuide
 from pyro_lvgp.guides._targets import (
     Bases,
@@ -74,8 +75,7 @@ class AutoAnnealedLangevin(SampledGuide):
     :param differentiate_score: differentiate through the scores; False is cheaper, and its gradient biased.
     :param base_guide: a :class:`MeanFieldGuide` of the model, whose Gaussians the chains start from: diagonal, with full
         covariances, or amortised.  By default ``MeanFieldGuide(model)``.
-    :param global_guide: a guide for the sites that are not annealed; by default those of the base guide.  A plain function
-        takes plates that the annealed sites share from ``guide.plates``.
+    :param global_guide: a guide for the sites that are not annealed; by default those of the base guide.
     :param surrogate_model: a model of the same sites that the chain climbs instead; the bound remains that of ``model``.
     :param compile: compile a transition and its gradient, for models with ``log_joint``: seconds on first use, however many
         transitions, and again for draws of other shapes.  Together with :class:`~pyro_lvgp.infer.CompiledELBO`, or
@@ -293,7 +293,7 @@ class AutoAnnealedLangevin(SampledGuide):
     def _sample_others(self, args: tuple, kwargs: dict) -> dict[str, Tensor]:
         if self.global_guide is None:
             return self.base_guide.sample_sites(self._others, args)
-        with poutine.trace() as drawn:
+        with poutine.trace() as drawn, TakePlates(self.plates):
             self.global_guide(*args, **kwargs)
         sites: Any = drawn.trace.nodes
         return {name: sites[name]["value"] for name, _ in self.prototype_trace.iter_stochastic_nodes() if name in sites}
