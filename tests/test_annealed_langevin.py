@@ -12,7 +12,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer import Predictive, Trace_ELBO, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoNormal
 
 from pyro_lvgp.annealing import STEPS, power_schedule, sigmoid_schedule
@@ -610,6 +610,19 @@ def test_a_global_guide_may_make_its_plates_itself():
     assert trace.nodes["level"]["value"].shape == (2,)
     torch.testing.assert_close(trace.nodes["z"]["value"], means[trace.nodes["data"]["value"]], atol=1e-4, rtol=0.0)
     assert guide.sample_posterior(5, y)["x"].shape == (5, 3)
+
+
+def test_predictions_without_the_data_are_told_how_to_predict():
+    def model(y=None):
+        with pyro.plate("data", 3):
+            x = pyro.sample("x", dist.Normal(0.0, 1.0))
+            return pyro.sample("y", dist.Normal(x, 1.0), obs=y)
+
+    guide, y = AutoAnnealedLangevin(model, local_plate="data", num_steps=2), torch.randn(3)
+    guide(y)
+    with pytest.raises(ValueError, match=r"got 'y', .* predictions too: Predictive\(model, guide\.sample_posterior\("):
+        Predictive(model, guide=guide, num_samples=4)()
+    assert Predictive(model, guide.sample_posterior(4, y))()["y"].shape == (4, 3)
 
 
 def test_a_surrogate_makes_annealed_globals_right_under_subsampling():

@@ -148,7 +148,9 @@ class TracedScore:
         if not (site["is_observed"] or name in self.drawn):
             raise ValueError(
                 f"expected every latent site to be in the guide, got {name!r}, which is neither annealed nor drawn by the "
-                "global guide; discrete sites must be enumerated or summed out in the model"
+                "global guide; chains need the data at every call, predictions too: Predictive(model, "
+                "guide.sample_posterior(num_samples, *args)) takes draws; discrete sites must be enumerated or summed out in "
+                "the model"
             )
         frames = {frame.name: frame for frame in site["cond_indep_stack"]}
         scale = site["scale"]
