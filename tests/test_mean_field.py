@@ -382,3 +382,13 @@ def test_an_encoder_may_be_of_a_site_of_a_part():
     y = torch.randn(4, 3)
     assert guide(y)["part.x"].shape == (4, 2)
     torch.testing.assert_close(guide.median(y)["part.x"], guide.encoders.part.x(y)[0])
+
+
+@pytest.mark.parametrize("make", [MeanFieldGuide, AutoAnnealedLangevin])
+@pytest.mark.parametrize("name", ["type", "net.half"])
+def test_sites_named_as_methods_of_modules_are_refused(make, name):
+    def model():
+        pyro.sample(name, dist.Normal(0.0, 1.0))
+
+    with pytest.raises(ValueError, match=f"other than those of methods of modules, got '{name.removeprefix('net.')}'; rename"):
+        make(model)()

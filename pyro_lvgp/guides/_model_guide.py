@@ -18,6 +18,8 @@ class ModelGuide(AutoGuide):
     The first call makes ``prototype_trace``, and then parameters by ``_make_parameters``; if it fails, the next one is first.
     """
 
+    prototype_trace: Any
+
     @property
     def model(self) -> Any:
         """The model.
@@ -34,12 +36,21 @@ class ModelGuide(AutoGuide):
     def _setup_prototype(self, *args, **kwargs):
         try:
             super()._setup_prototype(*args, **kwargs)
+            self._check_names()
             if self.master is None:  # a part of another guide is among its parameters
                 warn_if_shared(type(self).__name__, self._stored_by_others())
             self._make_parameters(*args, **kwargs)
         except BaseException:
             self.prototype_trace = None
             raise
+
+    def _check_names(self) -> None:
+        """Raise if parameters under the name of a site would stand behind a method of the module that holds them."""
+        for name, _ in self.prototype_trace.iter_stochastic_nodes():
+            if taken := [part for part in name.split(".") if hasattr(PyroModule, part)]:
+                raise ValueError(
+                    f"expected names of sites other than those of methods of modules, got {taken[0]!r}; rename the site"
+                )
 
     def _make_parameters(self, *args, **kwargs) -> None:
         """Make the parameters that the prototype asks for, if there are any; called with the arguments of the model."""
