@@ -14,6 +14,7 @@ import torch
 from pyro import poutine
 from pyro.infer import Predictive, Trace_ELBO, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoNormal
+from pyro.infer.inspect import get_model_relations
 
 from pyro_lvgp.annealing import STEPS, power_schedule, sigmoid_schedule
 from pyro_lvgp.diagnostics import bound_sandwich, effective_sample_size, log_weights, pareto_k
@@ -610,6 +611,17 @@ def test_a_global_guide_may_make_its_plates_itself():
     assert trace.nodes["level"]["value"].shape == (2,)
     torch.testing.assert_close(trace.nodes["z"]["value"], means[trace.nodes["data"]["value"]], atol=1e-4, rtol=0.0)
     assert guide.sample_posterior(5, y)["x"].shape == (5, 3)
+
+
+def test_what_its_sites_depend_on_can_be_drawn():
+    def model(y):
+        scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        with pyro.plate("data", 3):
+            pyro.sample("x", dist.Normal(y, scale))
+
+    guide = AutoAnnealedLangevin(model, local_plate="data", num_steps=2)
+    guide(torch.zeros(3))
+    assert get_model_relations(guide, (torch.zeros(3),))["sample_sample"] == {"scale": [], "x": ["scale"]}
 
 
 def test_predictions_without_the_data_are_told_how_to_predict():

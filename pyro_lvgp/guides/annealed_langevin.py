@@ -16,6 +16,7 @@ from pyro.infer.autoguide import AutoCallable, AutoGuide
 from pyro.infer.autoguide.utils import deep_setattr
 from pyro.infer.util import is_validation_enabled
 from pyro.nn import PyroModule, PyroParam
+from pyro.ops.provenance import detach_provenance
 from pyro.poutine import Trace
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
@@ -313,9 +314,9 @@ class AutoAnnealedLangevin(SampledGuide):
             with self.base_guide.in_plates(name):
                 base = self.base_guide.loc_and_scale(name, args)
                 prior = dist.Normal(torch.zeros_like(base[0]), 1.0).to_event(site.event_dim)
-                # In no trace: the Delta accounts for it.
+                # In no trace, nor in a graph of what depends on what: the Delta accounts for it.
                 untraced: Any = {"is_auxiliary": True, "_do_not_trace": True}
-                noise.append(pyro.sample(f"_pyro_lvgp_start_of_{name}", prior, infer=untraced))
+                noise.append(detach_provenance(pyro.sample(f"_pyro_lvgp_start_of_{name}", prior, infer=untraced)))
             bases.append(base)
         if len(num_draws := {z.numel() // max(loc.numel(), 1) for z, (loc, _) in zip(noise, bases, strict=True)}) > 1:
             raise ValueError(
