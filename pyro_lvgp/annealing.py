@@ -52,7 +52,7 @@ def increasing_schedule(increments: Float[Tensor, " K"]) -> Float[Tensor, " K"]:
 def power_schedule(num_steps: int, power: float) -> Float[Tensor, " K"]:
     """``β_k = (k / K)^power``; 1 is linear.
 
-    :param num_steps: K.
+    :param num_steps: number of transitions K.
     :param power: above 1, more of the steps are near the base.
 
     >>> power_schedule(2, 2.0)
@@ -64,7 +64,7 @@ def power_schedule(num_steps: int, power: float) -> Float[Tensor, " K"]:
 def sigmoid_schedule(num_steps: int, sharpness: float = 4.0) -> Float[Tensor, " K"]:
     """``β_k = (σ(δ(2k/K − 1)) − σ(−δ)) / (σ(δ) − σ(−δ))``, so that β_0 = 0 and β_K = 1.
 
-    :param num_steps: K.
+    :param num_steps: number of transitions K.
     :param sharpness: δ; the larger, the more of the steps are near the base and near the target.
 
     Source: Grosse et al. (2015), "Sandwiching the marginal likelihood using bidirectional Monte Carlo".
@@ -80,7 +80,7 @@ def fixed_schedule(schedule: Schedule, num_steps: int) -> Float[Tensor, " K"] | 
     """β_1 … β_K by name or power; None if they are learned.
 
     :param schedule: ``"linear"``, ``"sigmoid"``, the power of :func:`power_schedule`, or ``"learned"``.
-    :param num_steps: K.
+    :param num_steps: number of transitions K.
     :raises ValueError: if there is no such schedule.
 
     >>> fixed_schedule("linear", 4)

@@ -57,7 +57,7 @@ def precision_sum(
     product gives the sums; with few outputs a product of matrices for each is less work.
 
     :param features: Φ.
-    :param precision: w.
+    :param precision: precisions w of the sites, of each output.
 
     >>> precision_sum(torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.tensor([[1.0], [3.0]]))
     tensor([[[1., 2.],
@@ -111,8 +111,8 @@ def weight_posterior(
     """Weights given sites; one Cholesky factor for all outputs if they share a column of ``precision``.
 
     :param features: Φ.
-    :param linear: h.
-    :param precision: w.
+    :param linear: linear terms h of the sites.
+    :param precision: precisions w of the sites.
 
     Source: the Woodbury identity; Lázaro-Gredilla et al. (2010), "Sparse spectrum Gaussian process regression", eq. 9.
 

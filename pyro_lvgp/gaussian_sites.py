@@ -54,7 +54,7 @@ def condition(
     """The posterior under sites.
 
     :param K: prior covariance.
-    :param prior_mean: m.
+    :param prior_mean: prior mean m.
     :param site_mean: μ, anything finite where the precision is 0.
     :param site_precision: 1/v, zero where a site says nothing.
 

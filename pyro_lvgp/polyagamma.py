@@ -30,7 +30,7 @@ class LogisticForm(NamedTuple):
     """Exponents and constants of a logistic likelihood.
 
     :param kappa: a − b/2.
-    :param trials: b.
+    :param trials: exponent b.
     :param log_constant: ℓ.
     """
 
@@ -50,7 +50,7 @@ def binomial(y: Float[Tensor, "*batch"], total_count: Float[Tensor, "*#batch"]) 
     """``y ~ Binomial(n, 1 / (1 + e^−ψ))``; with n = 1, Bernoulli.
 
     :param y: counts.
-    :param total_count: n.
+    :param total_count: number of trials n.
 
     >>> binomial(torch.tensor([1.0]), torch.tensor(1.0))
     LogisticForm(kappa=tensor([0.5000]), trials=tensor([1.]), log_constant=tensor([0.]))
@@ -64,7 +64,7 @@ def negative_binomial(y: Float[Tensor, "*batch"], dispersion: Float[Tensor, "*#b
     """``p(y) = Γ(y+r) / (y! Γ(r)) (e^ψ)ʸ / (1+e^ψ)^(y+r)``.
 
     :param y: counts.
-    :param dispersion: r.
+    :param dispersion: number of failures r.
 
     >>> negative_binomial(torch.tensor([2.0]), torch.tensor(4.0))
     LogisticForm(kappa=tensor([-1.]), trials=tensor([6.]), log_constant=tensor([2.3026]))
@@ -76,7 +76,7 @@ def negative_binomial(y: Float[Tensor, "*batch"], dispersion: Float[Tensor, "*#b
 def precision(trials: Float[Tensor, "*#batch"], c: Float[Tensor, "*#batch"]) -> Float[Tensor, "*batch"]:
     """``ω̄ = b tanh(c/2) / (2c)``, the curvature of the bound; ``b/4`` at c = 0.
 
-    :param trials: b.
+    :param trials: exponent b.
     :param c: where the bound touches.
 
     >>> precision(torch.tensor(1.0), torch.tensor([0.0, 2.0]))

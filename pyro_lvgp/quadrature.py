@@ -103,7 +103,7 @@ def log_student_t_plus_normal(
     In log g the integrand is smooth and falls off on both sides, so that the trapezoidal rule converges exponentially fast,
     however narrow the t is beside the Gaussian, and however far out r is.
 
-    :param deviation: r.
+    :param deviation: the sum r.
     :param scale: s of the t.
     :param df: its degrees of freedom ν.
     :param variance: v of the Gaussian, zero allowed.

@@ -19,7 +19,7 @@ def even_draws(num_draws: int, normal: Distribution, *, dim: int = -1) -> Float[
     :math:`1/\sqrt S`, where what is averaged is a smooth function of one vector and Q is small.  The fold makes it one of a
     periodic function of u.
 
-    :param num_draws: S.
+    :param num_draws: number of draws S.
     :param normal: the Gaussian, of which mean m and variance σ² are used.
     :param dim: along which a vector of Q entries lies.
     :returns: draws along a new first dimension.

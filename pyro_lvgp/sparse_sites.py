@@ -33,8 +33,8 @@ from pyro_lvgp.recording import assume
 class Sites(NamedTuple):
     """All that data say about the whitened inducing values: a Gaussian factor by its natural parameters.
 
-    :param precision: H.
-    :param information: h.
+    :param precision: precision H.
+    :param information: precision times mean, h.
     """
 
     precision: Float[Tensor, "*batch M M"]
@@ -93,7 +93,7 @@ def marginals(
     :param A: L⁻¹ K_uf.
     :param variance: k, the prior variances of f.
     :param v: whitened inducing values, or their means.
-    :param scale_tril: R.
+    :param scale_tril: Cholesky factor R of the covariance of v; None if v is known.
 
     >>> marginals(torch.tensor([[0.6]]), torch.ones(1), torch.tensor([2.0]))
     (tensor([1.2000]), tensor([0.6400]))
@@ -137,7 +137,7 @@ def nearest(similarity: Float[Tensor, "*batch M N"], num_nearest: int) -> Int[Te
     """Indices of the T inducing points that are most similar to each input.
 
     :param similarity: of each inducing point to each input.
-    :param num_nearest: T.
+    :param num_nearest: number T of points for each input.
 
     >>> nearest(torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.7, 0.3]]), 2)
     tensor([[1, 2],
@@ -151,7 +151,7 @@ def sum_at(index: Int[Tensor, "*#batch N T"], values: Float[Tensor, "*#batch N T
 
     :param index: of these inducing points.
     :param values: what is said of them.
-    :param num_inducing: M.
+    :param num_inducing: number of inducing points M.
 
     >>> sum_at(torch.tensor([[1, 2], [0, 2]]), torch.ones(2, 2), 3)
     tensor([1., 1., 2.])

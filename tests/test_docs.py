@@ -14,6 +14,8 @@ from matplotlib import pyplot as plt
 ROOT = Path(__file__).parent.parent
 NEEDS_DATA = {"datasets.md": "oilflow"}
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$(?:\n\n```text\n(?P<output>.*?)^```$)?", re.DOTALL | re.MULTILINE)
+# The S of "S. " is to reStructuredText the number of a list with nothing in it.
+ENUMERATOR = re.compile(r":(?:param|returns|raises)[^:\n]*: *(?:[A-Za-z#]|[ivxlcdm]+|[IVXLCDM]+|\d+)[.)](?:\s|$)", re.MULTILINE)
 MANY_STEPS = re.compile(r"(num_steps=|max_iter=|in range\()\d{3,}\b")
 
 
@@ -50,3 +52,9 @@ def test_page_runs(page):
             exec(code, namespace)
         if block["output"] is not None:
             assert printed.getvalue() == block["output"], f"{page}, block at line {first_line}"
+
+
+def test_no_description_is_an_empty_list():
+    paths = (ROOT / "pyro_lvgp").rglob("*.py")
+    found = {path.name: ENUMERATOR.findall(path.read_text("utf-8")) for path in paths}
+    assert not {name: lines for name, lines in found.items() if lines}

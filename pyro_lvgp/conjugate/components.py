@@ -42,7 +42,7 @@ class NormalInverseWishart(NamedTuple):
     ) -> "NormalInverseWishart":
         """From m, κ, Ψ and ν.
 
-        :param mean: m.
+        :param mean: location m.
         :param kappa: κ.
         :param scale: Ψ.
         :param dof: ν.

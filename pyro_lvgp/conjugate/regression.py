@@ -12,7 +12,7 @@ from pyro_lvgp.linalg import safe_cholesky
 class NaturalGaussian(NamedTuple):
     """``N(Λ⁻¹ h, Λ⁻¹)``; in Pyro, ``MultivariateNormal(gaussian.mean, precision_matrix=gaussian.precision)``.
 
-    :param precision_mean: h.
+    :param precision_mean: precision times mean, h.
     :param precision: Λ.
 
     >>> NaturalGaussian(torch.tensor([3.0, 4.0]), 2.0 * torch.eye(2)).mean

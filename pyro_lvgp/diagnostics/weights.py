@@ -151,7 +151,7 @@ def bound_sandwich(
     :param args: arguments of both, with the simulated data.
     :param latents: the latents behind them, for every latent site: ``poutine.trace(model).get_trace()`` has both.  With a
         mini-batch, those of its rows.
-    :param num_samples: S.
+    :param num_samples: number of chains S in each direction.
     :param seed: of the draws; None draws from the global state.
     :raises TypeError: for a guide that anneals nothing.
     :raises ValueError: if the value of a latent site is missing or of another shape, or the model's density is not that of its

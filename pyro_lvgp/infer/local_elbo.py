@@ -48,7 +48,7 @@ class LocalELBO(DifferentiableELBO):
     ``differentiable_loss``, and with it all of a bound.
 
     :param local_plate: name of the plate over data.
-    :param num_samples: S.
+    :param num_samples: number S of draws of the sites in the plate.
     :param integrate: take the expectation over Gaussian globals in closed form where the model can.
     :param num_particles: draws of the globals to average over.
     :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.

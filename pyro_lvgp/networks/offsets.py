@@ -21,7 +21,7 @@ class OffsetNet(nn.Module):
 
     :param encoder: a module that maps data ``[*, N, D]``, NaN where missing, to loc and scale ``[*, N, F]``, such as an
         :class:`~pyro_lvgp.networks.IndexNet`; F may be any number.
-    :param feature_dim: F.
+    :param feature_dim: number of features F.
     :param input_dim: number of input columns P.
     :param latent_dim: number of processes Q.
     :param num_nearest: T; all inducing points if there are fewer.

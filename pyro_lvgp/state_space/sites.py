@@ -174,7 +174,7 @@ def draw(
 
     :param series: prior, of mean zero.
     :param posterior: what :func:`condition` returned.
-    :param prior_draw: f.
+    :param prior_draw: draws f of the prior.
     :param noise: ε, standard normal, of the draw's shape.
 
     >>> from pyro_lvgp.state_space import matern
