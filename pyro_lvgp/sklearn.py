@@ -1,4 +1,4 @@
-"""Scikit-learn's habits: an estimator for whoever wants latents and no Pyro."""
+"""An estimator of scikit-learn, for whoever wants latents without writing Pyro code."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
