@@ -158,7 +158,8 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     @contextmanager
     def _pyro_as_fitted(self) -> Iterator[None]:
         """Under the setting that model and guide were made under, and with a store in which no others have their names."""
-        with pyro.settings.context(module_local_params=self._local), pyro.get_param_store().scope():
+        setting = pyro.settings.context(module_local_params=self._local)
+        with torch.inference_mode(False), setting, pyro.get_param_store().scope():
             yield
 
     @property

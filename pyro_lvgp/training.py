@@ -66,6 +66,7 @@ class FitResult:
         return -np.asarray(self.losses) / self.num_entries
 
 
+@torch.inference_mode(False)  # a fit takes gradients wherever it is called
 def fit(
     model: Callable[..., Any],
     guide: Callable[..., Any],
@@ -143,6 +144,7 @@ def fit(
     """
     check_sizes(least=0, num_steps=num_steps)
     check_tensors(args)
+    args = tuple(arg.clone() if arg.is_inference() else arg for arg in args)  # gradients do not pass by others
     args = tuple(arg.to(device=device, dtype=dtype if arg.is_floating_point() else None) for arg in args)
     for module in (model, guide):
         if isinstance(module, type):

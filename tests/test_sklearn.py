@@ -97,6 +97,13 @@ def test_a_fit_repeats_and_goes_by_pickle(iris):
     assert list(copy.get_feature_names_out()) == ["gplvm0", "gplvm1"]
 
 
+def test_gradients_may_be_off_around_it(iris):
+    expected = GPLVM(max_iter=5, random_state=0).fit_transform(iris)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            np.testing.assert_array_equal(GPLVM(max_iter=5, random_state=0).fit_transform(iris), expected)
+
+
 def test_columns_without_data_are_refused(iris):
     with pytest.raises(ValueError, match=r"an observed entry in every column of X, got 1 column"):
         GPLVM(max_iter=2).fit(np.where(np.arange(4) == 2, np.nan, iris))

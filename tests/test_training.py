@@ -162,6 +162,15 @@ class TestFit:
         assert results[0][0] == results[1][0] != results[2][0]
         assert _same(results[0][1], results[1][1])
 
+    @pytest.mark.parametrize("batch_size", [None, 8])
+    @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+    def test_learns_where_gradients_are_off(self, Y, mode, batch_size):
+        losses = fit(*_pair(Y), Y, num_steps=5, batch_size=batch_size, progress=False).losses
+        model, guide = _pair(Y)
+        with mode():
+            history = fit(model, guide, Y.clone(), num_steps=5, batch_size=batch_size, progress=False)
+        assert history.losses == losses
+
     def test_no_seed_uses_and_advances_the_global_state(self, Y):
         losses = []
         for noise in (1, 1, 2):
