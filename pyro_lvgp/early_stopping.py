@@ -109,10 +109,12 @@ class Watch:
         return {"scores": self.scores, "best": [value for _, value in self._best]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state.
+        """Go on from a state; without a rule there is none to go back to.
 
         :param state: what :meth:`state_dict` returned.
         """
+        if self.rule is None:
+            return
         self.scores[:] = state["scores"]
         self._best = list(zip(self.state(), state["best"], strict=True)) if state["best"] else []
 

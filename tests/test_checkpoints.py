@@ -140,6 +140,16 @@ def test_a_fit_that_stopped_early_has_stopped(tmp_path: Path):
     assert_same(fitted(rising, checkpoint=checkpoint), first)
 
 
+def test_a_fit_goes_on_without_the_rule_that_stopped_it(tmp_path: Path):
+    checkpoint = Checkpoint(tmp_path / "fit.pt")
+    _, expected = fitted(stopping_early, early_stopping=None)
+    worse_and_worse = iter(range(9)).__next__
+    fitted(stopping_early, num_steps=4, early_stopping=EarlyStopping(worse_and_worse, every=2), checkpoint=checkpoint)
+    _, values = fitted(stopping_early, early_stopping=None, checkpoint=checkpoint)
+    for name, value in expected.items():
+        assert torch.equal(values[name], value)
+
+
 def test_a_writing_that_fails_leaves_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     checkpoint = Checkpoint(tmp_path / "fit.pt", every=3)
     fitted(mini_batches, checkpoint=checkpoint, num_steps=3)
