@@ -81,11 +81,22 @@ class Checkpoint:
         """Give all parts the states in the file.
 
         :param parts: by name.
-        :raises ValueError: if these are states of other parts.
+        :raises ValueError: if the file cannot be read, or holds states of other parts.
         """
-        states = torch.load(self.path)
+        path = os.fspath(self.path)
+        try:
+            states = torch.load(path)
+        except Exception as error:  # a damaged file can raise anything
+            raise ValueError(
+                f"expected the states of a fit in {path}, got what cannot be read ({type(error).__name__}); name another "
+                "file, or remove this one to start anew"
+            ) from error
         if not isinstance(states, Mapping) or states.keys() != parts.keys():
-            raise ValueError(f"expected the states of a fit in {os.fspath(self.path)}, got something else; name another file")
+            found = sorted(states) if isinstance(states, Mapping) else type(states).__name__
+            raise ValueError(
+                f"expected the states of a fit in {path}, which are {sorted(parts)}, got {found}; set up the fit as it was, "
+                "or name another file"
+            )
         for name, part in parts.items():
             part.load_state_dict(states[name])
 
@@ -112,7 +123,7 @@ class Tensors:
         :raises ValueError: if these are other tensors.
         """
         own = self._named()
-        if others := own.keys() ^ state.keys() or {name for name in own if own[name].shape != state[name].shape}:
+        if others := own.keys() ^ state.keys() or {name for name in own if not _alike(own[name], state[name])}:
             raise ValueError(
                 f"expected a checkpoint of this model and guide, got one that differs in {sorted(others)}; make them as they "
                 "were, or name another file"
@@ -134,6 +145,10 @@ class Tensors:
         return tensors
 
 
+def _alike(tensor: Tensor, other: Tensor) -> bool:
+    return (tensor.shape, tensor.dtype) == (other.shape, other.dtype)
+
+
 @dataclass(frozen=True)
 class OptimizerState:
     """The state of Pyro's optimisers.
@@ -143,9 +158,24 @@ class OptimizerState:
 
     optim: PyroOptim
 
+    @property
+    def kind(self) -> str:
+        """Which optimisers these are, such as ``"JointOptim of Adam"``, of which others do not know the states."""
+        constructor = self.optim.pt_optim_constructor
+        return f"{type(self.optim).__name__} of {getattr(constructor, '__name__', type(constructor).__name__)}"
+
     def state_dict(self) -> dict[str, Any]:
-        """Moments, numbers of steps, …"""
-        return self.optim.get_state()
+        """Moments, numbers of steps, …
+
+        :raises ValueError: if Pyro's own optimisers have parameters without names, of which they keep one state for all.
+        """
+        state = self.optim.get_state()
+        if None in state:
+            raise ValueError(
+                "expected parameters with names in Pyro's param store, to know their states again, got some without, as under "
+                "module_local_params; take pyro_lvgp.infer.JointOptim, which knows them by their values"
+            )
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state.

@@ -130,7 +130,7 @@ def fit(
         unknown or that of a block too, ``optim``, ``learning_rate`` or ``distributed`` is given beside ``blocks``, only one of
         fit and ``optim`` is ``distributed``, tensors have different numbers of rows under mini-batches, the bound, or without
         ``optim`` and ``blocks`` its gradient, is not finite (before anything is moved by it), the score becomes NaN, or what
-        is to be compiled depends on the values of tensors, or a checkpoint is of another fit.
+        is to be compiled depends on the values of tensors, or a checkpoint is of another fit or cannot be read.
     :raises RuntimeError: if no processes are joined though ``distributed`` asks for them, or their checkpoints are of
         different steps.
 
@@ -169,10 +169,11 @@ def fit(
     svi = _climber(model, guide, loss, num_steps, distributed=distributed, **how)
     watch = Watch(early_stopping, (model, guide), processes)
     result = FitResult(scores=watch.scores, num_entries=int((~torch.isnan(data)).sum()) if args else 1)
-    parts: dict[str, Stateful] = {
-        "tensors": Tensors(model, guide, batches.example),
-        "optimizer": svi if isinstance(svi, BlockCoordinateVI) else OptimizerState(svi.optim),
+    optimizer = svi if isinstance(svi, BlockCoordinateVI) else OptimizerState(svi.optim)
+    parts: dict[str, Stateful] = {  # model and guide stay as they are if what comes before them does not fit
         "batches": batches,
+        "blocks" if isinstance(optimizer, BlockCoordinateVI) else optimizer.kind: optimizer,
+        "tensors": Tensors(model, guide, batches.example),
         "history": result,
         "watch": watch,
         "random": RandomState(),

@@ -10,7 +10,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.optim import ClippedAdam
+from pyro.optim import SGD, ClippedAdam
 from torch import Tensor
 from torch.distributions import constraints
 
@@ -172,9 +172,15 @@ def test_what_fits_no_checkpoint_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="12 rows with batch_size=4, got one of 12 with batch_size=5"):
         fitted(mini_batches, checkpoint=checkpoint, batch_size=4)
     with pytest.raises(ValueError, match=r"differs in \['guide.*make them as they were"):
-        fitted(annealed, checkpoint=checkpoint)
+        fitted(annealed, checkpoint=checkpoint, batch_size=5)
+    with pytest.raises(ValueError, match=r"differs in \['guide.*make them as they were"):
+        fitted(mini_batches, checkpoint=checkpoint, dtype=torch.float64)
+    for optim, found in ((ClippedAdam({"lr": 0.1}), "PyroOptim of ClippedAdam"), (None, "JointOptim of Adam")):
+        fitted(mini_batches, checkpoint=Checkpoint(tmp_path / found), optim=optim)
+        with pytest.raises(ValueError, match=rf"which are .*PyroOptim of SGD.*got .*{found}.*set up the fit as it was"):
+            fitted(mini_batches, checkpoint=Checkpoint(tmp_path / found), optim=SGD({"lr": 0.1}))
     torch.save({"model": {}}, checkpoint.path)
-    with pytest.raises(ValueError, match=r"expected the states of a fit in .*fit\.pt, got something else"):
+    with pytest.raises(ValueError, match=r"expected the states of a fit in .*fit\.pt, .*got \['model'\]; set up the fit"):
         fitted(mini_batches, checkpoint=checkpoint)
     with pytest.raises(TypeError, match=r"expected checkpoint to be Checkpoint\(path\), got 'fit.pt'"):
         fitted(mini_batches, checkpoint="fit.pt")
@@ -182,3 +188,33 @@ def test_what_fits_no_checkpoint_is_refused(tmp_path: Path):
         Checkpoint(tmp_path / "none" / "fit.pt")
     with pytest.raises(ValueError, match="every"):
         Checkpoint(tmp_path / "fit.pt", every=0)
+
+
+def test_what_cannot_be_read_is_refused(tmp_path: Path):
+    checkpoint = Checkpoint(tmp_path / "fit.pt")
+    fitted(mini_batches, checkpoint=checkpoint)
+    whole = Path(checkpoint.path).read_bytes()
+    for content in (b"", b"no checkpoint", whole[: len(whole) // 2]):
+        Path(checkpoint.path).write_bytes(content)
+        with pytest.raises(ValueError, match=r"fit\.pt, got what cannot be read \(.*Error\).*remove this one to start anew"):
+            fitted(mini_batches, checkpoint=checkpoint)
+
+
+def test_what_is_refused_leaves_model_and_guide_alone(tmp_path: Path):
+    checkpoint = Checkpoint(tmp_path / "fit.pt")
+    fitted(mini_batches, checkpoint=checkpoint)
+    pyro.clear_param_store()
+    model, guide, settings = mini_batches()
+    guide(Y)
+    before = {name: value.detach().clone() for name, value in pyro.get_param_store().items()}
+    with pytest.raises(ValueError, match="with batch_size=4"):
+        fit(model, guide, Y, **settings | {"batch_size": 4}, progress=False, checkpoint=checkpoint)
+    for name, value in before.items():
+        assert torch.equal(pyro.param(name), value)
+
+
+def test_optimisers_that_know_parameters_by_names_need_names(tmp_path: Path):
+    with pyro.settings.context(module_local_params=True):
+        fitted(mini_batches, checkpoint=Checkpoint(tmp_path / "joint.pt"))
+        with pytest.raises(ValueError, match=r"parameters with names .* take pyro_lvgp\.infer\.JointOptim"):
+            fitted(mini_batches, checkpoint=Checkpoint(tmp_path / "fit.pt"), optim=ClippedAdam({"lr": 0.1}))
