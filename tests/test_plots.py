@@ -316,6 +316,25 @@ def test_series_show_what_was_seen_the_band_and_what_was_hidden():
     assert {text.get_text() for text in fig.legends[0].get_texts()} == {"hidden truth", "prediction ± 2 sd", "seen"}
 
 
+def test_series_show_a_hidden_value_between_two_that_were_seen():
+    truth = np.sin(np.arange(20.0))[:, None]
+    seen = truth.copy()
+    seen[[0, 5, 10, 11, 12]] = np.nan
+    fig = plots.plot_series(np.arange(20.0), np.zeros((20, 1)), seen=seen, truth=truth)
+    (ax,) = fig.axes
+    for line in ax.lines[1:]:
+        line.remove()
+    ax.set_axis_off()
+    fig.legends[0].remove()
+    fig.canvas.draw()
+    drawn = (np.asarray(fig.canvas.buffer_rgba())[..., :3] < 250).any(-1)
+    height = len(drawn)
+    for row in (0, 5, 11):
+        x, y = ax.transData.transform([row, truth[row, 0]]).astype(int)
+        assert drawn[height - y - 2 : height - y + 2, x - 1 : x + 2].any(), row
+    assert not drawn[:, int(ax.transData.transform([7, 0])[0])].any()
+
+
 def test_series_are_drawn_from_the_first_time_to_the_last():
     t, shuffled = np.linspace(0.0, 1.0, 20), np.random.default_rng(0).permutation(20)
     values = {

@@ -62,10 +62,8 @@ def plot_series(
         if "truth" in arrays:
             unseen = np.isnan(arrays["seen"][:, d]) if "seen" in arrays else np.ones(N, dtype=bool)
             shown = np.where(unseen, arrays["truth"][:, d], np.nan)
-            ax.plot(times, shown, color=PALETTE[1], linewidth=1.1, label="hidden truth")
-        ax.plot(
-            times, centre[:, d], color=PALETTE[0], linewidth=1.1, label="prediction ± 2 sd" if stddev is not None else "mean"
-        )
+            _draw_line(ax, times, shown, PALETTE[1], "hidden truth")
+        _draw_line(ax, times, centre[:, d], PALETTE[0], "prediction ± 2 sd" if stddev is not None else "mean")
         if "seen" in arrays:
             ax.plot(times, arrays["seen"][:, d], ".", color=INK, markersize=2.2, label="seen")
         ax.set_ylabel(label, rotation=0, ha="right", va="center", fontsize="small")
@@ -75,6 +73,14 @@ def plot_series(
     handles = {label: line for ax in panels for line, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     fig.legend(handles.values(), handles, loc="outside upper center", ncols=3, frameon=False, fontsize="small")
     return fig
+
+
+def _draw_line(ax: Axes, times: np.ndarray, values: np.ndarray, color: str, label: str) -> None:
+    """A line that is broken where values are NaN, and a dot where one stands alone, between which there is no line."""
+    gaps = np.pad(np.isnan(values), 1, constant_values=True)
+    alone = ~gaps[1:-1] & gaps[:-2] & gaps[2:]
+    marker = "." if alone.any() else None
+    ax.plot(times, values, marker=marker, markevery=alone, markersize=4.0, color=color, linewidth=1.1, label=label)
 
 
 def plot_field(
