@@ -130,7 +130,8 @@ def held_out_log_prob(
     :returns: nats of each hidden entry by name, fold after fold.
     :raises ValueError: if the folds are not of the shape of the data or hide nothing that was observed, or a candidate
         predicts NaN or for other shapes.
-    :raises TypeError: if data or folds are no tensors, or a candidate's prediction has no ``log_prob``.
+    :raises TypeError: if data or folds are no tensors, the data are whole numbers, the folds no booleans, or a candidate's
+        prediction has no ``log_prob``.
 
     >>> from torch.distributions import Normal
     >>> y = torch.tensor([[0.0, 1.0], [0.1, 1.1], [0.2, torch.nan]])
@@ -139,7 +140,14 @@ def held_out_log_prob(
     """
     folds = list(folds)
     check_tensors([y, *folds])
+    if not y.is_floating_point():
+        raise TypeError(
+            f"expected data of a floating-point dtype, in which NaN marks what is hidden, got {y.dtype}; use "
+            "y.to(torch.get_default_dtype())"
+        )
     for fold in folds:
+        if fold.dtype != torch.bool:
+            raise TypeError(f"expected folds of booleans, True where an entry is hidden, got {fold.dtype}; use fold.bool()")
         if fold.shape != y.shape:
             raise ValueError(f"expected folds of the data's shape {list(y.shape)}, got {list(fold.shape)}; see gap_folds")
     missing = torch.isnan(y)

@@ -215,6 +215,15 @@ def test_what_is_no_tensor_is_refused(y, unchecked):
             use()
 
 
+def test_whole_numbers_are_refused(y, unchecked):
+    """Which take no NaN, and are no choice of entries."""
+    candidates, folds = {"columns": lambda shown: Normal(shown.nanmean(0), 1.0)}, gap_folds(y)
+    with pytest.raises(TypeError, match=r"expected data of a floating-point dtype, .* got torch\.int64; use y\.to"):
+        held_out_nll(candidates, y.nan_to_num().long(), folds)
+    with pytest.raises(TypeError, match=r"expected folds of booleans, .* got torch\.int64; use fold\.bool\(\)"):
+        held_out_nll(candidates, y, folds.long())
+
+
 def test_other_shapes_are_refused(y):
     with pytest.raises(ValueError, match=r"expected data \[rows, columns\], got \[2, \d+, \d+\]"):
         gap_folds(torch.stack([y, y]))
