@@ -9,7 +9,17 @@ from pyro.nn import PyroSample
 from torch.distributions import Independent, kl_divergence
 
 from pyro_lvgp.distributions import NoisyFunction
-from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, Likelihood, LogNormal, NegativeBinomial, Poisson, StudentT
+from pyro_lvgp.likelihoods import (
+    Bernoulli,
+    Binomial,
+    Gaussian,
+    Heterogeneous,
+    Likelihood,
+    LogNormal,
+    NegativeBinomial,
+    Poisson,
+    StudentT,
+)
 from pyro_lvgp.models import BayesianGPLVM, MixturePrediction, RandomFeatureLVM
 from pyro_lvgp.quadrature import gauss_hermite, log_student_t_plus_normal
 
@@ -25,6 +35,9 @@ LIKELIHOODS = {
     "poisson": Poisson,
     "negative binomial": lambda: NegativeBinomial(5.0),
     "negative binomial per output": lambda: NegativeBinomial(5.0, data_dim=4),
+    "columns of several kinds": lambda: Heterogeneous(
+        [(StudentT(2.0), [2]), (NegativeBinomial(torch.tensor([5.0, 3.0]), data_dim=2), [3, 0]), (Bernoulli(), [1])]
+    ),
 }
 
 

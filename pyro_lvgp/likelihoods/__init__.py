@@ -3,11 +3,13 @@
 from pyro_lvgp.likelihoods.base import Likelihood
 from pyro_lvgp.likelihoods.continuous import Gaussian, LogNormal, StudentT, as_likelihood
 from pyro_lvgp.likelihoods.counts import Bernoulli, Binomial, Logistic, NegativeBinomial, Poisson
+from pyro_lvgp.likelihoods.heterogeneous import Heterogeneous
 
 __all__ = [
     "Bernoulli",
     "Binomial",
     "Gaussian",
+    "Heterogeneous",
     "Likelihood",
     "LogNormal",
     "Logistic",

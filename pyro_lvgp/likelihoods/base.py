@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -35,7 +35,7 @@ class Likelihood(PyroModule):
     (tensor([0.]), tensor([3.0000]))
     """
 
-    stand_in: ClassVar[float] = 0.0  # what models put where y is missing, before they mask it
+    stand_in: float = 0.0  # what models put where y is missing, before they mask it
 
     def __init__(self, *, num_points: int = 20):
         super().__init__()

@@ -1,0 +1,212 @@
+"""Columns of several kinds, such as lengths beside counts beside yes and no."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float, Shaped
+from pyro.distributions import constraints
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from pyro.nn.module import PyroModuleList
+from torch import Tensor, nn
+
+from pyro_lvgp.likelihoods.base import Likelihood
+
+
+class Heterogeneous(Likelihood):
+    r"""Data whose columns are of several kinds, each with a likelihood of its own.
+
+    .. math::
+
+        p(y_n \mid f_n) = \prod_k \prod_{d \in D_k} p_k(y_{nd} \mid f_{nd}, \theta_{kd})
+
+    :param parts: pairs of a likelihood and the columns :math:`D_k` it is of; each column, from 0 on, is in one of them.
+    :raises ValueError: if a column is in no part or in several, a part has none or parameters for another number of them, or
+        no part's ``stand_in`` is in the support of all.
+    :raises TypeError: for a part that is no pair of a likelihood and whole numbers.
+
+    The attribute ``parts`` holds the likelihoods, with their parameters, such as ``likelihood.parts[0].variance``.  A decoder
+    that gives the parameter gives a number for each column; those of columns whose likelihood has none are not used.
+
+    >>> from pyro_lvgp.likelihoods import Bernoulli, Gaussian
+    >>> kinds = Heterogeneous([(Gaussian(0.5, data_dim=2), [0, 2]), (Bernoulli(), [1])])
+    >>> y = kinds(torch.zeros(5, 3))
+    >>> y.mean[0].detach(), y.variance[0].detach()
+    (tensor([0.0000, 0.5000, 0.0000]), tensor([0.5000, 0.2500, 0.5000]))
+
+    Source: Moreno-Muñoz, Artés and Álvarez (2018), "Heterogeneous multi-output Gaussian process prediction", eq. 1.
+    """
+
+    parts: Any
+
+    def __init__(self, parts: Sequence[tuple[Likelihood, Sequence[int]]]):
+        super().__init__()
+        likelihoods, groups = _checked(parts)
+        thetas = [part.theta() for part in likelihoods]
+        for part, group, theta in zip(likelihoods, groups, thetas, strict=True):
+            part.check_outputs(len(group), theta)
+        self.parts = PyroModuleList(likelihoods)
+        self._columns = _Columns(groups)
+        self._has_theta = [theta is not None for theta in thetas]
+        # A call of a part would forbid Pyro to make it one.
+        functions = [torch.zeros(group.shape) for group in groups]
+        entries = [part.distribution(f, theta) for part, f, theta in zip(likelihoods, functions, thetas, strict=True)]
+        self.stand_in = _common_stand_in([part.stand_in for part in likelihoods], [y.support for y in entries])
+
+    def _by_part(self, theta: Tensor | None, *tensors: Tensor) -> Iterator[tuple[Any, Tensor | None, tuple[Tensor, ...]]]:
+        """Each part, its parameter, and its columns of some tensors."""
+        own = [None] * len(self.parts) if theta is None else self._columns.split(theta)
+        columns = zip(*(self._columns.split(x) for x in tensors), strict=True)
+        for part, has_theta, value, mine in zip(self.parts, self._has_theta, own, columns, strict=True):
+            yield part, value if has_theta else None, mine
+
+    def theta(self):
+        own = [part.theta() for part in self.parts]
+        like = next((theta for theta in own if theta is not None), None)
+        if like is None:
+            return None
+        return self._columns.join([like.new_ones(1) if theta is None else theta for theta in own])
+
+    def distribution(self, f, theta):
+        return _ByColumn(self._columns, [part.distribution(*mine, own) for part, own, mine in self._by_part(theta, f)])
+
+    def function(self, y):
+        return self._columns.join([part.function(*mine) for part, _, mine in self._by_part(None, y)])
+
+    def starting_function(self, y):
+        return self._columns.join([part.starting_function(*mine) for part, _, mine in self._by_part(None, y)])
+
+    def start(self, y, f):
+        for part, _, mine in self._by_part(None, y, f):
+            part.start(*mine)
+
+    def expected_log_prob(self, y, mean, variance, theta):
+        parts = self._by_part(theta, y, mean, variance)
+        return self._columns.join([part.expected_log_prob(*mine, own) for part, own, mine in parts])
+
+    def log_marginal(self, y, mean, variance, theta):
+        parts = self._by_part(theta, y, mean, variance)
+        return self._columns.join([part.log_marginal(*mine, own) for part, own, mine in parts])
+
+    def moments(self, mean, variance, theta):
+        parts = [part.moments(*mine, own) for part, own, mine in self._by_part(theta, mean, variance)]
+        y_mean, y_variance = (self._columns.join(values) for values in zip(*parts, strict=True))
+        return y_mean, y_variance
+
+    def check_outputs(self, data_dim, theta):
+        if data_dim != self._columns.number:
+            raise ValueError(
+                f"expected a likelihood of {data_dim} outputs, got parts with {self._columns.number} columns; give each "
+                "column to one of them"
+            )
+        super().check_outputs(data_dim, theta)
+
+    def check(self, y):
+        for part, _, mine in self._by_part(None, y):
+            part.check(*mine)
+
+
+class _Columns(nn.Module):
+    """The last dimension of tensors, in groups."""
+
+    grouped: Tensor
+    order: Tensor
+
+    def __init__(self, groups: Sequence[Tensor]):
+        super().__init__()
+        self.sizes = [len(group) for group in groups]
+        self.number = sum(self.sizes)
+        self.register_buffer("grouped", torch.cat(list(groups)), persistent=False)
+        self.register_buffer("order", torch.cat(list(groups)).argsort(), persistent=False)
+
+    def split(self, x: Shaped[Tensor, "..."]) -> tuple[Shaped[Tensor, "*batch group"], ...]:
+        """The columns of each group, of a tensor [*batch, D or 1] or a scalar."""
+        x = torch.atleast_1d(x)
+        return x.expand(*x.shape[:-1], self.number).index_select(-1, self.grouped).split(self.sizes, -1)
+
+    def join(self, values: Sequence[Shaped[Tensor, "*#batch #group"]]) -> Shaped[Tensor, "*batch D"]:
+        """Those of all groups, in their order in the data."""
+        batch = torch.broadcast_shapes(*(x.shape[:-1] for x in values))
+        columns = [x.expand(*batch, size) for x, size in zip(values, self.sizes, strict=True)]
+        return torch.cat(columns, -1).index_select(-1, self.order)
+
+
+class _ByColumn(dist.TorchDistribution):
+    """Entries whose columns follow the distributions of several parts."""
+
+    arg_constraints = {}  # noqa: RUF012
+    has_rsample = False
+
+    def __init__(self, columns: _Columns, parts: Sequence[TorchDistributionMixin]):
+        batch = torch.broadcast_shapes(*(part.batch_shape[:-1] for part in parts))
+        self._columns = columns
+        self._parts = [part.expand((*batch, part.batch_shape[-1])) for part in parts]
+        super().__init__(torch.Size((*batch, columns.number)), validate_args=False)
+
+    @property
+    def support(self):
+        return _SupportByColumn(self._columns, [part.support for part in self._parts])
+
+    @property
+    def mean(self):
+        return self._columns.join([part.mean for part in self._parts])
+
+    @property
+    def variance(self):
+        return self._columns.join([part.variance for part in self._parts])
+
+    def expand(self, batch_shape, _instance=None):
+        parts = [part.expand((*batch_shape[:-1], part.batch_shape[-1])) for part in self._parts]
+        return _ByColumn(self._columns, parts)
+
+    def sample(self, sample_shape=()):
+        return self._columns.join([part.sample(sample_shape) for part in self._parts])
+
+    def log_prob(self, value):
+        pairs = zip(self._parts, self._columns.split(value), strict=True)
+        return self._columns.join([part.log_prob(mine) for part, mine in pairs])
+
+
+class _SupportByColumn(constraints.Constraint):
+    def __init__(self, columns: _Columns, supports: Sequence[constraints.Constraint]):
+        self._columns, self._supports = columns, supports
+        self.is_discrete = all(support.is_discrete for support in supports)
+        super().__init__()
+
+    def check(self, value: Float[Tensor, "*batch D"]) -> Tensor:
+        pairs = zip(self._supports, self._columns.split(value), strict=True)
+        return self._columns.join([support.check(mine) for support, mine in pairs])
+
+
+def _checked(parts: Sequence[tuple[Likelihood, Sequence[int]]]) -> tuple[list[Likelihood], list[Tensor]]:
+    """Likelihoods and their columns."""
+    likelihoods: list[Likelihood] = []
+    groups: list[Tensor] = []
+    for part in parts:
+        try:
+            likelihood, columns = part
+            group = torch.as_tensor(list(columns), dtype=torch.float64)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"expected pairs of a likelihood and a list of columns as parts, got {part!r}") from error
+        if not isinstance(likelihood, Likelihood) or group.dim() != 1 or not torch.equal(group, group.round()):
+            raise TypeError(f"expected pairs of a likelihood and a list of columns as parts, got {part!r}")
+        if not len(group):
+            raise ValueError(f"expected columns for each likelihood, got none for {type(likelihood).__name__}; leave it out")
+        likelihoods.append(likelihood)
+        groups.append(group.long())
+    found = sorted(column for group in groups for column in group.tolist())
+    if not found or found != list(range(len(found))):
+        raise ValueError(f"expected each column, from 0 to the last, in one part, got the columns {found}")
+    return likelihoods, groups
+
+
+def _common_stand_in(values: Sequence[float], supports: Sequence[constraints.Constraint]) -> float:
+    """One of the values, in all of the supports."""
+    for value in values:
+        if all(support.check(torch.full((1,), value)).all() for support in supports):
+            return value
+    raise ValueError(
+        "expected the stand_in of one part, which takes the place of what is missing, in the support of all, got "
+        f"{list(values)}; derive a likelihood with another stand_in"
+    )
