@@ -67,7 +67,8 @@ METHODS = (
     gpvae.METHODS
     | gpvae.OVER_PLACES  # which has all candidates
     | {f"{name}, composite": method for name, method in gpvae.COMPOSITE.items()}
-    | {f"{name}, narrow": method for name, method in gpvae.NARROW.items()}
+    | {f"{name}, narrow": method for name, method in (gpvae.NARROW | gpvae.SIZES | gpvae.VARIANTS).items()}
+    | {f"{name}, over places": method for name, method in gpvae.OVER_PLACES_BY_ENCODER.items()}
     | {f"{name} (defaults)": method for name, method in gpvae.DEFAULTS.items()}
     | {f"{name}, stopped early": method for name, method in gpvae.STOPPED.items()}
 )
