@@ -142,6 +142,11 @@ def test_data_that_do_not_fit_are_refused(kinds):
         BayesianGPLVM(N, 5, 1, num_inducing=5, likelihood=kinds).initialize(Y)
 
 
+def test_functions_of_other_columns_are_refused(kinds):
+    with pytest.raises(ValueError, match=r"expected 5 columns, those of all parts, got a tensor of shape \[6, 4\]"):
+        kinds(torch.zeros(6, 4))
+
+
 def fitted(name: str, kinds: Heterogeneous, Y: torch.Tensor):
     """A model of the rows, its guide, and how to fit it."""
     if name == "random features":

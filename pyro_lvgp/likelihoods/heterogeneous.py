@@ -117,12 +117,15 @@ class _Columns(nn.Module):
         super().__init__()
         self.sizes = [len(group) for group in groups]
         self.number = sum(self.sizes)
-        self.register_buffer("grouped", torch.cat(list(groups)), persistent=False)
-        self.register_buffer("order", torch.cat(list(groups)).argsort(), persistent=False)
+        grouped = torch.cat(list(groups))
+        self.register_buffer("grouped", grouped, persistent=False)
+        self.register_buffer("order", grouped.argsort(), persistent=False)
 
     def split(self, x: Shaped[Tensor, "..."]) -> tuple[Shaped[Tensor, "*batch group"], ...]:
         """The columns of each group, of a tensor [*batch, D or 1] or a scalar."""
         x = torch.atleast_1d(x)
+        if x.shape[-1] not in (1, self.number):
+            raise ValueError(f"expected {self.number} columns, those of all parts, got a tensor of shape {list(x.shape)}")
         return x.expand(*x.shape[:-1], self.number).index_select(-1, self.grouped).split(self.sizes, -1)
 
     def join(self, values: Sequence[Shaped[Tensor, "*#batch #group"]]) -> Shaped[Tensor, "*batch D"]:
@@ -187,10 +190,10 @@ def _checked(parts: Sequence[tuple[Likelihood, Sequence[int]]]) -> tuple[list[Li
         try:
             likelihood, columns = part
             group = torch.as_tensor(list(columns), dtype=torch.float64)
+            if not isinstance(likelihood, Likelihood) or group.dim() != 1 or not torch.equal(group, group.round()):
+                raise TypeError(f"{part!r} is no such pair")
         except (TypeError, ValueError) as error:
             raise TypeError(f"expected pairs of a likelihood and a list of columns as parts, got {part!r}") from error
-        if not isinstance(likelihood, Likelihood) or group.dim() != 1 or not torch.equal(group, group.round()):
-            raise TypeError(f"expected pairs of a likelihood and a list of columns as parts, got {part!r}")
         if not len(group):
             raise ValueError(f"expected columns for each likelihood, got none for {type(likelihood).__name__}; leave it out")
         likelihoods.append(likelihood)
