@@ -42,10 +42,10 @@ class MiniBatches:
             if not 1 <= batch_size <= most:
                 each = f" for each of {processes.size} processes" if processes.size > 1 else ""
                 raise ValueError(f"expected batch_size from 1 to {most}, the rows of the data{each}, got {batch_size}")
-            if take is None and any(len(arg) != num_rows for arg in args):
+            if take is None and any(arg.shape[:1] != (num_rows,) for arg in args):
                 raise ValueError(
-                    f"expected as many rows in each tensor, to take mini-batches of, got {[len(arg) for arg in args]}; give "
-                    "the model what is no data by functools.partial"
+                    f"expected {num_rows} rows in each tensor, to take mini-batches of, got shapes "
+                    f"{[list(arg.shape) for arg in args]}; give the model what is no data by functools.partial"
                 )
         self._args, self._num_rows, self._batch_size, self._take = args, num_rows, batch_size, take or _rows
         self._processes, self._waiting = processes, list[Tensor]()

@@ -158,7 +158,8 @@ def fit(
     if callable(check := getattr(model, "check", None)):
         _check_number(check, args)
         check(*args)
-    data = next((arg for arg in reversed(args) if arg.is_floating_point()), args[-1] if args else torch.empty(0))
+    tables = [arg for arg in args if arg.dim()] or [torch.empty(0)]
+    data = next((arg for arg in reversed(tables) if arg.is_floating_point()), tables[-1])
     processes = Processes(distributed)
     batches = MiniBatches(args, len(data), batch_size, processes, getattr(model, "mini_batch", None))
     if early_stopping is not None and not isinstance(early_stopping, EarlyStopping):
@@ -168,7 +169,7 @@ def fit(
     how: Any = {"learning_rate": learning_rate, "schedule": schedule, "optim": optim, "blocks": blocks, "compile": compile}
     svi = _climber(model, guide, loss, num_steps, distributed=distributed, **how)
     watch = Watch(early_stopping, (model, guide), processes)
-    result = FitResult(scores=watch.scores, num_entries=int((~torch.isnan(data)).sum()) if args else 1)
+    result = FitResult(scores=watch.scores, num_entries=int((~torch.isnan(data)).sum()) if len(data) else 1)
     optimizer = svi if isinstance(svi, BlockCoordinateVI) else OptimizerState(svi.optim)
     parts: dict[str, Stateful] = {  # model and guide stay as they are if what comes before them does not fit
         "batches": batches,

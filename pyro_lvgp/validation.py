@@ -58,6 +58,12 @@ def check_sizes(*, least: int = 1, **sizes: int) -> None:
             raise ValueError(f"expected {name} of {least} or more, got {size}")
 
 
+def check_init_scale(init_scale: float) -> None:
+    """Raise unless a guide can start at such a scale."""
+    if not 0 < init_scale < math.inf:
+        raise ValueError(f"expected a positive and finite init_scale, got {init_scale}; give it as it is, not its logarithm")
+
+
 def check_bound(loss: float) -> None:
     """Raise if minus a bound is NaN or infinite, so that steps by its gradients would lose what was learned."""
     if not math.isfinite(loss):

@@ -460,6 +460,27 @@ def test_a_sandwich_is_of_the_evidence_given_sites_that_are_held(plate):
         torch.testing.assert_close(side, evidence if plate else evidence.sum(), atol=0.01, rtol=0.0)
 
 
+@pytest.mark.parametrize("plate", ["data", None])
+def test_a_sandwich_of_a_model_for_one_draw_at_a_time(plate):
+    def model(y):
+        with pyro.plate("data", 3):
+            x = pyro.sample("x", dist.Normal(torch.zeros(3), 1.0))
+            return pyro.sample("y", dist.Normal(x.reshape(3), 1.0), obs=y)
+
+    truth = poutine.trace(model).get_trace(None)
+    y, x = (truth.nodes[name]["value"] for name in ("y", "x"))
+    guide = AutoAnnealedLangevin(model, local_plate=plate, num_steps=2, step_size=0.01)
+    guide(y)
+    guide.base_guide.locs.x, guide.base_guide.scales.x = 0.5 * y, torch.full((3,), 0.5**0.5)
+    with pytest.raises(RuntimeError):
+        bound_sandwich(model, guide, y, latents={"x": x}, num_samples=20)
+    sandwich = bound_sandwich(model, guide, y, latents={"x": x}, num_samples=20, vectorize=False)
+    evidence = dist.Normal(0.0, 2.0**0.5).log_prob(y)
+    for side in (sandwich.lower, sandwich.upper):
+        torch.testing.assert_close(side, evidence if plate else evidence.sum(), atol=0.01, rtol=0.0)
+    assert log_weights(model, guide, y, num_samples=7, vectorize=False).shape == ((7, 3) if plate else (7,))
+
+
 @pytest.mark.parametrize(
     ("what", "mask", "own_mask"),
     [

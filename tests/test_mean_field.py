@@ -329,8 +329,9 @@ def test_errors(y):
         MeanFieldGuide(hierarchical, covariance={"nope": "full"})(y)
     with pytest.raises(ValueError, match="before its first call"):
         MeanFieldGuide(hierarchical).median()
-    with pytest.raises(ValueError, match="positive init_scale"):
-        MeanFieldGuide(hierarchical, init_scale=0.0)
+    for init_scale in (0.0, math.inf):
+        with pytest.raises(ValueError, match="positive and finite init_scale"):
+            MeanFieldGuide(hierarchical, init_scale=init_scale)
     with pytest.raises(ValueError, match="create_plates"):
         MeanFieldGuide(hierarchical)(y[:, :4], torch.arange(4))
     with pytest.raises(ValueError, match="vector-valued"):

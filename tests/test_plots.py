@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.collections import EllipseCollection, PathCollection
+from matplotlib.colors import to_rgb
 from matplotlib.dates import AutoDateLocator
 from matplotlib.offsetbox import AnnotationBbox
 from matplotlib.ticker import AutoLocator, LogLocator
@@ -259,6 +260,10 @@ def test_reconstructions_in_colour():
     figure = plots.plot_reconstructions(Y, Y * 2, (4, 6, 3))
     assert figure.axes[0].images[0].get_array().shape == (4, 6, 3)
     assert figure.axes[5].images[0].get_array().max() <= 1
+    Y[0, 1, 2, 0] = np.nan  # a pixel without its red
+    shown = plots.plot_reconstructions(Y, Y, (4, 6, 3)).axes[0].images[0].get_array()
+    np.testing.assert_allclose(shown[1, 2], to_rgb("#C9D6E8"))
+    assert not np.isnan(shown).any()
 
 
 def refuse(match, function, *args, **kwargs):

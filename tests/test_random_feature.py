@@ -758,8 +758,9 @@ class TestBadInput:
             RandomFeatureGuide(model, weights="explicit", frequencies="mixture")
         with pytest.raises(ValueError, match="expected frequencies in"):
             RandomFeatureGuide(model, frequencies="normal")
-        with pytest.raises(ValueError, match="positive init_scale"):
-            RandomFeatureGuide(model, init_scale=0.0)
+        for init_scale in (0.0, math.inf):
+            with pytest.raises(ValueError, match="positive and finite init_scale"):
+                RandomFeatureGuide(model, init_scale=init_scale)
         guide = RandomFeatureGuide(RandomFeatureLVM(N, D, Q), weights="filled")
         with pytest.raises(ValueError, match="expected weights in"):
             guide.weights = "colapsed"

@@ -1,6 +1,7 @@
 """Sparse GP-VAEs: the dense ones where inducing points lie at the data; mini-batches, streams, shapes, priors and errors."""
 
 import io
+import math
 
 import pyro
 import pyro.distributions as dist
@@ -998,8 +999,9 @@ def test_arguments_are_checked(unchecked):
         if sizes.pop("feature_dim"):
             with pytest.raises(ValueError, match=f"expected {name} of 1 or more, got 0"):
                 NeighbourNet(IndexNet(D, 1), **sizes)
-    with pytest.raises(ValueError, match="expected a positive init_scale, got 0"):
-        OffsetNet(IndexNet(D, 2), 2, input_dim=1, latent_dim=1, init_scale=0.0)
+    for init_scale in (0.0, math.inf):
+        with pytest.raises(ValueError, match=f"expected a positive and finite init_scale, got {init_scale}"):
+            OffsetNet(IndexNet(D, 2), 2, input_dim=1, latent_dim=1, init_scale=init_scale)
     model = SparseGPVAE(kernel(), MLP(Q, D), Z)
     with pytest.raises(ValueError, match="expected an encoder for our own model, or sites"):
         SparseStructuredGPGuide(model, IndexNet(D, Q), sites={"u": IndexNet(D, Q)})

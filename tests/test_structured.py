@@ -946,7 +946,8 @@ def test_quantiles_before_the_first_call():
     ("options", "message"),
     [
         ({"encoder": FactorNet(D, Q), "sites": {"f": None}}, "expected an encoder or sites, got both"),
-        ({"init_scale": 0.0}, "expected a positive init_scale, got 0"),
+        ({"init_scale": 0.0}, "expected a positive and finite init_scale, got 0"),
+        ({"init_scale": math.inf}, "expected a positive and finite init_scale, got inf"),
         ({"method": "kalman"}, "expected method in .*state-space.*, got 'kalman'"),
     ],
 )

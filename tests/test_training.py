@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+import re
 import signal
 
 import numpy as np
@@ -301,8 +302,22 @@ class TestFit:
             _Climb().fit(batch_size=2)
 
     def test_tensors_of_other_lengths_have_no_mini_batches(self):
-        with pytest.raises(ValueError, match=rf"as many rows in each tensor, .* got \[{2 * N}, {N}\]"):
-            fit(_regression, lambda *_: None, torch.zeros(2 * N), torch.zeros(N), batch_size=5, progress=False)
+        for other in (torch.zeros(2 * N), torch.tensor(3)):
+            found = re.escape(f"got shapes [{list(other.shape)}, [{N}]]")
+            with pytest.raises(ValueError, match=f"expected {N} rows in each tensor, .* {found}"):
+                fit(_regression, lambda *_: None, other, torch.zeros(N), batch_size=5, progress=False)
+
+    @pytest.mark.usefixtures("unchecked")
+    @pytest.mark.parametrize(("num", "num_entries"), [(N, N), (None, 1)])
+    def test_numbers_beside_the_data(self, num, num_entries):
+        def model(y, sd):
+            loc = pyro.sample("loc", dist.Normal(0.0, sd))
+            with pyro.plate("data", y.numel()):
+                pyro.sample("y", dist.Normal(loc, 1.0), obs=y)
+
+        y = torch.tensor(2.0) if num is None else torch.full((num,), 2.0)
+        history = fit(model, AutoNormal(model), y, torch.tensor(3.0), num_steps=2, progress=False)
+        assert history.num_entries == num_entries
 
     @pytest.mark.usefixtures("unchecked")
     def test_whole_numbers_are_data_of_a_model_of_your_own(self):

@@ -17,6 +17,7 @@ from pyro_lvgp.guides import AutoAnnealedLangevin
 from pyro_lvgp.infer import ImportanceWeightedELBO, sample_traces
 from pyro_lvgp.infer.terms import mask_of
 from pyro_lvgp.seeding import seeded
+from pyro_lvgp.validation import check_sizes
 
 
 def log_weights(
@@ -25,6 +26,7 @@ def log_weights(
     *args: Any,
     num_samples: int = 100,
     local_plate: str | None = None,
+    vectorize: bool = True,
     seed: int | None = 0,
     **kwargs: Any,
 ) -> Float[Tensor, "S ..."]:
@@ -38,6 +40,7 @@ def log_weights(
     :param args: arguments of both; with a mini-batch, weights of its rows.
     :param num_samples: number of draws S.
     :param local_plate: the plate over data; by default the guide's ``local_plate`` or the model's, if there is one.
+    :param vectorize: False draws one by one, for models that do not broadcast over dimensions left of their plates.
     :param seed: of the draws; None draws from the global state.
 
     >>> import pyro
@@ -50,16 +53,20 @@ def log_weights(
     >>> log_weights(model, MeanFieldGuide(model), torch.zeros(4), num_samples=10, local_plate="data").shape
     torch.Size([10, 4])
     """
+    check_sizes(num_samples=num_samples)
     if isinstance(guide, AutoGuide) and guide.prototype_trace is None:
         with torch.no_grad(), seeded(seed), poutine.block():
             guide(*args, **kwargs)  # which tells its plate
     plate = local_plate or getattr(guide, "local_plate", getattr(model, "local_plate", None))
     if plate is None:
         options: Any = {"chunk_size": 1000, "predict": False, "log_likelihood": False}
-        draws = sample_traces(model, guide, *args, num_samples=num_samples, seed=seed, **options, **kwargs)
+        options |= {"vectorize": vectorize, "seed": seed}
+        draws = sample_traces(model, guide, *args, num_samples=num_samples, **options, **kwargs)
         return draws.log_p - draws.log_q
+    calls, at_once = (1, num_samples) if vectorize else (num_samples, 1)
+    bound = ImportanceWeightedELBO(plate, at_once, integrate=False)
     with torch.no_grad(), seeded(seed):
-        return ImportanceWeightedELBO(plate, num_samples, integrate=False).log_weights(model, guide, *args, **kwargs)
+        return torch.cat([bound.log_weights(model, guide, *args, **kwargs) for _ in range(calls)])
 
 
 def effective_sample_size(log_weights: Float[Tensor, "S *batch"]) -> Float[Tensor, "*batch"]:
@@ -132,6 +139,7 @@ def bound_sandwich(
     *args: Any,
     latents: Mapping[str, Tensor],
     num_samples: int = 16,
+    vectorize: bool = True,
     seed: int | None = 0,
     **kwargs: Any,
 ) -> Sandwich:
@@ -152,6 +160,7 @@ def bound_sandwich(
     :param latents: the latents behind them, for every latent site: ``poutine.trace(model).get_trace()`` has both.  With a
         mini-batch, those of its rows.
     :param num_samples: number of chains S in each direction.
+    :param vectorize: False runs them one by one, for models that do not broadcast over dimensions left of their plates.
     :param seed: of the draws; None draws from the global state.
     :raises TypeError: for a guide that anneals nothing.
     :raises ValueError: if the value of a latent site is missing or of another shape, or the model's density is not that of its
@@ -201,6 +210,7 @@ def bound_sandwich(
             *args,
             num_samples=num_samples,
             local_plate=guide.local_plate,
+            vectorize=vectorize,
             seed=seed,
             **kwargs,
         )

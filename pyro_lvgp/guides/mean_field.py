@@ -24,6 +24,7 @@ from pyro_lvgp.guides._coordinates import Covariance, SiteCoordinates
 from pyro_lvgp.guides._model_guide import ModelGuide
 from pyro_lvgp.guides._sampled import direction
 from pyro_lvgp.networks.mlp import adopt
+from pyro_lvgp.validation import check_init_scale
 
 
 class MeanFieldGuide(ModelGuide):
@@ -76,8 +77,7 @@ class MeanFieldGuide(ModelGuide):
         init_scale: float = 0.1,
         create_plates: Callable[..., Any] | None = None,
     ):
-        if not init_scale > 0:
-            raise ValueError(f"expected a positive init_scale, got {init_scale}")
+        check_init_scale(init_scale)
         for site, kind in (covariance or {}).items():
             if kind not in ("diagonal", "full"):
                 raise ValueError(f'expected covariance["{site}"] to be "diagonal" or "full", got {kind!r}')

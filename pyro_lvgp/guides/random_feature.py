@@ -22,6 +22,7 @@ from pyro_lvgp.integration import is_bounding
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import RandomFeatureLVM
 from pyro_lvgp.networks.mlp import adopt
+from pyro_lvgp.validation import check_init_scale
 
 Frequencies = Literal["mixture", "gaussian"]
 Weights = Literal["collapsed", "filled", "explicit", "shared"]
@@ -100,8 +101,7 @@ class RandomFeatureGuide(SampledGuide):
         frequencies = frequencies or ("gaussian" if weights in _KEPT else "mixture")
         _check_choice("frequencies", frequencies, Frequencies)
         _check_weights(weights, model, frequencies)
-        if not init_scale > 0.0:
-            raise ValueError(f"expected a positive init_scale, got {init_scale}")
+        check_init_scale(init_scale)
         super().__init__(model)
         self.encoders = PyroModule()
         if encoder is not None:

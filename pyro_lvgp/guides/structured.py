@@ -23,7 +23,7 @@ from pyro_lvgp.guides.mean_field import MeanFieldGuide
 from pyro_lvgp.networks.mlp import adopt
 from pyro_lvgp.seeding import seeded
 from pyro_lvgp.state_space_posterior import StateSpacePosterior
-from pyro_lvgp.validation import check_positional, position_of_data
+from pyro_lvgp.validation import check_init_scale, check_positional, position_of_data
 
 Method = Literal["auto", "dense", "state-space"]
 
@@ -106,8 +106,7 @@ class StructuredGPGuide(ModelGuide):
             raise ValueError("expected an encoder or sites, got both; name the encoder's site in sites")
         if method not in get_args(Method):
             raise ValueError(f"expected method in {get_args(Method)}, got {method!r}")
-        if not init_scale > 0:
-            raise ValueError(f"expected a positive init_scale, got {init_scale}")
+        check_init_scale(init_scale)
         # The mean-field part asks its owner for the plates.
         super().__init__(model, create_plates=create_plates or getattr(model, "create_plates", None))
         self._encoded = {name: encoder is not None for name, encoder in sites.items()}

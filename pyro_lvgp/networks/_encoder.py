@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from pyro_lvgp.validation import check_sizes, check_tensors
+from pyro_lvgp.validation import check_init_scale, check_sizes, check_tensors
 
 
 def smallest_scale(like: Tensor) -> float:
@@ -35,10 +35,7 @@ class Encoder(nn.Module):
     def __init__(self, data_dim: int, latent_dim: int, hidden_dims: Sequence[int], init_scale: float, feature_dim: int = 1):
         super().__init__()
         check_sizes(data_dim=data_dim, latent_dim=latent_dim, hidden_dims=min(hidden_dims, default=1), feature_dim=feature_dim)
-        if not 0 < init_scale < math.inf:
-            raise ValueError(
-                f"expected a positive and finite init_scale, got {init_scale}; give it as it is, not its logarithm"
-            )
+        check_init_scale(init_scale)
         self.data_dim, self.latent_dim, self.init_scale = data_dim, latent_dim, init_scale
 
     def _observed(self, y: Float[Tensor, "*batch D"]) -> tuple[Float[Tensor, "*batch D"], Bool[Tensor, "*batch D"]]:

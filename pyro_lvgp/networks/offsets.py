@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pyro_lvgp.networks._encoder import loc_and_scale, smallest_scale
 from pyro_lvgp.networks.mlp import MLP
-from pyro_lvgp.validation import check_sizes
+from pyro_lvgp.validation import check_init_scale, check_sizes
 
 
 class OffsetNet(nn.Module):
@@ -52,8 +52,7 @@ class OffsetNet(nn.Module):
     ):
         super().__init__()
         check_sizes(feature_dim=feature_dim, input_dim=input_dim, latent_dim=latent_dim, num_nearest=num_nearest)
-        if not init_scale > 0:
-            raise ValueError(f"expected a positive init_scale, got {init_scale}")
+        check_init_scale(init_scale)
         self.encoder, self.num_nearest, self.init_scale = encoder, num_nearest, init_scale
         self.net = MLP(input_dim + 2 * feature_dim, 2 * latent_dim, hidden_dims)
 

@@ -3,11 +3,13 @@
 import numpy as np
 from matplotlib import colormaps
 from matplotlib import pyplot as plt
-from matplotlib.colors import Normalize
+from matplotlib.colors import Normalize, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from pyro_lvgp.plots._drawing import INK, Array, as_images
+
+_MISSING = "#C9D6E8"
 
 
 def plot_reconstructions(
@@ -58,9 +60,12 @@ def plot_reconstructions(
     shared = Normalize(np.nanmin(original[:num]), np.nanmax(original[:num]))
     for (name, images), row in zip(rows.items(), axes, strict=True):
         norm = Normalize(0.0, max(float(np.nanmax(images[:num])), np.finfo(float).tiny)) if name == "sd" else shared
-        grey = colormaps["magma" if name == "sd" else cmap].with_extremes(bad="#C9D6E8")
+        grey = colormaps["magma" if name == "sd" else cmap].with_extremes(bad=_MISSING)
         for image, ax in zip(images[:num], row, strict=True):
-            ax.imshow(np.clip(norm(image), 0, 1) if image.ndim == 3 else image, cmap=grey, norm=norm)
+            if image.ndim == 3:
+                missing = np.isnan(image).any(-1, keepdims=True)
+                image = np.where(missing, to_rgb(_MISSING), np.clip(norm(image), 0.0, 1.0))
+            ax.imshow(image, cmap=grey, norm=norm)
             ax.set_xticks([])
             ax.set_yticks([])
             ax.spines[:].set_visible(False)
