@@ -17,6 +17,7 @@ from pyro_lvgp.likelihoods import (
     Likelihood,
     LogNormal,
     NegativeBinomial,
+    Ordinal,
     Poisson,
     StudentT,
 )
@@ -35,6 +36,8 @@ LIKELIHOODS = {
     "poisson": Poisson,
     "negative binomial": lambda: NegativeBinomial(5.0),
     "negative binomial per output": lambda: NegativeBinomial(5.0, data_dim=4),
+    "ordinal": lambda: Ordinal(torch.tensor([-1.0, 0.0, 1.0]), 1.0),
+    "ordinal per output": lambda: Ordinal(torch.tensor([-1.0, 0.0]) + 0.5 * torch.arange(4)[:, None], 1.0, data_dim=4),
     "columns of several kinds": lambda: Heterogeneous(
         [(StudentT(2.0), [2]), (NegativeBinomial(torch.tensor([5.0, 3.0]), data_dim=2), [3, 0]), (Bernoulli(), [1])]
     ),

@@ -4,6 +4,7 @@ from pyro_lvgp.likelihoods.base import Likelihood
 from pyro_lvgp.likelihoods.continuous import Gaussian, LogNormal, StudentT, as_likelihood
 from pyro_lvgp.likelihoods.counts import Bernoulli, Binomial, Logistic, NegativeBinomial, Poisson
 from pyro_lvgp.likelihoods.heterogeneous import Heterogeneous
+from pyro_lvgp.likelihoods.ordinal import Ordinal
 
 __all__ = [
     "Bernoulli",
@@ -14,6 +15,7 @@ __all__ = [
     "LogNormal",
     "Logistic",
     "NegativeBinomial",
+    "Ordinal",
     "Poisson",
     "StudentT",
     "as_likelihood",

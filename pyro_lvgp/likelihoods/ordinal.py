@@ -1,0 +1,167 @@
+"""Levels with an order but no distances, such as answers from "never" to "always"."""
+
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float
+from pyro.distributions import constraints
+from torch import Tensor
+from torch.special import log_ndtr, ndtr, ndtri
+
+from pyro_lvgp.likelihoods.base import WithParameter
+
+
+class Ordinal(WithParameter):
+    r"""Levels 0, …, K − 1: y is the number of edges below a noisy f.
+
+    .. math::
+
+        p(y = k \mid f) = \Phi\Big(\frac{e_{k+1} - f}{s}\Big) - \Phi\Big(\frac{e_k - f}{s}\Big), \qquad
+        e_0 = -\infty,\; e_K = \infty
+
+    :param edges: :math:`e_1 < \dots < e_{K-1}`, those of all outputs [K − 1] or of each [D, K − 1].  They are not learned: the
+        mean of f and the scale shift and stretch them, which for three levels is all there is.
+    :param scale: initial s, in units of f.
+    :param data_dim: give the number of outputs for a scale of each output; None shares one.
+    :param num_points: quadrature nodes per entry of a bound; give more where f is known less well than to 4 s.
+    :raises ValueError: for edges that do not rise, a scale that is not positive, or either of another shape.
+
+    The attribute ``scale`` is a ``PyroParam`` of shape [] or [data_dim]; assign a ``PyroSample`` for a prior.
+
+    >>> Ordinal(torch.tensor([-1.0, 0.0, 1.0]), 0.5)(torch.tensor([-2.0, 0.5])).probs.detach()
+    tensor([[9.7725e-01, 2.2718e-02, 3.1671e-05, 0.0000e+00],
+            [1.3499e-03, 1.5731e-01, 6.8269e-01, 1.5866e-01]])
+
+    Source: McCullagh (1980), "Regression models for ordinal data"; Chu and Ghahramani (2005), "Gaussian processes for ordinal
+    regression", eq. 5.
+    """
+
+    edges: Tensor
+
+    def __init__(self, edges: Tensor, scale: float | Tensor = 0.5, *, data_dim: int | None = None, num_points: int = 20):
+        super().__init__("scale", scale, data_dim, num_points=num_points)
+        edges = torch.as_tensor(edges, dtype=torch.get_default_dtype())
+        if edges.dim() not in (1, 2) or not edges.numel() or not edges.isfinite().all() or not (edges.diff() > 0).all():
+            raise ValueError(
+                "expected edges that rise, one fewer than there are levels, of shape [K − 1] or [D, K − 1], got "
+                f"{edges.tolist()}"
+            )
+        self.register_buffer("edges", edges)
+
+    @classmethod
+    def from_data(
+        cls, Y: Float[Tensor, "N D"], num_levels: int | None = None, scale: float | Tensor = 0.5, *, num_points: int = 20
+    ) -> "Ordinal":
+        """Edges where the levels of each column have the shares of a standard normal that they have of the data.
+
+        Each level counts half an entry more than there are, so that one without any has a place too.
+
+        :param Y: levels, NaN where missing; columns with other numbers of levels are for a likelihood of their own in a
+            :class:`~pyro_lvgp.likelihoods.Heterogeneous`.
+        :param num_levels: K; by default that of the highest level in the data, and those below.
+        :param scale: initial s of each output.
+        :param num_points: quadrature nodes per entry of a bound.
+        :raises ValueError: if an entry is no level.
+
+        >>> Ordinal.from_data(torch.tensor([[0.0], [1.0], [1.0], [2.0]])).edges
+        tensor([[-0.5659,  0.5659]])
+        """
+        K = int(Y.nan_to_num().max()) + 1 if num_levels is None else num_levels
+        levels = torch.arange(K).to(Y)
+        counts = (Y[..., None] == levels).sum(0) + 0.5
+        share = counts.cumsum(-1) / counts.sum(-1, keepdim=True)
+        likelihood = cls(ndtri(share[:, :-1]), scale, data_dim=Y.shape[-1], num_points=num_points)
+        likelihood.check(Y)
+        return likelihood
+
+    def support_text(self):
+        return f"levels, integers from 0 to {self.edges.shape[-1]}"
+
+    def distribution(self, f, theta):
+        return _Levels(f, theta, self.edges)
+
+    def function(self, y):
+        ends = 2.0 * torch.atleast_1d(self.theta().detach())[..., None]
+        bounds = torch.cat([self.edges[..., :1] - ends, self.edges + torch.zeros_like(ends), self.edges[..., -1:] + ends], -1)
+        middles = 0.5 * (bounds[..., 1:] + bounds[..., :-1])
+        level = torch.nan_to_num(y).clamp(0, self.edges.shape[-1])
+        return torch.where(torch.isnan(y), y, _pick(middles, level.floor()).lerp(_pick(middles, level.ceil()), level.frac()))
+
+    def log_marginal(self, y, mean, variance, theta):
+        return _Levels(mean, (variance + theta.square()).sqrt(), self.edges).log_prob(y)
+
+    def moments(self, mean, variance, theta):
+        y = _Levels(mean, (variance + theta.square()).sqrt(), self.edges)
+        return y.mean, y.variance
+
+    def check_outputs(self, data_dim, theta):
+        super().check_outputs(data_dim, theta)
+        if self.edges.dim() == 2 and len(self.edges) not in (1, data_dim):
+            raise ValueError(
+                f"expected edges for all outputs, or for each of {data_dim}, got {len(self.edges)} rows of them; make the "
+                "likelihood of as many columns as the model has"
+            )
+
+
+class _Levels(dist.TorchDistribution):
+    """How many edges [*, K − 1] are below a normal variable."""
+
+    arg_constraints = {}  # noqa: RUF012
+    has_rsample = False
+
+    def __init__(self, loc: Tensor, scale: Tensor, edges: Tensor):
+        self._loc, self._scale = torch.broadcast_tensors(loc, scale)
+        self._edges = edges
+        super().__init__(self._loc.shape, validate_args=False)
+
+    @property
+    def support(self):
+        return constraints.integer_interval(0, self._edges.shape[-1])
+
+    @property
+    def probs(self) -> Float[Tensor, "*batch K"]:
+        """Probability of each level."""
+        K = self._edges.shape[-1] + 1
+        each = torch.arange(K).to(self._loc).view(-1, *(1 for _ in self.batch_shape))
+        return self.log_prob(each).exp().movedim(0, -1)
+
+    @property
+    def mean(self):
+        return ndtr(self._above()).sum(-1)
+
+    @property
+    def variance(self):
+        # Σⱼₖ cov(y ≥ j, y ≥ k), all of whose terms are positive: no digits are lost where y hardly varies.
+        above = self._above()
+        p, q = ndtr(above), ndtr(-above)
+        return (p * (2.0 * q.cumsum(-1) - q)).sum(-1)
+
+    def _above(self) -> Float[Tensor, "*batch edges"]:
+        """How far f is above each edge, in scales."""
+        return (self._loc[..., None] - self._edges) / self._scale[..., None]
+
+    def expand(self, batch_shape, _instance=None):
+        return _Levels(self._loc.expand(batch_shape), self._scale, self._edges)
+
+    def sample(self, sample_shape=()):
+        shape = self._extended_shape(sample_shape)
+        with torch.no_grad():
+            noisy = torch.normal(self._loc.expand(shape), self._scale.expand(shape))
+            return (noisy[..., None] > self._edges).sum(-1).to(noisy)
+
+    def log_prob(self, value):
+        """log(Φ(b) − Φ(a)) where both are on the left, to which symmetry takes those on the right."""
+        last = self._edges.shape[-1] - 1
+        low = (_pick(self._edges, (value - 1.0).clamp_min(0.0)) - self._loc) / self._scale
+        high = (_pick(self._edges, value.clamp_max(last)) - self._loc) / self._scale
+        is_first, is_last = value < 0.5, value > last + 0.5
+        flipped = low + high > 0.0
+        a, b = torch.where(flipped, -high, low), torch.where(flipped, -low, high)
+        log_a, log_b = log_ndtr(a), log_ndtr(b)
+        between = log_b + torch.log(-torch.expm1(torch.where(is_first | is_last, -1.0, log_a - log_b)))
+        return torch.where(is_first, log_ndtr(high), torch.where(is_last, log_ndtr(-low), between))
+
+
+def _pick(edges: Float[Tensor, "*outputs edges"], level: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """That of each level, of its column."""
+    shape = torch.broadcast_shapes(level.shape, edges.shape[:-1])
+    return edges.expand(*shape, -1).gather(-1, level.expand(shape).long()[..., None]).squeeze(-1)
