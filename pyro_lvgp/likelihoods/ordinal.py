@@ -32,7 +32,7 @@ class Ordinal(WithParameter):
             [0.0013, 0.1573, 0.6827, 0.1587]])
 
     Source: McCullagh (1980), "Regression models for ordinal data"; Chu and Ghahramani (2005), "Gaussian processes for ordinal
-    regression", eq. 5.
+    regression".
     """
 
     edges: Tensor
