@@ -91,6 +91,21 @@ def test_what_is_no_level_is_refused(bad, num_levels):
         Ordinal.from_data(Y, num_levels)
 
 
+@pytest.mark.parametrize(
+    ("Y", "error", "match"),
+    [
+        ([[0.0]], TypeError, "expected data to be tensors, got list"),
+        (torch.zeros(0, 3), ValueError, "expected Y with one row or more, got none"),
+        (torch.zeros(4), ValueError, r"expected Y of shape \[rows, 4\], got \[4\]"),
+        (torch.zeros(4, 2).long(), TypeError, "expected Y of a floating-point dtype"),
+        (torch.tensor([[0.0, torch.inf]]), ValueError, r"expected finite entries .* got inf at Y\[0, 1\]"),
+    ],
+)
+def test_what_is_no_table_is_refused(Y, error, match, unchecked):
+    with pytest.raises(error, match=match):
+        Ordinal.from_data(Y)
+
+
 @pytest.mark.parametrize("edges", [[], [1.0, 1.0], [0.0, math.inf], [0.0, math.nan], [[[0.0]]]])
 def test_edges_that_do_not_rise_are_refused(edges, unchecked):
     with pytest.raises(ValueError, match=rf"expected edges that rise, .* got {re.escape(str(edges))}"):

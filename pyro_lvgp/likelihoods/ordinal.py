@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.special import log_ndtr, ndtr, ndtri
 
 from pyro_lvgp.likelihoods.base import WithParameter
+from pyro_lvgp.validation import check_data, check_not_empty, check_values
 
 
 class Ordinal(WithParameter):
@@ -60,11 +61,15 @@ class Ordinal(WithParameter):
         :param num_levels: K; by default that of the highest level in the data, and those below.
         :param scale: initial s of each output.
         :param num_points: quadrature nodes per entry of a bound.
-        :raises ValueError: if an entry is no level.
+        :raises ValueError: if there is no row, Y is no table, or an entry is no level.
+        :raises TypeError: for what is no tensor of floats.
 
         >>> Ordinal.from_data(torch.tensor([[0.0], [1.0], [1.0], [2.0]])).edges
         tensor([[-0.6046,  0.6046]])
         """
+        check_not_empty(Y, "Y")
+        check_data(Y, Y.shape[-1], like=Y, name="Y")
+        check_values(Y, rows=False, columns=False, name="Y")
         K = int(Y.nan_to_num().max()) + 1 if num_levels is None else num_levels
         levels = torch.arange(K).to(Y)
         counts = (Y[..., None] == levels).sum(0) + 0.5
