@@ -99,7 +99,8 @@ def fit(
 
     :param model: a Pyro model.
     :param guide: a Pyro guide.
-    :param args: tensors to call both with, with a row for each datum; NaN marks missing entries of the last.
+    :param args: tensors to call both with, with a row for each datum; NaN marks missing entries of the last.  Without
+        mini-batches, single numbers too.
     :param loss: bound to climb; ``Trace_ELBO()`` by default, or that of ``BlockCoordinateVI``.
     :param num_steps: number of steps, or of sweeps through the blocks.
     :param batch_size: rows in a mini-batch; None for all rows at every step.
