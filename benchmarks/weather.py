@@ -180,30 +180,44 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
     for task in [only] if only else ["three days", "weeks"]:
         source = SOURCES.get(task, TRENTINO)
         weather = load(3 if task.startswith("three") else 7, validation=VALIDATION.get(task), source=source)
-        if task != "grid":
-            for name, predict in PEERS.items():
-                start = time.perf_counter()
-                moments = predict(weather, 1 if quick else 10)
-                for part, (mean, stddev) in moments.items():
-                    for metric, value in scores(weather, part, mean, stddev).items():
-                        yield Measurement(task, name, metric, value, time.perf_counter() - start, {})
-        epochs = 1 if quick else EPOCHS
-        settings: Settings = {"epochs": epochs, "groups in a batch": BATCH_SIZES[weather.days_per_group]}
-        kept: dict[str, list[Fit]] = {}
-        for name, method in tqdm(TASKS[task].items(), desc=task, unit="method"):
-            fits = [predictions(weather, method, seed=seed, epochs=epochs) for seed in range(seeds)]
-            for predicted, seconds in fits:
-                for metric, value in scores_of_mixtures(weather, predicted).items():
-                    yield Measurement(task, name, metric, value, seconds, settings)
-            if any(name in members for members in POOLED.values()):
-                kept[name] = fits
-        for name, members in POOLED.items():
-            if seeds > 1 and kept.keys() >= set(members):
-                fits = [fit for member in members for fit in kept[member]]
-                together = {part: MixturePrediction.pool(predicted[part] for predicted, _ in fits) for part in weather.parts}
-                for metric, value in scores_of_mixtures(weather, together).items():
-                    total = sum(seconds for _, seconds in fits)
-                    yield Measurement(task, f"{name}, {len(fits)} fits together", metric, value, total, settings)
+        peers = {} if task == "grid" else PEERS
+        yield from measure(task, weather, TASKS[task], peers=peers, pooled=POOLED, quick=quick, seeds=seeds)
+
+
+def measure(
+    task: str,
+    weather: Weather,
+    methods: Mapping[str, Method],
+    *,
+    peers: Mapping[str, "Peer"],
+    pooled: Mapping[str, Sequence[str]],
+    quick: bool,
+    seeds: int,
+) -> Iterator[Measurement]:
+    """Fit and score peers once, methods with every seed, and the fits of some methods together."""
+    for name, predict in peers.items():
+        start = time.perf_counter()
+        moments = predict(weather, 1 if quick else 10)
+        for part, (mean, stddev) in moments.items():
+            for metric, value in scores(weather, part, mean, stddev).items():
+                yield Measurement(task, name, metric, value, time.perf_counter() - start, {})
+    epochs = 1 if quick else EPOCHS
+    settings: Settings = {"epochs": epochs, "groups in a batch": BATCH_SIZES[weather.days_per_group]}
+    kept: dict[str, list[Fit]] = {}
+    for name, method in tqdm(methods.items(), desc=task, unit="method"):
+        fits = [predictions(weather, method, seed=seed, epochs=epochs) for seed in range(seeds)]
+        for predicted, seconds in fits:
+            for metric, value in scores_of_mixtures(weather, predicted).items():
+                yield Measurement(task, name, metric, value, seconds, settings)
+        if any(name in members for members in pooled.values()):
+            kept[name] = fits
+    for name, members in pooled.items():
+        if seeds > 1 and kept.keys() >= set(members):
+            fits = [fit for member in members for fit in kept[member]]
+            together = {part: MixturePrediction.pool(predicted[part] for predicted, _ in fits) for part in weather.parts}
+            for metric, value in scores_of_mixtures(weather, together).items():
+                total = sum(seconds for _, seconds in fits)
+                yield Measurement(task, f"{name}, {len(fits)} fits together", metric, value, total, settings)
 
 
 def predictions(weather: Weather, method: Method, *, seed: int, epochs: int) -> Fit:
@@ -282,6 +296,7 @@ def scores(weather: Weather, name: str, mean: Tensor, stddev: Tensor) -> dict[st
 
 
 Moments = dict[str, tuple[Tensor, Tensor]]
+Peer = Callable[[Weather, int], Moments]  # from the number of epochs
 
 
 def mean_of_the_years(weather: Weather, epochs: int) -> Moments:
@@ -318,7 +333,7 @@ def independent_processes(
     return result
 
 
-PEERS: dict[str, Callable[[Weather, int], Moments]] = {
+PEERS: dict[str, Peer] = {
     "mean of the training years": mean_of_the_years,
     "season and elevation": season_and_elevation,
     "independent GPs, RBF kernel (GPyTorch)": partial(
