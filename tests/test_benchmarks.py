@@ -55,6 +55,7 @@ def test_list_names_every_benchmark_with_its_first_line(capsys):
         "srflvm_scaling",
         "srflvm_variants",
         "weather",
+        "weather_years",
     ]
     (line,) = (line for line in lines if line.startswith("oilflow"))
     assert line.endswith(oilflow.__doc__.splitlines()[0])

@@ -13,8 +13,9 @@ import upstream_files
 
 pytest.importorskip("gpytorch")
 
-from benchmarks import weather
+from benchmarks import weather, weather_years
 from benchmarks.peers.gpytorch_processes import GroupedProcess
+from benchmarks.report import aggregate
 from benchmarks.weather_data import TRENTINO, load
 from pyro_lvgp.models import MixturePrediction
 
@@ -84,24 +85,50 @@ def test_scores_of_known_predictions():
     assert values[f"NLL {UNSEEN}"] == pytest.approx(0.5 * math.log(2.0 * math.pi * 16.0) + 0.125)
 
 
-def use_few_groups(monkeypatch, days, source=TRENTINO):
-    """Have the benchmark load the first groups of each part alone: two seen, one unseen."""
-    data = load(days, source=source)
-    numbers = {source.seen: 2, source.unseen: 1}
-    few = {name: type(part)(*(field[: numbers[name]] for field in part)) for name, part in data.parts.items()}
-    monkeypatch.setattr(weather, "load", lambda days, validation, source: replace(data, parts=few))
+def use_few_groups(monkeypatch, benchmark):
+    """Have a benchmark load the first groups of each part alone, two seen and one unseen, and draw two samples."""
+
+    def load_few(days, *, validation=None, source):
+        data = load(days, validation=validation, source=source)
+        numbers = {source.seen: 2, source.unseen: 1}
+        few = {name: type(part)(*(field[: numbers[name]] for field in part)) for name, part in data.parts.items()}
+        return replace(data, parts=few)
+
+    monkeypatch.setattr(benchmark, "load", load_few)
+    monkeypatch.setattr(weather, "NUM_SAMPLES", 2)
 
 
 @needs_data
 @pytest.mark.parametrize("task", ["three days", "weeks"])
 def test_every_method_runs(task, monkeypatch):
-    use_few_groups(monkeypatch, {"three days": 3, "weeks": 7}[task])
-    monkeypatch.setattr(weather, "NUM_SAMPLES", 2)
+    use_few_groups(monkeypatch, weather)
     measured = list(weather.run(quick=True, seeds=1, only=task))
     assert {m.method for m in measured} == {*weather.PEERS, *weather.TASKS[task]}
     assert all(math.isfinite(m.value) for m in measured)
     mean_rmse = {m.method: m.value for m in measured if m.metric == f"RMSE {SEEN} [°C]"}
     assert mean_rmse["season and elevation"] < mean_rmse["mean of the training years"]
+
+
+@needs_data
+def test_periods_are_averaged_and_compared_with_the_reference(monkeypatch):
+    """Thirty years, of which each is predicted, and all predictions count as much."""
+    years = [year for source in weather_years.PERIODS for year in (*source.train_years, *source.unseen_years)]
+    assert years == list(range(1978, 2008))
+    use_few_groups(monkeypatch, weather_years)
+    monkeypatch.setattr(weather_years, "PERIODS", weather_years.PERIODS[::6])
+    monkeypatch.setitem(weather_years.TASKS, "three days", {"GP-VAE": weather.Method(linear=True)})
+    measured = list(weather_years.run(quick=True, seeds=2, only="three days"))
+    rows = {(row.dataset, row.method, row.metric): row for row in aggregate(measured)}
+    periods = ["three days, 1978 and 1979, and 1980 unseen", "three days, 1996 and 1997, and 1998 unseen"]
+    together, compared = "three days, all periods", f"three days, less {weather_years.REFERENCE}"
+    assert {dataset for dataset, _, _ in rows} == {*periods, together, compared}
+    for metric in ("RMSE seen [°C]", "NLL seen", "RMSE unseen [°C]", "NLL unseen"):
+        ours, theirs = ([rows[p, name, metric].mean for p in periods] for name in ("GP-VAE", weather_years.REFERENCE))
+        assert rows[together, "GP-VAE", metric].mean == pytest.approx(np.mean(ours))
+        difference = rows[compared, "GP-VAE", metric]
+        assert difference.mean == pytest.approx(np.subtract(ours, theirs).mean())
+        assert difference.sd == pytest.approx(np.subtract(ours, theirs).std(ddof=1))
+        assert difference.seeds == len(periods)
 
 
 JAPANESE = ("JA000047401", "JA000047662", "JA000047759", "JA000047807")
@@ -141,8 +168,7 @@ def test_the_thesis_s_own_stations_by_the_same_command(japan, task, days, monkey
     hidden = {column for column in range(5) if shown[..., column].any()}
     assert hidden == ({3} if days == 3 else {1, 2, 3})
     assert (days == 7) or shown[:, 1, :, 3].all()
-    use_few_groups(monkeypatch, days, source=weather.SOURCES[task])
-    monkeypatch.setattr(weather, "NUM_SAMPLES", 2)
+    use_few_groups(monkeypatch, weather)
     monkeypatch.setitem(weather.TASKS, task, {"GP-VAE": weather.Method()})
     measured = list(weather.run(quick=True, seeds=1, only=task))
     assert {m.method for m in measured} == {*weather.PEERS, "GP-VAE"}
@@ -152,7 +178,7 @@ def test_the_thesis_s_own_stations_by_the_same_command(japan, task, days, monkey
 
 @needs_data
 def test_grid_runs_alone(monkeypatch):
-    use_few_groups(monkeypatch, 7)
+    use_few_groups(monkeypatch, weather)
     asked = []
 
     def predictions(weather, method, *, seed, epochs):
@@ -170,7 +196,7 @@ def test_grid_runs_alone(monkeypatch):
 @needs_data
 def test_fits_together_are_scored_as_their_mixture(monkeypatch):
     """Two fits, a degree above and below the truth."""
-    use_few_groups(monkeypatch, 3)
+    use_few_groups(monkeypatch, weather)
     monkeypatch.setattr(weather, "PEERS", {})
     monkeypatch.setitem(weather.TASKS, "three days", {"GP-VAE": weather.Method()})
 
