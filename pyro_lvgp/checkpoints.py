@@ -34,7 +34,8 @@ class Checkpoint:
 
     Run a script again that was killed, and its fit takes the steps that are left, with the mini-batches and random numbers
     that it would have had.  All that does not change is made by the script: models, guides, data, settings.  To go on
-    beyond the last step, raise ``num_steps``; to start anew, remove the file.
+    beyond the last step, raise ``num_steps``; to start anew, remove the file.  What was written with a GPU can be read
+    without one; its random numbers are others from there on.
 
     :param path: of the file; of several processes each has one of its own, with its rank at the end of the name.
     :param every: steps between two writings.  The state after the last step is written too, and that at Ctrl-C.
@@ -85,7 +86,7 @@ class Checkpoint:
         """
         path = os.fspath(self.path)
         try:
-            states = torch.load(path)
+            states = torch.load(path, map_location=None if torch.cuda.is_available() else "cpu")
         except Exception as error:  # a damaged file can raise anything
             raise ValueError(
                 f"expected the states of a fit in {path}, got what cannot be read ({type(error).__name__}); name another "
@@ -186,7 +187,7 @@ class OptimizerState:
 
 
 class RandomState:
-    """The global random state, on the CPU and every GPU in use."""
+    """The global random state, on the CPU and every GPU in use; of GPUs that are not there it is let go."""
 
     def state_dict(self) -> dict[str, Any]:
         """Of all generators."""
@@ -198,5 +199,5 @@ class RandomState:
         :param state: what :meth:`state_dict` returned.
         """
         torch.set_rng_state(state["cpu"])
-        if state["cuda"]:
-            torch.cuda.set_rng_state_all(state["cuda"])
+        for device, generator in zip(range(torch.cuda.device_count()), state["cuda"], strict=False):
+            torch.cuda.set_rng_state(generator, device)
