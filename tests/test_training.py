@@ -509,6 +509,21 @@ class TestJointOptim:
         _trajectory(JointOptim(optim_args={"lr": 0.1}), range(6))
         assert not _same(expected[-1], _trajectory(JointOptim(optim_args={"lr": 0.1}), range(6, 12))[-1])
 
+    def test_state_goes_where_the_parameters_are(self):
+        """From one device to another; a device without numbers will do."""
+        state = None
+        for device in ("cpu", "meta"):
+            pyro.clear_param_store()
+            param = pyro.param("a", torch.ones(3, device=device)).unconstrained()
+            param.grad = torch.ones(3, device=device)
+            optim = JointOptim(torch.optim.Adam, {"lr": 0.1})
+            if state is not None:
+                optim.set_state(state)
+            optim([param])
+            state = optim.get_state()
+        assert state["state"]["a"]["exp_avg"].is_meta
+        assert state["state"]["a"]["step"] == state["num_steps"] == 2
+
     @pytest.mark.usefixtures("unchecked")
     def test_arguments_by_parameter_are_refused(self):
         with pytest.raises(TypeError, match="expected optim_args to be a dict for all parameters, got function; "):

@@ -133,7 +133,7 @@ class JointOptim(PyroOptim):
             name = _name(param)
             state = self._state_waiting_to_be_consumed.pop(name, None) if name else self._nameless_state(param)
             if state is not None:
-                self._optimizer.state[param] = state
+                self._optimizer.state[param] = _moved(state, param.device)
         self._unrestored -= params
 
     def _nameless_state(self, param: Tensor) -> dict | None:
@@ -196,6 +196,11 @@ def _equal(state: dict, other: dict) -> bool:
     return state.keys() == other.keys() and all(
         value is other[key] or torch.equal(torch.as_tensor(value), torch.as_tensor(other[key])) for key, value in state.items()
     )
+
+
+def _moved(state: dict, device: torch.device) -> dict:
+    """A parameter's state beside it; numbers of steps stay where optimisers keep them."""
+    return {key: value.to(device) if torch.is_tensor(value) and key != "step" else value for key, value in state.items()}
 
 
 def _name(param: Tensor) -> str:
