@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel
+from pyro.distributions import Normal
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -46,7 +47,7 @@ INDUCING_SCALE = (0.3, 0.3, 0.4, 2.0)  # in which k-means measures distances, be
 
 
 Posterior = Literal["dense", "projected", "nearest", "neighbours", "independent"]
-Fit = tuple[dict[str, MixturePrediction], float]  # what it says of each part, and seconds
+Fit = tuple[dict[str, MixturePrediction], float]  # what it says of hidden entries of each part, and seconds
 
 
 class Decoder(nn.Module):
@@ -199,7 +200,9 @@ def measure(
         start = time.perf_counter()
         moments = predict(weather, 1 if quick else 10)
         for part, (mean, stddev) in moments.items():
-            for metric, value in scores(weather, part, mean, stddev).items():
+            hidden = weather.parts[part].hidden
+            truth, mean, stddev = weather.parts[part].truth[hidden], mean[hidden], stddev.expand_as(mean)[hidden]
+            for metric, value in scores(part, truth, mean, stddev).items():
                 yield Measurement(task, name, metric, value, time.perf_counter() - start, {})
     epochs = 1 if quick else EPOCHS
     settings: Settings = {"epochs": epochs, "groups in a batch": BATCH_SIZES[weather.days_per_group]}
@@ -238,18 +241,28 @@ def predictions(weather: Weather, method: Method, *, seed: int, epochs: int) -> 
             seed=seed,
             progress=False,
         )
-        predicted = {part: model.predict(guide, x, weather.data(part), num_samples=NUM_SAMPLES) for part in weather.parts}
+        predicted = {
+            name: entries(model.predict(guide, x, weather.data(name), num_samples=NUM_SAMPLES), part.hidden)
+            for name, part in weather.parts.items()
+        }
     return predicted, history.seconds[-1]
+
+
+def entries(prediction: MixturePrediction, chosen: Tensor) -> MixturePrediction:
+    """What a prediction says of some entries, in a column: the draws of all, of many fits, would fill the memory."""
+    parts = ((part.mean[:, chosen, None], part.stddev[:, chosen, None]) for part in prediction.parts)
+    return MixturePrediction(tuple(Normal(mean, stddev) for mean, stddev in parts))
 
 
 def scores_of_mixtures(weather: Weather, predicted: dict[str, MixturePrediction]) -> dict[str, float]:
     """Scores of the predictive moments, and the mixtures' own negative log density."""
     values: dict[str, float] = {}
     for name, part in weather.parts.items():
-        mean, stddev = part.centre + weather.scale * predicted[name].mean, weather.scale * predicted[name].stddev
-        values |= scores(weather, name, mean, stddev)
-        log_prob = predicted[name].log_prob((part.truth - part.centre) / weather.scale) - weather.scale.log()
-        values[f"mixture NLL {name}"] = -log_prob[part.hidden].nanmean().item()
+        of_all = (part.truth, part.centre, weather.scale.expand_as(part.truth))
+        truth, centre, scale = (tensor[part.hidden][:, None] for tensor in of_all)
+        values |= scores(name, truth, centre + scale * predicted[name].mean, scale * predicted[name].stddev)
+        log_prob = predicted[name].log_prob((truth - centre) / scale) - scale.log()
+        values[f"mixture NLL {name}"] = -log_prob.nanmean().item()
     return values
 
 
@@ -285,14 +298,11 @@ def build(method: Method, weather: Weather, seed: int) -> tuple[GPVAE | SparseGP
     return sparse, SparseStructuredGPGuide(sparse, encoder.double())
 
 
-def scores(weather: Weather, name: str, mean: Tensor, stddev: Tensor) -> dict[str, float]:
-    """Error and negative log density of Gaussian predictions of what is hidden, in °C and nats."""
-    part = weather.parts[name]
-    wanted = part.hidden & ~torch.isnan(part.truth)
-    error = ((part.truth - mean) / stddev)[wanted]
-    rmse = (part.truth - mean)[wanted].square().mean().sqrt().item()
-    nll = (0.5 * error.square() + stddev.expand_as(mean)[wanted].log()).mean().item() + 0.5 * math.log(2.0 * math.pi)
-    return {f"RMSE {name} [°C]": rmse, f"NLL {name}": nll}
+def scores(name: str, truth: Tensor, mean: Tensor, stddev: Tensor) -> dict[str, float]:
+    """Error and negative log density of Gaussian predictions of hidden entries, NaN if never measured, in °C and nats."""
+    error = truth - mean
+    nll = 0.5 * (error / stddev).square() + stddev.log() + 0.5 * math.log(2.0 * math.pi)
+    return {f"RMSE {name} [°C]": error.square().nanmean().sqrt().item(), f"NLL {name}": nll.nanmean().item()}
 
 
 Moments = dict[str, tuple[Tensor, Tensor]]

@@ -76,11 +76,9 @@ def test_validation_shows_nothing_of_what_is_tested(days, validation, variables)
     assert wanted.nonzero().flatten().tolist() == variables
 
 
-@needs_data
 def test_scores_of_known_predictions():
-    data = load(3)
-    part = data.parts[UNSEEN]
-    values = weather.scores(data, UNSEEN, part.truth + 2.0, torch.tensor(4.0))
+    truth = torch.tensor([3.0, torch.nan, -1.0])  # of which one was never measured
+    values = weather.scores(UNSEEN, truth, truth.nan_to_num() + 2.0, torch.tensor(4.0))
     assert values[f"RMSE {UNSEEN} [°C]"] == pytest.approx(2.0)
     assert values[f"NLL {UNSEEN}"] == pytest.approx(0.5 * math.log(2.0 * math.pi * 16.0) + 0.125)
 
@@ -183,9 +181,8 @@ def test_grid_runs_alone(monkeypatch):
 
     def predictions(weather, method, *, seed, epochs):
         asked.append(method)
-        return {
-            name: MixturePrediction((dist.Normal(part.truth[None].nan_to_num(), 1.0),)) for name, part in weather.parts.items()
-        }, 1.0
+        truths = {name: part.truth[part.hidden].nan_to_num() for name, part in weather.parts.items()}
+        return {name: MixturePrediction((dist.Normal(truth[None, :, None], 1.0),)) for name, truth in truths.items()}, 1.0
 
     monkeypatch.setattr(weather, "predictions", predictions)
     measured = list(weather.run(quick=True, seeds=1, only="grid"))
@@ -202,9 +199,10 @@ def test_fits_together_are_scored_as_their_mixture(monkeypatch):
 
     def predictions(weather, method, *, seed, epochs):
         off = 1.0 if seed else -1.0
+        standardised = {name: (part.truth - part.centre + off) / weather.scale for name, part in weather.parts.items()}
         return {
-            name: MixturePrediction((dist.Normal((part.truth - part.centre + off)[None].nan_to_num() / weather.scale, 1e-3),))
-            for name, part in weather.parts.items()
+            name: MixturePrediction((dist.Normal(means[weather.parts[name].hidden][None, :, None].nan_to_num(), 1e-3),))
+            for name, means in standardised.items()
         }, 2.0
 
     monkeypatch.setattr(weather, "predictions", predictions)
