@@ -569,7 +569,8 @@ def test_learned_kernel_is_the_mean_of_its_draws(Y, frequencies):
         mean_field(Y)
         mean_field.locs.omega, mean_field.scales.omega = guide.omega.loc.detach(), guide.omega.scale.detach()
         torch.testing.assert_close(model.kernel(mean_field, X, X2), model.kernel(guide, X, X2))
-    draws = torch.stack([model.features(torch.cat([X, X2]), guide._points().sample()).detach() for _ in range(500)])
+    q, both = guide.omega.posterior(model), torch.cat([X, X2])
+    draws = torch.stack([model.features(both, q.sample()).detach() for _ in range(500)])
     products = draws[:, :4] @ draws[:, 4:].mT
     error = products.std(0) / 500**0.5
     assert ((products.mean(0) - model.kernel(guide, X, X2)).abs() < 4.0 * error).all()

@@ -13,8 +13,8 @@ from pyro.nn import PyroModule, PyroParam
 from torch import Tensor, nn
 
 from pyro_lvgp import conjugate
-from pyro_lvgp.diagonal_mixture import assignment_logits
 from pyro_lvgp.distributions import PrecisionNormal, PrecisionNormalAtMean
+from pyro_lvgp.guides._frequencies import GaussianFrequencies, MixtureFrequencies
 from pyro_lvgp.guides._sampled import SampledGuide
 from pyro_lvgp.guides._weights import CollapsedWeights, KeptWeights
 from pyro_lvgp.infer import Block
@@ -86,6 +86,7 @@ class RandomFeatureGuide(SampledGuide):
     """
 
     a: Any
+    omega: Any
 
     def __init__(
         self,
@@ -138,20 +139,15 @@ class RandomFeatureGuide(SampledGuide):
         model, like = self.model, self.model.mean
         F, C = model.num_frequencies, model.num_components
         noise = torch.randn(F, max(C, model.latent_dim), generator=torch.Generator().manual_seed(self._seed)).to(like)
-        self.alpha, self.v, self.omega, self.X = (PyroModule() for _ in range(4))
+        self.alpha, self.v = PyroModule(), PyroModule()
+        self.omega = MixtureFrequencies(model, noise) if self.frequencies == "mixture" else GaussianFrequencies(model, noise)
+        self.X = PyroModule()
         self.alpha.shape, self.alpha.rate = (_positive(x.clone()) for x in model.concentration)
-        if self.frequencies == "mixture":
-            self.omega.logits = _real(0.1 * noise[:, :C])
-        else:
-            which = torch.arange(F, device=like.device) % C
-            with torch.no_grad():
-                loc = model.component_locs[which] + model.component_scales[which] * noise[:, : model.latent_dim]
-                scale = 0.5 * model.component_scales[which]
-            self.omega.loc, self.omega.scale = _real(loc), _positive(scale)
         if not hasattr(self.encoders, "X"):
             X = model.initial_values.get("X")
             X = like.new_zeros(model.num_data, model.latent_dim) if X is None else X.to(like, copy=True)
-            self.X.loc, self.X.scale = _real(X), _positive(torch.full_like(X, self._init_scale))
+            self.X.loc = PyroParam(X, constraints.real)
+            self.X.scale = _positive(torch.full_like(X, self._init_scale))
         if self.weights in _KEPT:
             if y is None:
                 y, idx = like.new_full((1, model.data_dim), torch.nan), torch.zeros_like(like[:1]).long()
@@ -196,7 +192,7 @@ class RandomFeatureGuide(SampledGuide):
         return {
             "alpha": pyro.sample("alpha", dist.Gamma(self.alpha.shape, self.alpha.rate)),
             "v": pyro.sample("v", dist.Beta(self.v.a, self.v.b).to_event(1)),
-            "omega": pyro.sample("omega", dist.Independent(self._points(), 1)),
+            "omega": pyro.sample("omega", dist.Independent(self.omega.posterior(self.model), 1)),
         }
 
     def _sample_weights(self, omega: Tensor, X: Tensor | None, *, has_all: bool) -> dict[str, Tensor]:
@@ -208,12 +204,6 @@ class RandomFeatureGuide(SampledGuide):
             posterior = self._collapsed_weights(omega, X, has_all)
         with pyro.plate("outputs", self.model.data_dim, dim=-1):
             return {"a": pyro.sample("a", posterior)}
-
-    def _points(self) -> Any:
-        """Q of each frequency."""
-        if self.frequencies == "mixture":
-            return self.model.spectral_points(self.omega.logits)
-        return dist.Normal(self.omega.loc, self.omega.scale).to_event(1)
 
     def latents(self, y: Float[Tensor, "B D"] | None = None, idx: Int[Tensor, " B"] | None = None) -> dist.Normal:
         """The posterior ``q(X)`` of all rows or of some, entry by entry; a ``median`` draws weights and frequencies besides.
@@ -277,10 +267,7 @@ class RandomFeatureGuide(SampledGuide):
 
     def assignments(self) -> Float[Tensor, "F C"]:
         """Probability φ of each frequency to belong to each component."""
-        if self.frequencies == "mixture":
-            return self.omega.logits.softmax(-1)
-        mixture = self.model.spectral_points(conjugate.stick_log_weights(self.v.a, self.v.b))
-        return assignment_logits(self.omega.loc, self.omega.scale, mixture).softmax(-1)
+        return self.omega.assignments(self.model, conjugate.stick_log_weights(self.v.a, self.v.b))
 
     @torch.no_grad()
     def num_components_in_use(self) -> float:
@@ -354,7 +341,7 @@ class RandomFeatureGuide(SampledGuide):
 
     def _draw_features(self, y: Tensor, idx: Tensor | None) -> Tensor:
         """Features [B, L] at one draw of latents and frequencies."""
-        return self.model.features(self.latents(y, idx).sample(), self._points().sample())
+        return self.model.features(self.latents(y, idx).sample(), self.omega.posterior(self.model).sample())
 
     def sample_posterior(self, num_samples: int, *args, chunk_size: int = 1, **kwargs) -> dict[str, Tensor]:
         """As every guide's; one draw at a time, since each takes the weights of all outputs.
@@ -408,10 +395,6 @@ def _check_weights(weights: Weights, model: RandomFeatureLVM, frequencies: Frequ
             f'expected frequencies="gaussian" with {weights} weights, got "mixture": its draws are other frequencies at '
             "each step, for which the weights do not hold"
         )
-
-
-def _real(value: Tensor) -> PyroParam:
-    return PyroParam(value, constraints.real)
 
 
 def _positive(value: Tensor) -> PyroParam:
