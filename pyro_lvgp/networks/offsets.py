@@ -65,7 +65,7 @@ class OffsetNet(nn.Module):
         :param offset: z_m − x_n for the inducing points m to speak of.
         """
         loc, scale = self.encoder(y)
-        return loc_and_scale(self.net(_pairs(offset, loc, scale.log())), self.init_scale)
+        return loc_and_scale(self.net(_pairs(offset, loc, _known(scale))), self.init_scale)
 
 
 class NeighbourNet(nn.Module):
@@ -125,10 +125,14 @@ class NeighbourNet(nn.Module):
         loc, scale = self.encoder(y)
         if loc.shape[-1] != self.latent_dim:
             raise ValueError(f"expected an encoder of latent_dim={self.latent_dim} processes, got one of {loc.shape[-1]}")
-        known = 0.5 * torch.log1p(scale.square().reciprocal())  # 0 where nothing is
-        shift, log_factor = self.net(_pairs(offset, loc, known)).chunk(2, -1)
+        shift, log_factor = self.net(_pairs(offset, loc, _known(scale))).chunk(2, -1)
         told = offset.shape[-2] ** 0.5 * scale.unsqueeze(-2) * log_factor.exp()
         return loc.unsqueeze(-2) + shift, told.clamp_min(smallest_scale(scale))
+
+
+def _known(scale: Float[Tensor, "*batch F"]) -> Float[Tensor, "*batch F"]:
+    """How much is known, ½ log(1 + s⁻²): 0 where nothing is, and log s beyond all other inputs of a network."""
+    return 0.5 * torch.log1p(scale.square().reciprocal())
 
 
 def _pairs(
