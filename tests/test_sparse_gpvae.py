@@ -182,6 +182,21 @@ def test_neighbours_are_told_the_same_at_first():
         NeighbourNet(FactorNet(D, Q), input_dim=1, latent_dim=1)(y, torch.randn(5, 3, 1))
 
 
+@pytest.mark.parametrize("form", ["nearest", "neighbours"])
+def test_what_nothing_is_known_of_does_not_drown_what_is(form):
+    """A latent without data has a scale of 1e61 in float64, whose logarithm dwarfs all else that a network is told."""
+    net, told = told_to_points(form, FactorNet(D, D, loadings=torch.eye(D)), D, num_nearest=3), []
+    net.net.register_forward_pre_hook(lambda module, args: told.append(args[0]))
+    y = torch.randn(5, D)
+    y[:, 0] = torch.nan
+    assert (net.encoder(y)[1][:, 0] > 1e60).all()
+    net(y, torch.randn(5, 3, 1))
+    loc, known = told[0][..., 1:].split(D, -1)
+    assert loc[..., 0].abs().max() < 1e-12
+    assert known[..., 0].abs().max() < 1e-12
+    assert (known[..., 1:] > 0.0).all()
+
+
 def test_one_neighbour_at_each_datum_is_the_projected_form():
     """Where the network says nothing yet."""
     x, y = data()

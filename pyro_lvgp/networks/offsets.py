@@ -14,9 +14,12 @@ from pyro_lvgp.validation import check_init_scale, check_sizes
 class OffsetNet(nn.Module):
     r"""Encoder of what a datum says about each of the T inducing points nearest to it.
 
-    .. math:: (m_{nm}, \sigma_{nm}) = \mathrm{MLP}\big(z_m - x_n,\; \mathrm{encoder}(y_n)\big)
+    .. math::
 
-    Sites :math:`N(u_{mk}; m_{nmk}, \sigma_{nmk}^2)` on the inducing values multiply over n.  "Nearest" are those with the
+        (m_n, s_n) = \mathrm{encoder}(y_n), \qquad
+        (\mu_{nm}, \sigma_{nm}) = \mathrm{MLP}\big(z_m - x_n,\; m_n,\; \tfrac12 \log(1 + s_n^{-2})\big)
+
+    Sites :math:`N(u_{mk}; \mu_{nmk}, \sigma_{nmk}^2)` on the inducing values multiply over n.  "Nearest" are those with the
     highest prior correlation, which for a periodic kernel is after the map onto its circle.
 
     :param encoder: a module that maps data ``[*, N, D]``, NaN where missing, to loc and scale ``[*, N, F]``, such as an
@@ -131,7 +134,7 @@ class NeighbourNet(nn.Module):
 
 
 def _known(scale: Float[Tensor, "*batch F"]) -> Float[Tensor, "*batch F"]:
-    """How much is known, ½ log(1 + s⁻²): 0 where nothing is, and log s beyond all other inputs of a network."""
+    """How much is known, ½ log(1 + s⁻²): 0 where nothing is, where log s would dwarf a network's other inputs."""
     return 0.5 * torch.log1p(scale.square().reciprocal())
 
 
