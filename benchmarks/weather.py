@@ -48,6 +48,8 @@ INDUCING_SCALE = (0.3, 0.3, 0.4, 2.0)  # in which k-means measures distances, be
 
 Posterior = Literal["dense", "projected", "nearest", "neighbours", "independent"]
 Fit = tuple[dict[str, MixturePrediction], float]  # what it says of hidden entries of each part, and seconds
+Moments = dict[str, tuple[Tensor, Tensor]]  # of each part
+Peer = Callable[[Weather, int], Moments]  # from the number of epochs
 
 
 class Decoder(nn.Module):
@@ -180,9 +182,14 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
     """Measure all methods on three days and weeks, or on one of them; the others only if asked for."""
     for task in [only] if only else ["three days", "weeks"]:
         source = SOURCES.get(task, TRENTINO)
-        weather = load(3 if task.startswith("three") else 7, validation=VALIDATION.get(task), source=source)
+        weather = load(days_per_group(task), validation=VALIDATION.get(task), source=source)
         peers = {} if task == "grid" else PEERS
         yield from measure(task, weather, TASKS[task], peers=peers, pooled=POOLED, quick=quick, seeds=seeds)
+
+
+def days_per_group(task: str) -> int:
+    """Of three days or of weeks, however these go on."""
+    return 3 if task.startswith("three") else 7
 
 
 def measure(
@@ -190,7 +197,7 @@ def measure(
     weather: Weather,
     methods: Mapping[str, Method],
     *,
-    peers: Mapping[str, "Peer"],
+    peers: Mapping[str, Peer],
     pooled: Mapping[str, Sequence[str]],
     quick: bool,
     seeds: int,
@@ -305,10 +312,6 @@ def scores(name: str, truth: Tensor, mean: Tensor, stddev: Tensor) -> dict[str, 
     return {f"RMSE {name} [°C]": error.square().nanmean().sqrt().item(), f"NLL {name}": nll.nanmean().item()}
 
 
-Moments = dict[str, tuple[Tensor, Tensor]]
-Peer = Callable[[Weather, int], Moments]  # from the number of epochs
-
-
 def mean_of_the_years(weather: Weather, epochs: int) -> Moments:
     """What was seen of each variable in the training years."""
     train = weather.parts[weather.source.seen]
@@ -343,13 +346,12 @@ def independent_processes(
     return result
 
 
+SAME_KERNELS = "independent GPs, kernels of the GP-VAE (GPyTorch)"
 PEERS: dict[str, Peer] = {
     "mean of the training years": mean_of_the_years,
     "season and elevation": season_and_elevation,
     "independent GPs, RBF kernel (GPyTorch)": partial(
         independent_processes, make_kernel=RBFKernel, kernels=(dict.fromkeys(REGION, (1.0, 1.0)),)
     ),
-    "independent GPs, kernels of the GP-VAE (GPyTorch)": partial(
-        independent_processes, make_kernel=partial(MaternKernel, nu=DENSE_NU), kernels=(REGION, STATION)
-    ),
+    SAME_KERNELS: partial(independent_processes, make_kernel=partial(MaternKernel, nu=DENSE_NU), kernels=(REGION, STATION)),
 }

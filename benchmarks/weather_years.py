@@ -11,10 +11,9 @@ from benchmarks.report import Measurement, Row
 from benchmarks.weather_data import TRENTINO, Weather, load
 
 NUM_THREADS = weather.NUM_THREADS
-DAYS = {"three days": 3, "weeks": 7}
 METHODS = ("VAE", "GP-VAE, linear decoder", "GP-VAE")
-TASKS = {task: {name: weather.TASKS[task][name] for name in METHODS} for task in DAYS}
-REFERENCE = "independent GPs, kernels of the GP-VAE (GPyTorch)"
+TASKS = {task: {name: weather.TASKS[task][name] for name in METHODS} for task in ("three days", "weeks")}
+REFERENCE = weather.SAME_KERNELS
 PERIODS = [replace(TRENTINO, train_years=(year, year + 1), unseen_years=(year + 2,)) for year in range(1978, 2007, 3)]
 PUBLISHED: list[Row] = []
 NOTES = """\
@@ -33,7 +32,7 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
     for task in [only] if only else TASKS:
         periods = []
         for source in tqdm(PERIODS, desc=task, unit="period"):
-            periods.append(measure_period(task, load(DAYS[task], source=source), quick=quick, seeds=seeds))
+            periods.append(measure_period(task, load(weather.days_per_group(task), source=source), quick=quick, seeds=seeds))
             yield from periods[-1]
         yield from means(task, periods)
         yield from differences(task, periods)
