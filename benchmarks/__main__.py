@@ -1,7 +1,8 @@
-"""The one front door: ``python -m benchmarks NAME [--quick] [--seeds N] [--only PART] [--json FILE]``, or ``--list``."""
+"""The one front door: ``python -m benchmarks NAME``, with options that ``--help`` lists, or ``--list``."""
 
 import argparse
 import importlib
+import inspect
 import pkgutil
 import shlex
 import sys
@@ -40,6 +41,7 @@ def main(argv: Sequence[str] | None = None, known: Mapping[str, ModuleType] | No
     parser.add_argument("--quick", action="store_true", help="few steps and one seed: does it run?")
     parser.add_argument("--seeds", type=int, metavar="N", help="number of seeds; 3, or 1 with --quick")
     parser.add_argument("--only", metavar="PART", help="one part of a benchmark of several")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="where to fit, of benchmarks that can use a GPU")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here too")
     args = parser.parse_args(argv)
 
@@ -60,7 +62,12 @@ def main(argv: Sequence[str] | None = None, known: Mapping[str, ModuleType] | No
     parts = list(getattr(benchmark, "TASKS", ()))
     if args.only is not None and args.only not in parts:
         parser.error(f"expected --only to be one of {parts} for {args.name}, got {args.only!r}")
-    options = {"quick": args.quick, "seeds": seeds} | ({} if args.only is None else {"only": args.only})
+    if args.device is not None and "device" not in inspect.signature(benchmark.run).parameters:
+        parser.error(f"expected no --device for {args.name}, which runs on the CPU, got {args.device!r}")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("expected a GPU for --device cuda, got none; leave --device out, or see torch.cuda.is_available()")
+    told = {"only": args.only, "device": args.device}
+    options = {"quick": args.quick, "seeds": seeds} | {name: value for name, value in told.items() if value is not None}
     torch.set_num_threads(benchmark.NUM_THREADS)
     print(f"    python -m benchmarks {shlex.join(argv)}\n\n{environment()}\n", flush=True)
     measurements: list[Measurement] = []

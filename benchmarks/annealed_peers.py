@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Iterator
 from itertools import product
 
+import jax
 import numpyro
 from jaxtyping import Float
 from torch import Tensor
@@ -35,7 +36,7 @@ class Ours(Contestant):
 
     def __init__(self, Y: Float[Tensor, "N D"], *, num_steps: int, batch_size: int | None, seed: int, compile: bool):
         def make() -> Case:
-            model = BayesianGPLVM(len(Y), Y.shape[1], LATENT_DIM, num_inducing=NUM_INDUCING).to(Y.dtype)
+            model = BayesianGPLVM(len(Y), Y.shape[1], LATENT_DIM, num_inducing=NUM_INDUCING).to(Y)
             guide = AutoAnnealedLangevin(model.initialize(Y, seed=seed), num_steps=num_steps)
             bound = MeanFieldELBO(num_samples=1, max_plate_nesting=1)
             return Case(model, guide, CompiledELBO(bound) if compile else bound, (Y,), batch_size, LEARNING_RATE)
@@ -49,14 +50,22 @@ class Ours(Contestant):
             return self.model.reconstruct(self.guide, self._Y).f_mean
 
 
-def run(*, quick: bool, seeds: int) -> Iterator[Measurement]:
+def run(*, quick: bool, seeds: int, device: str = "cpu") -> Iterator[Measurement]:
     """Measure all methods for each seed."""
-    for seed in range(seeds):
-        yield from measure(num_steps=100 if quick else 3000, seed=seed, lengths=(5,) if quick else (5, 10))
+    num_steps, lengths = (100, (5,)) if quick else (3000, (5, 10))
+    with jax.default_device(jax.devices("gpu" if device == "cuda" else device)[0]):
+        for seed in range(seeds):
+            yield from measure(num_steps=num_steps, seed=seed, lengths=lengths, device=device)
 
 
 def measure(
-    *, num_steps: int, seed: int, lengths: tuple[int, ...] = (5, 10), block: int = 250, compile: bool = True
+    *,
+    num_steps: int,
+    seed: int,
+    lengths: tuple[int, ...] = (5, 10),
+    block: int = 250,
+    compile: bool = True,
+    device: str = "cpu",
 ) -> Iterator[Measurement]:
     """Fit all methods by turns, a block of steps each, and measure them.
 
@@ -65,8 +74,9 @@ def measure(
     :param lengths: numbers K of transitions, each on mini-batches and on all rows.
     :param block: steps of a method before the next has its turn.
     :param compile: compile our steps.
+    :param device: of ours; NumPyro takes JAX's default.
     """
-    Y = standardised()
+    Y = standardised().to(device)
     methods: dict[str, Ours | NumPyroDAIS] = {}
     for batch_size, K in product((BATCH_SIZE, None), lengths):
         rows = f"{batch_size or 'all'} rows"
@@ -98,7 +108,7 @@ def measure(
     for name, method in methods.items():
         values = {
             "negative bound [nats/row]": method.negative_bound(num_evaluations=32),
-            "reconstruction MSE": (method.predict() - Y).square().mean().item(),
+            "reconstruction MSE": (method.predict().to(device) - Y).square().mean().item(),
             "step [ms]": 1e3 * statistics.median(seconds[name]),
             "compile [s]": method.compile_seconds,
         }

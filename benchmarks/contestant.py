@@ -39,16 +39,17 @@ class Contestant:
     """A fit with a Pyro parameter store to itself, and the wall seconds of its steps.
 
     :param make: makes what it needs, once, within that store.
+    :param device: to fit on; None for where things are.
     """
 
     model: Any
     guide: Any
 
-    def __init__(self, make: Callable[[], Case]):
+    def __init__(self, make: Callable[[], Case], *, device: str | None = None):
         self._store: StateDict = {"params": {}, "constraints": {}}
         with self.own_parameters():
             self._case = make()
-        self.model, self.guide = self._case.model, self._case.guide
+        self.model, self.guide, self._device = self._case.model, self._case.guide, device
         self._optim = JointOptim(torch.optim.Adam, {"lr": self._case.learning_rate, "fused": True})
         self.seconds: list[float] = []
 
@@ -73,6 +74,7 @@ class Contestant:
                 num_steps=num_steps,
                 batch_size=self._case.batch_size,
                 seed=seed,
+                device=self._device,
                 progress=False,
             )
         seconds = np.diff(result.seconds, prepend=0.0).tolist()

@@ -70,14 +70,15 @@ class Encoder(nn.Module):
 
 
 def latents(
-    Y: Float[np.ndarray, "N D"], latent_dim: int, num_frequencies: int, *, seed: int, num_steps: int
+    Y: Float[np.ndarray, "N D"], latent_dim: int, num_frequencies: int, *, seed: int, num_steps: int, device: str = "cpu"
 ) -> Float[np.ndarray, "N Q"]:
     """Posterior means of ours."""
-    data = torch.as_tensor(Y)
+    data = torch.as_tensor(Y, device=device)
     N, D = data.shape
     start: dict[str, Any] = {"num_components": NUM_COMPONENTS, "lengthscale": latent_dim / 2.0, "seed": seed}
-    model = RandomFeatureLVM(N, D, latent_dim, num_frequencies=num_frequencies, **start).initialize(data, seed=seed)
-    encoder = Encoder(Y, latent_dim, seed=seed)
+    model = RandomFeatureLVM(N, D, latent_dim, num_frequencies=num_frequencies, **start).to(device)
+    model.initialize(data, seed=seed)
+    encoder = Encoder(Y, latent_dim, seed=seed).to(device)
     guide = RandomFeatureGuide(model, weights="shared", encoder=encoder, seed=seed)
     how: dict[str, Any] = {
         "loss": MeanFieldELBO(num_samples=1, max_plate_nesting=1),
@@ -85,10 +86,10 @@ def latents(
         "schedule": "cosine",
     }
     fit(model, guide, data, **how, num_steps=num_steps, batch_size=BATCH_SIZE, seed=seed, progress=False)
-    return guide.latents(data).mean.detach().numpy()
+    return guide.latents(data).mean.numpy(force=True)
 
 
-def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:
+def run(*, quick: bool, seeds: int, only: str | None = None, device: str = "cpu") -> Iterator[Measurement]:
     """Measure ours and PCA for each number of latents; if quick, a few steps on some of the rows."""
     for name in [only] if only else list(TASKS):
         Y, y = TASKS[name]()
@@ -100,7 +101,8 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
         settings |= {"optimiser": f"Adam, {LEARNING_RATE}, cosine, and natural gradients", "steps": num_steps}
         for seed in tqdm(range(seeds), desc=name, unit="seed"):
             for Q in dims:
-                ours, pca = partial(latents, Y, Q, F, seed=seed, num_steps=num_steps), PCA(Q, random_state=seed)
+                ours = partial(latents, Y, Q, F, seed=seed, num_steps=num_steps, device=device)
+                pca = PCA(Q, random_state=seed)
                 yield measure(f"{name}, Q = {Q}", "RandomFeatureLVM, Gaussian", ours, y, settings, seed=seed)
                 linear = partial(pca.fit_transform, Y)
                 yield measure(f"{name}, Q = {Q}", f"PCA, scikit-learn {sklearn.__version__}", linear, y, {}, seed=seed)

@@ -29,7 +29,8 @@ def compile_graph(
     :param tensors: arguments, at which results are compared.
     :param backend: of ``torch.compile``.
     :param options: of the backend.  Those of ``"inductor"`` have defaults: the draws of torch's own generators rather than
-        the compiler's, which are float32; and on the CPU a wrapper in C++ around its kernels.
+        the compiler's, which are float32; and on the CPU a wrapper in C++ around its kernels.  ``{"triton.cudagraphs": True}``
+        launches all kernels of a GPU at once, as a CUDA graph, which operations that wait for the GPU break.
     :param compare: whether compiled results differ from the graph's only by rounding is looked at; not for graphs that draw.
     :param guarded: whether ``torch.compile`` looks at shapes and strides at each call, and compiles anew for other ones; False
         takes the time of that away, of contiguous tensors that are alike at all calls.
@@ -50,6 +51,10 @@ def compile_graph(
             for node in graph.graph.find_nodes(op="placeholder"):
                 node.meta.clear()  # of the recording, which are not the compiler's own
             compiled = torch._inductor.compile(graph, list(tensors), options=options)
+        if options.get("triton.cudagraphs"):
+            compiled = _keeping_results(compiled)
+            for _ in range(2):  # to warm up, and to capture; later runs replay
+                compiled(*tensors)
         found = compiled(*tensors)
     if not compare or _are_close(found, graph(*tensors)):
         return compiled
@@ -61,9 +66,16 @@ def compile_graph(
     return graph
 
 
+def _keeping_results(compiled: Compiled) -> Compiled:
+    """With copies of the results, which the next replay of a CUDA graph would write over."""
+    return lambda *tensors: [None if result is None else result.clone() for result in compiled(*tensors)]
+
+
 @contextmanager
 def _quiet_compiler() -> Iterator[None]:
-    """Without what torch says about its own parts: what it deprecates, and which operations its C++ wrapper hands on."""
+    """Without what torch says about its own parts: what it deprecates, and which operations its C++ wrapper hands on; and
+    without its advice to multiply in TensorFloat32, whose ten bits leave few covariance matrices positive definite.
+    """
     log = logging.getLogger("torch._inductor.ir")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -71,6 +83,7 @@ def _quiet_compiler() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.filterwarnings("ignore", "TensorFloat32", UserWarning)
             yield
     finally:
         log.setLevel(level)

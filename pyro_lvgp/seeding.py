@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 
 @contextmanager
@@ -34,3 +36,16 @@ def forked() -> AbstractContextManager[None]:
     """
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     return torch.random.fork_rng(devices=devices)
+
+
+def normal_draws(*shape: int, seed: int, like: Tensor) -> Float[Tensor, "*shape"]:
+    """Standard normal draws, the same on every device and whatever torch's default device is.
+
+    :param shape: of the result.
+    :param seed: of the draws.
+    :param like: a tensor of the device and dtype of the result.
+
+    >>> normal_draws(2, seed=0, like=torch.zeros((), dtype=torch.float64))
+    tensor([ 1.5410, -0.2934], dtype=torch.float64)
+    """
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), device="cpu").to(like)

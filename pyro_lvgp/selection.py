@@ -64,9 +64,9 @@ def gap_folds(
     hidden = columns.expand(len(rows), -1)
     if not consecutive:
         generator = torch.Generator().manual_seed(seed)
-        rows = rows[torch.randperm(len(rows), generator=generator).to(y.device)]
+        rows = rows[torch.randperm(len(rows), generator=generator, device="cpu").to(y.device)]
         others = gaps[gaps.any(1)]
-        hidden = others[torch.randint(len(others), (len(rows),), generator=generator).to(y.device)]
+        hidden = others[torch.randint(len(others), (len(rows),), generator=generator, device="cpu").to(y.device)]
     folds = torch.zeros(num_folds, *y.shape, dtype=torch.bool, device=y.device)
     for fold, dealt, gap in zip(folds, rows.tensor_split(num_folds), hidden.tensor_split(num_folds), strict=True):
         fold[dealt] = gap & ~missing[dealt]

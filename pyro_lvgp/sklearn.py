@@ -125,7 +125,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
                 progress=bool(self.verbose),
             )
             self.n_iter_ = len(self.history_.losses)
-            self.embedding_ = self.guide_.median(Y)["X"].numpy()
+            self.embedding_ = self.guide_.median(Y)["X"].numpy(force=True)
         return self
 
     def transform(self, X: Any) -> Float[np.ndarray, "N Q"]:
@@ -142,7 +142,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             parts: list[Any] = [
                 self.model_.infer_latents(self.guide_, rows, method="laplace", seed=self._seed) for rows in Y.split(_FEW)
             ]
-        return torch.cat([part.mean for part in parts]).numpy()
+        return torch.cat([part.mean for part in parts]).numpy(force=True)
 
     def inverse_transform(self, X: Any) -> Float[np.ndarray, "N D"]:
         """Predictive means at latents.
@@ -153,7 +153,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         latents = torch.tensor(check_array(X, dtype=_ROWS["dtype"])).to(self.model_.mean)
         with self._pyro_as_fitted(), seeded(self._seed):
             Y = self.model_.predict(self.guide_, latents).mean
-        return self.scaler_.inverse_transform(Y.numpy())
+        return self.scaler_.inverse_transform(Y.numpy(force=True))
 
     @contextmanager
     def _pyro_as_fitted(self) -> Iterator[None]:

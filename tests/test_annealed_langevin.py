@@ -844,8 +844,10 @@ def test_pareto_k_without_a_tail():
     assert found[1] == -torch.inf
     assert found[2] == torch.inf
     assert torch.isnan(found[3])
-    assert found[4] < 0.7
+    assert found[4] == -torch.inf
     assert torch.isfinite(found[5])
+    many = (torch.arange(1600) >= 1490).float()  # as many above the threshold as make the estimate divide by zero
+    assert pareto_k(many) == -torch.inf
 
 
 def test_pareto_k_finds_the_shape_of_the_tail():

@@ -42,6 +42,7 @@ def test_list_names_every_benchmark_with_its_first_line(capsys):
         "annealed_peers",
         "balls",
         "compiled",
+        "devices",
         "estimators",
         "gpvae",
         "half_hidden",
@@ -62,7 +63,15 @@ def test_list_names_every_benchmark_with_its_first_line(capsys):
 
 
 @pytest.mark.parametrize(
-    "argv", [["nosuch"], [], ["fake", "--seeds", "0"], ["fake", "--json", "no/such/folder/x.json"], ["fake", "--only", "toy"]]
+    "argv",
+    [
+        ["nosuch"],
+        [],
+        ["fake", "--seeds", "0"],
+        ["fake", "--json", "no/such/folder/x.json"],
+        ["fake", "--only", "toy"],
+        ["fake", "--device", "cpu"],
+    ],
 )
 def test_bad_arguments_exit_with_2_before_anything_runs(fake, argv, capsys):
     with pytest.raises(SystemExit) as stopped:
@@ -108,6 +117,17 @@ def test_a_part_is_run_alone(fake, capsys):
     fake["fake"].run = lambda *, quick, seeds, only: whole(quick=quick, seeds=seeds) if only == "toy" else 1 / 0
     main(["fake", "--only", "toy"], fake)
     assert "| ours | 1 ± 1 | 7 ± 0 | 3.0 | 3 |" in capsys.readouterr().out
+
+
+def test_a_device_is_handed_on_where_there_is_one(fake, capsys, monkeypatch):
+    whole = fake["fake"].run
+    fake["fake"].run = lambda *, quick, seeds, device: whole(quick=quick, seeds=seeds) if device == "cpu" else 1 / 0
+    main(["fake", "--device", "cpu"], fake)
+    assert "| ours | 1 ± 1 | 7 ± 0 | 3.0 | 3 |" in capsys.readouterr().out
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        main(["fake", "--device", "cuda"], fake)
+    assert "expected a GPU for --device cuda, got none" in capsys.readouterr().err
 
 
 def test_what_was_measured_before_an_error_is_not_lost(fake, capsys, tmp_path):

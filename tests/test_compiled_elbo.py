@@ -10,6 +10,7 @@ from pyro.infer import SVI, JitTrace_ELBO, RenyiELBO, Trace_ELBO, TraceMeanField
 from pyro.infer.autoguide import AutoNormal
 from pyro.optim import Adam
 
+from pyro_lvgp.compilation import compile_graph
 from pyro_lvgp.guides import (
     AutoAnnealedLangevin,
     MeanFieldGuide,
@@ -31,6 +32,7 @@ from pyro_lvgp.linalg import safe_cholesky
 from pyro_lvgp.masking import hide_like_rows
 from pyro_lvgp.models import GPVAE, BayesianGPLVM, RandomFeatureLVM, SparseGPVAE
 from pyro_lvgp.networks import MLP, FactorNet, IndexNet, OffsetNet, PointNet
+from pyro_lvgp.recording import record_pure
 from pyro_lvgp.training import fit
 
 N, D, Q = 12, 3, 2
@@ -411,6 +413,28 @@ def test_a_compiler_that_errs_is_found_out(monkeypatch):
     with pytest.warns(UserWarning, match="the compiler 'inductor' errs"):
         assert_same(expected, loss_and_gradients(compiled, model, guide, args))
     assert_same(expected, loss_and_gradients(compiled, model, guide, args))
+
+
+def test_results_of_a_cuda_graph_are_copied(monkeypatch):
+    """Each replay writes its results where those of the last lie."""
+    runs = []
+
+    def compile(graph, **_):
+        def replay(x):
+            runs.append(x)
+            return (place.copy_(x), None)
+
+        place = torch.zeros(2)
+        return replay
+
+    monkeypatch.setattr(torch, "compile", compile)
+    ones = torch.ones(2)
+    same = compile_graph(record_pure(lambda x: (x, None), [ones]), [ones], options={"triton.cudagraphs": True})
+    assert len(runs) == 3  # the first that replays is compared
+    (first, nothing), (second, _) = same(torch.tensor([1.0, 2.0])), same(torch.tensor([3.0, 4.0]))
+    assert nothing is None
+    assert first.tolist() == [1.0, 2.0]
+    assert second.tolist() == [3.0, 4.0]
 
 
 @pytest.mark.parametrize("case", ["GP-VAE", "mean field"])

@@ -1,8 +1,15 @@
 """Models, guides and fits stay on the device of their data: here the CPU, and a GPU where there is one (`make gpu`)."""
 
+import arviz_base
+import numpy as np
+import pyro
 import pytest
 import torch
+import torch.distributed
 
+from pyro_lvgp.checkpoints import Checkpoint
+from pyro_lvgp.compilation import compile_graph
+from pyro_lvgp.diagnostics import to_arviz
 from pyro_lvgp.guides import (
     AutoAnnealedLangevin,
     MeanFieldGuide,
@@ -10,11 +17,15 @@ from pyro_lvgp.guides import (
     SparseStructuredGPGuide,
     StructuredGPGuide,
 )
-from pyro_lvgp.infer import StructuredELBO
+from pyro_lvgp.infer import CompiledELBO, MeanFieldELBO, StructuredELBO
 from pyro_lvgp.kernels import RBF
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import GPVAE, BayesianGPLVM, RandomFeatureLVM, SparseGPVAE
 from pyro_lvgp.networks import MLP, IndexNet
+from pyro_lvgp.recording import record_pure
+from pyro_lvgp.seeding import normal_draws
+from pyro_lvgp.selection import gap_folds
+from pyro_lvgp.sklearn import GPLVM
 from pyro_lvgp.training import fit
 
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
@@ -71,3 +82,94 @@ def test_a_gp_vae_stays_where_its_data_are(device, sparse):
     )
     assert torch.isfinite(torch.tensor(history.losses)).all()
     assert _on(device, model, guide, model.predict(guide, x, Y, x[:4] + 0.01, num_samples=2).mean)
+
+
+def test_a_default_device_serves_all_that_is_made_on_it(device):
+    with device:
+        Y = torch.randn(N, D)
+        model = RandomFeatureLVM(N, D, Q, num_frequencies=5, num_components=3).initialize(Y)
+        guide = RandomFeatureGuide(model)
+        history = fit(model, guide, Y, blocks=guide.blocks(), num_steps=3, progress=False)
+        estimator = GPLVM(n_components=Q, n_inducing=5, max_iter=3, random_state=0)
+        latents = estimator.fit_transform(Y.cpu())
+        filled = estimator.inverse_transform(latents)
+    assert np.isfinite([*history.losses, *latents.flat, *filled.flat]).all()
+    assert _on(device, model, guide)
+
+
+def test_seeds_mean_the_same_whatever_the_default_device():
+    Y = torch.randn(N, D)
+    Y[::4, 0] = torch.nan
+    draws, folds = normal_draws(3, seed=0, like=Y), gap_folds(Y, 3, seed=0)
+    with torch.device("meta"):
+        assert torch.equal(normal_draws(3, seed=0, like=Y), draws)
+        assert torch.equal(gap_folds(Y, 3, seed=0), folds)
+
+
+@pytest.mark.parametrize("device", [CUDA], indirect=True)  # those of the CPU have tests of their own
+@pytest.mark.parametrize("options", [{}, {"triton.cudagraphs": True}], ids=["plain", "graphs"])
+@pytest.mark.parametrize("annealed", [False, True])
+def test_compiled_steps_are_those_of_the_device(device, annealed, options):
+    def losses(bound, **how):
+        pyro.clear_param_store()
+        torch.manual_seed(0)
+        model = BayesianGPLVM(N, D, Q, num_inducing=5).double().to(device).initialize(Y)
+        guide = AutoAnnealedLangevin(model, num_steps=2, **how) if annealed else MeanFieldGuide(model)
+        return fit(model, guide, Y, loss=bound, num_steps=5, progress=False).losses
+
+    Y = torch.randn(N, D, dtype=torch.float64).to(device)
+    bound = MeanFieldELBO(num_samples=1)
+    plain = losses(bound)
+    np.testing.assert_allclose(losses(CompiledELBO(bound, options=options)), plain, rtol=1e-6)
+    if annealed:
+        np.testing.assert_allclose(losses(bound, compile=True), plain, rtol=1e-6)
+
+
+def test_a_checkpoint_goes_on_where_it_was_written_and_elsewhere(device, tmp_path):
+    def go_on(where, num_steps):
+        pyro.clear_param_store()
+        model = BayesianGPLVM(N, D, Q, num_inducing=5).to(where).initialize(Y.to(where))
+        checkpoint = Checkpoint(tmp_path / "fit.checkpoint", every=2)
+        how = {"num_steps": num_steps, "checkpoint": checkpoint, "seed": 0, "progress": False}
+        return fit(model, MeanFieldGuide(model), Y.to(where), **how).losses
+
+    Y = torch.randn(N, D)
+    first = go_on(device, 2)
+    assert go_on(device, 4)[:2] == first
+    for where in (torch.device("cpu"), device):
+        longer = go_on(where, 6)
+        assert longer[:2] == first
+        assert np.isfinite(longer).all()
+
+
+def test_arviz_sees_what_lies_on_a_device(device):
+    Y = torch.randn(N, D)
+    Y[0, 1] = torch.nan
+    Y = Y.to(device)
+    model = BayesianGPLVM(N, D, Q, num_inducing=5).to(device).initialize(Y)
+    tree = to_arviz(model, MeanFieldGuide(model), Y, num_samples=4)
+    posterior = arviz_base.extract(tree, num_samples=None)
+    assert posterior["X"].shape == (N, Q, 4)
+    assert tree["posterior_predictive"]["y_observed"].shape == (1, 4, N * D - 1)
+
+
+def test_processes_share_a_fit_on_a_device(device, tmp_path):
+    Y = torch.randn(N, D).to(device)
+    model = BayesianGPLVM(N, D, Q, num_inducing=5).to(device).initialize(Y)
+    backend, rendezvous = "nccl" if device.type == "cuda" else "gloo", f"file://{tmp_path / 'rendezvous'}"
+    torch.distributed.init_process_group(backend, init_method=rendezvous, rank=0, world_size=1)
+    try:
+        history = fit(model, MeanFieldGuide(model), Y, num_steps=3, distributed=True, progress=False)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert np.isfinite(history.losses).all()
+    assert _on(device, model)
+
+
+@pytest.mark.parametrize("device", [CUDA], indirect=True)
+def test_results_of_a_cuda_graph_outlive_its_next_run(device):
+    x = torch.arange(3.0, device=device)
+    double = compile_graph(record_pure(lambda x: (2.0 * x,), [x]), [x], options={"triton.cudagraphs": True})
+    (first,), (second,) = double(x), double(x + 1.0)
+    assert first.tolist() == [0.0, 2.0, 4.0]
+    assert second.tolist() == [2.0, 4.0, 6.0]

@@ -524,6 +524,31 @@ class TestJointOptim:
         assert state["state"]["a"]["exp_avg"].is_meta
         assert state["state"]["a"]["step"] == state["num_steps"] == 2
 
+    @pytest.mark.parametrize("option", ["foreach", "fused", "capturable"])
+    def test_numbers_of_steps_go_where_the_optimiser_keeps_them(self, option):
+        class Idle(torch.optim.Adam):
+            """On a device where Adam itself cannot be fused."""
+
+            def __init__(self, params, **options):
+                super().__init__(params)
+                self.defaults |= options
+
+            def step(self):
+                pass
+
+        optim = JointOptim(torch.optim.Adam, {"fused": True})
+        here = pyro.param("a", torch.ones(3))
+        here.grad = torch.ones(3)
+        optim([here])
+        state = optim.get_state()
+        pyro.clear_param_store()
+        there = JointOptim(Idle, {option: True})
+        there.set_state(state)
+        there([pyro.param("a", torch.ones(3, device="meta"))])
+        moved = there.get_state()["state"]["a"]
+        assert moved["exp_avg"].is_meta
+        assert moved["step"].is_meta == (option != "foreach")
+
     @pytest.mark.usefixtures("unchecked")
     def test_arguments_by_parameter_are_refused(self):
         with pytest.raises(TypeError, match="expected optim_args to be a dict for all parameters, got function; "):

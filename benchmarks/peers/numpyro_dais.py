@@ -140,7 +140,7 @@ class _GPLVM:
     """
 
     def __init__(self, Y: Float[Tensor, "N D"], model: BayesianGPLVM):
-        self._Y, self._observed = _array(torch.nan_to_num(Y)), jnp.asarray(~torch.isnan(Y).numpy())
+        self._Y, self._observed = _array(torch.nan_to_num(Y)), jnp.asarray(~torch.isnan(Y).numpy(force=True))
         self._mean, self._num_inducing = _array(model.mean), model.num_inducing
         values = (model.inducing_points, model.kernel.lengthscale, model.kernel.variance, model.likelihood.variance)
         self._start = _Hyperparameters(*map(_array, values))
@@ -266,7 +266,7 @@ def _rbf(
 
 
 def _array(value: Tensor) -> Array:
-    return jnp.asarray(value.detach().numpy(), dtype=jnp.float64)
+    return jnp.asarray(value.numpy(force=True), dtype=jnp.float64)
 
 
 def _check(Y: Tensor, model: BayesianGPLVM, batch_size: int | None, guide: str) -> None:

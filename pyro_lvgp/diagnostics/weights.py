@@ -104,11 +104,11 @@ def pareto_k(log_weights: Float[Tensor, "S *batch"]) -> Float[Tensor, "*batch"]:
 
 
 def _tail_shape(excess: Float[Tensor, " tail"]) -> float:
-    """K̂ of sorted excesses over a threshold, of which those that tie with it tell nothing."""
+    """K̂ of sorted excesses over a threshold: those that tie with it tell nothing, and others that all tie make no tail."""
     told = excess[excess > 0.0]
     if torch.isnan(excess).any():
         return math.nan
-    if not len(told):
+    if not len(told) or (len(told) >= _FEWEST and told[0] == told[-1]):
         return -math.inf
     return fit_generalized_pareto(told)[0] if len(told) >= _FEWEST else math.inf
 

@@ -22,6 +22,7 @@ from pyro_lvgp.integration import is_bounding
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import RandomFeatureLVM
 from pyro_lvgp.networks.mlp import adopt
+from pyro_lvgp.seeding import normal_draws
 from pyro_lvgp.validation import check_init_scale
 
 Frequencies = Literal["mixture", "gaussian"]
@@ -138,7 +139,7 @@ class RandomFeatureGuide(SampledGuide):
             raise ValueError(f"expected the sites {sorted(known)} only, got {sorted(others)} too; learn these as parameters")
         model, like = self.model, self.model.mean
         F, C = model.num_frequencies, model.num_components
-        noise = torch.randn(F, max(C, model.latent_dim), generator=torch.Generator().manual_seed(self._seed)).to(like)
+        noise = normal_draws(F, max(C, model.latent_dim), seed=self._seed, like=like)
         self.alpha, self.v = PyroModule(), PyroModule()
         self.omega = MixtureFrequencies(model, noise) if self.frequencies == "mixture" else GaussianFrequencies(model, noise)
         self.X = PyroModule()

@@ -129,11 +129,13 @@ class JointOptim(PyroOptim):
 
     def _restore(self, params: set[Tensor]) -> None:
         assert self._optimizer is not None
+        one_launch = any(self._optimizer.defaults.get(option) for option in ("fused", "capturable"))
         for param in params:
             name = _name(param)
             state = self._state_waiting_to_be_consumed.pop(name, None) if name else self._nameless_state(param)
             if state is not None:
-                self._optimizer.state[param] = _moved(state, param.device)
+                steps = param.device if one_launch else torch.device("cpu")
+                self._optimizer.state[param] = _moved(state, param.device, steps=steps)
         self._unrestored -= params
 
     def _nameless_state(self, param: Tensor) -> dict | None:
@@ -198,9 +200,11 @@ def _equal(state: dict, other: dict) -> bool:
     )
 
 
-def _moved(state: dict, device: torch.device) -> dict:
-    """A parameter's state beside it; numbers of steps stay where optimisers keep them."""
-    return {key: value.to(device) if torch.is_tensor(value) and key != "step" else value for key, value in state.items()}
+def _moved(state: dict, device: torch.device, *, steps: torch.device) -> dict:
+    """A parameter's state on one device, and the number of steps on that where the optimiser keeps it."""
+    return {
+        key: value.to(steps if key == "step" else device) if torch.is_tensor(value) else value for key, value in state.items()
+    }
 
 
 def _name(param: Tensor) -> str:

@@ -23,7 +23,7 @@ from pyro_lvgp.likelihoods import Gaussian, Likelihood, Logistic
 from pyro_lvgp.models._row_model import RowModel
 from pyro_lvgp.models.latent_variable_model import Guide
 from pyro_lvgp.recording import assume
-from pyro_lvgp.seeding import seeded
+from pyro_lvgp.seeding import normal_draws, seeded
 from pyro_lvgp.validation import check_data
 
 _REACH, _NUM_DRAWS = 3.0, 100
@@ -101,14 +101,13 @@ class RandomFeatureLVM(RowModel):
             if not value > 0.0:
                 raise ValueError(f"expected a positive {name}, got {value}")
         self.num_frequencies, self.num_components = num_frequencies, num_components
-        noise = torch.randn(num_components, latent_dim, generator=torch.Generator().manual_seed(seed)).to(self.mean)
+        noise = normal_draws(num_components, latent_dim, seed=seed, like=self.mean)
         self.component_locs: Any = PyroParam(torch.zeros(num_components, latent_dim), constraints.real)
         self.component_scales: Any = PyroParam((0.3 * noise).exp() / (2.0 * math.pi * lengthscale), constraints.positive)
         self.kernel_variance: Any = PyroParam(torch.ones(()), constraints.positive)
         self.register_buffer("concentration", torch.tensor(concentration, dtype=self.mean.dtype))
         self.candidates: Tensor
-        places = torch.randn(min(num_data, 100), latent_dim, generator=torch.Generator().manual_seed(seed)).to(self.mean)
-        self.register_buffer("candidates", places)
+        self.register_buffer("candidates", normal_draws(min(num_data, 100), latent_dim, seed=seed, like=self.mean))
         self.event_dims = {
             "v": ("component",),
             "omega": ("frequency", "latent"),
@@ -246,8 +245,8 @@ class RandomFeatureLVM(RowModel):
             self.initial_values = {"X": X}
             variance = function.square().mean()
             self._start_parameter("kernel_variance", variance if variance > 0.0 else torch.ones_like(variance))  # of one row
-        some = torch.randperm(len(X), generator=torch.Generator().manual_seed(seed))[: len(self.candidates)]
-        self.candidates = X[some.to(X.device)]
+        order = torch.randperm(len(X), generator=torch.Generator().manual_seed(seed), device="cpu")
+        self.candidates = X[order[: len(self.candidates)].to(X.device)]
         return self
 
     def latent_candidates(self) -> Float[Tensor, "M Q"]:
