@@ -147,7 +147,7 @@ class DrawnNormal(dist.MultivariateNormal):
 
     At :math:`x = m + L \epsilon` the log density is :math:`-\tfrac12 \epsilon^T \epsilon - \log|L| - \tfrac{D}{2} \log 2\pi`,
     without the solution for ε, which costs more and loses all digits where L is nearly singular: an optimiser would climb
-    what rounding makes of it.
+    what rounding makes of it.  One L for a whole batch takes one product of matrices for a draw of it.
 
     >>> q = DrawnNormal(torch.zeros(2), scale_tril=torch.eye(2))
     >>> x = q.rsample()
@@ -160,7 +160,11 @@ class DrawnNormal(dist.MultivariateNormal):
 
     def rsample(self, sample_shape=()):
         self._noise = torch.randn(self.shape(sample_shape), dtype=self.loc.dtype, device=self.loc.device)
-        self._draw = self.loc + (self._unbroadcasted_scale_tril @ self._noise[..., None]).squeeze(-1)
+        L = self._unbroadcasted_scale_tril
+        if L.shape[:-2].numel() == 1:
+            self._draw = self.loc + self._noise @ L.reshape(L.shape[-2:]).mT
+        else:
+            self._draw = self.loc + (L @ self._noise[..., None]).squeeze(-1)
         return self._draw
 
     def log_prob(self, value):

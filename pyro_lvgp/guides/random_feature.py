@@ -13,7 +13,7 @@ from pyro.nn import PyroModule, PyroParam
 from torch import Tensor, nn
 
 from pyro_lvgp import conjugate
-from pyro_lvgp.distributions import PrecisionNormal, PrecisionNormalAtMean
+from pyro_lvgp.distributions import DrawnNormal, PrecisionNormal, PrecisionNormalAtMean
 from pyro_lvgp.guides._frequencies import GaussianFrequencies, MixtureFrequencies
 from pyro_lvgp.guides._sampled import SampledGuide
 from pyro_lvgp.guides._weights import CollapsedWeights, KeptWeights
@@ -200,7 +200,7 @@ class RandomFeatureGuide(SampledGuide):
         """Those kept, or given the latents of all rows."""
         if X is None:
             loc = self.a.posterior().mean
-            posterior = dist.MultivariateNormal(loc, precision_matrix=self.a.precision, validate_args=False)
+            posterior = DrawnNormal(loc, precision_matrix=self.a.precision, validate_args=False)
         else:
             posterior = self._collapsed_weights(omega, X, has_all)
         with pyro.plate("outputs", self.model.data_dim, dim=-1):
