@@ -12,10 +12,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from pyro_lvgp.linalg import invert_lower, safe_cholesky
+from pyro_lvgp.linalg import function_variance, invert_lower, pair_products, safe_cholesky
 from pyro_lvgp.recording import assume
-
-_NUM_IN_CACHE = 2**20
 
 
 class WeightPosterior(NamedTuple):
@@ -70,39 +68,7 @@ def precision_sum(
     rows, columns = torch.triu_indices(L, L, device=features.device)
     where = torch.empty(L, L, dtype=torch.long, device=features.device)
     where[rows, columns] = where[columns, rows] = torch.arange(len(rows), device=features.device)
-    return (precision.mT @ _products(features))[..., where]
-
-
-def function_variance(
-    features: Float[Tensor, "*#batch N L"], factor: Float[Tensor, "*#batch #D L L"]
-) -> Float[Tensor, "*batch N #D"]:
-    """``diag(Φ S_d S_dᵀ Φᵀ)`` of each output, whose weights have the covariance ``S_d S_dᵀ``.
-
-    The transpose of :func:`precision_sum`, and in as many operations: with many outputs by products of two features.
-
-    :param features: Φ.
-    :param factor: S, triangular or not.
-
-    >>> function_variance(torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.eye(2)[None])
-    tensor([[5.],
-            [1.]])
-    """
-    L = features.shape[-1]
-    if factor.stride(-3) == 0:  # one factor, expanded
-        factor = factor[..., :1, :, :]
-    if factor.shape[-3] <= (L + 1) // 2:
-        # A few outputs at a time: D × L × N numbers at once would take longer to fetch than to compute.
-        PhiT, few = features.mT.unsqueeze(-3), max(1, _NUM_IN_CACHE // features.numel())
-        return torch.cat([(S.mT @ PhiT).square().sum(-2) for S in factor.split(few, -3)], -2).mT
-    rows, columns = torch.triu_indices(L, L, device=features.device)
-    twice = torch.where(rows == columns, 1.0, 2.0).to(features)
-    covariance = twice * (factor @ factor.mT)[..., rows, columns]
-    return (_products(features) @ covariance.mT).clamp_min(0.0)  # less than none by rounding only
-
-
-def _products(features: Float[Tensor, "*batch N L"]) -> Float[Tensor, "*batch N products"]:
-    """Of each two features, in the order of ``torch.triu_indices``."""
-    return torch.cat([features[..., i : i + 1] * features[..., i:] for i in range(features.shape[-1])], -1)
+    return (precision.mT @ pair_products(features))[..., where]
 
 
 def weight_posterior(

@@ -9,7 +9,7 @@ from torch import Tensor
 from pyro_lvgp.recording import assume
 
 FIRST_JITTER = {torch.float64: 1e-8, torch.float32: 1e-5}
-_NUM_TRIES = 5
+_NUM_TRIES, _NUM_IN_CACHE = 5, 2**20
 
 
 class NotPositiveDefiniteError(ValueError):
@@ -94,6 +94,45 @@ def invert_lower(L: Float[Tensor, "*batch M M"]) -> Float[Tensor, "*batch M M"]:
     return solve_lower(L, torch.eye(L.shape[-1], dtype=L.dtype, device=L.device))
 
 
+def function_variance(
+    features: Float[Tensor, "*#batch N L"], factor: Float[Tensor, "*#batch #D L L"]
+) -> Float[Tensor, "*batch N #D"]:
+    """``diag(Φ S_d S_dᵀ Φᵀ)`` of each output, whose weights have the covariance ``S_d S_dᵀ``.
+
+    With many outputs the products of two features are formed once for all of them, L (L + 1) / 2 for each row, and one matrix
+    product gives the sums; with few outputs a product of matrices for each is less work.
+
+    :param features: Φ.
+    :param factor: S, triangular or not.
+
+    >>> function_variance(torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.eye(2)[None])
+    tensor([[5.],
+            [1.]])
+    """
+    L = features.shape[-1]
+    if factor.stride(-3) == 0:  # one factor, expanded
+        factor = factor[..., :1, :, :]
+    if factor.shape[-3] <= (L + 1) // 2:
+        # A few outputs at a time: D × L × N numbers at once would take longer to fetch than to compute.
+        PhiT, few = features.mT.unsqueeze(-3), max(1, _NUM_IN_CACHE // features.numel())
+        return torch.cat([(S.mT @ PhiT).square().sum(-2) for S in factor.split(few, -3)], -2).mT
+    rows, columns = torch.triu_indices(L, L, device=features.device)
+    twice = torch.where(rows == columns, 1.0, 2.0).to(features)
+    covariance = twice * (factor @ factor.mT)[..., rows, columns]
+    return (pair_products(features) @ covariance.mT).clamp_min(0.0)  # less than none by rounding only
+
+
+def pair_products(features: Float[Tensor, "*batch N L"]) -> Float[Tensor, "*batch N products"]:
+    """Of each two features, in the order of ``torch.triu_indices``.
+
+    :param features: Φ.
+
+    >>> pair_products(torch.tensor([[2.0, 3.0]]))
+    tensor([[4., 6., 9.]])
+    """
+    return torch.cat([features[..., i : i + 1] * features[..., i:] for i in range(features.shape[-1])], -1)
+
+
 def sparse_conditional(
     Luu: Float[Tensor, "*#batch M M"],
     Kuf: Float[Tensor, "*#batch M N"],
@@ -127,12 +166,14 @@ def sparse_conditional(
     # Kff ≥ diag(AᵀA) exactly; rounding may say otherwise.
     variance = (Kff - Luu_inv_Kuf.square().sum(-2)).clamp_min(0.0)[..., None]
     if u_scale_tril is not None:
-        # Lᵀ_d A for all d as one product [D M, M] × [M, batch N].
-        columns = Luu_inv_Kuf.movedim(-2, 0)
-        LT_A = u_scale_tril.mT.flatten(0, 1) @ columns.flatten(1)
-        LT_A = LT_A.unflatten(0, u_scale_tril.shape[:2])
-        spread = torch.linalg.vecdot(LT_A, LT_A, dim=1)
-        variance = variance + spread.unflatten(1, columns.shape[1:]).movedim(0, -1)
+        D, M = u_scale_tril.shape[:2]
+        if D > M and D * Luu_inv_Kuf.numel() > _NUM_IN_CACHE:
+            spread = function_variance(Luu_inv_Kuf.mT, u_scale_tril)
+        else:  # Lᵀ_d A for all d as one product [D M, M] × [M, batch N]
+            columns = Luu_inv_Kuf.movedim(-2, 0)
+            LT_A = (u_scale_tril.mT.flatten(0, 1) @ columns.flatten(1)).unflatten(0, (D, M))
+            spread = torch.linalg.vecdot(LT_A, LT_A, dim=1).unflatten(1, columns.shape[1:]).movedim(0, -1)
+        variance = variance + spread
     return Luu_inv_Kuf.mT @ u.mT, variance
 
 

@@ -6,7 +6,6 @@ from torch.distributions import MultivariateNormal
 
 from pyro_lvgp.collapsed import (
     function_moments,
-    function_variance,
     gaussian_log_density,
     gaussian_sites,
     gaussian_weight_posterior,
@@ -14,6 +13,7 @@ from pyro_lvgp.collapsed import (
     precision_sum,
     weight_posterior,
 )
+from pyro_lvgp.linalg import function_variance
 
 N, D, L = 7, 3, 4
 
@@ -130,7 +130,7 @@ def test_variances_equal_those_of_each_output(num_outputs):
 
 @pytest.mark.parametrize("in_cache", [1, 4 * N * L, 10**9])
 def test_moments_do_not_depend_on_how_many_outputs_are_taken_at_once(in_cache, monkeypatch):
-    monkeypatch.setattr("pyro_lvgp.collapsed._NUM_IN_CACHE", in_cache)
+    monkeypatch.setattr("pyro_lvgp.linalg._NUM_IN_CACHE", in_cache)
     features, new = torch.randn(2, N, L), torch.randn(2, 5, L)
     posterior = weight_posterior(features, torch.randn(N, 2), torch.rand(N, 2))
     mean, variance = function_moments(posterior, new)

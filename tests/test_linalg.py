@@ -58,16 +58,18 @@ def test_sparse_conditional_against_dense_gaussian_conditioning(dtype):
     torch.testing.assert_close(variance[..., 0], expected_cov.diagonal(dim1=-2, dim2=-1), **tolerance)
 
 
-def test_sparse_conditional_of_uncertain_inducing_outputs(dtype):
-    """Each output and input on its own: Aᵀ S_d A added to the variance."""
+@pytest.mark.parametrize(("D", "in_cache"), [(3, 2**20), (6, 2**20), (6, 0)])
+def test_sparse_conditional_of_uncertain_inducing_outputs(dtype, D, in_cache, monkeypatch):
+    """Each output and input on its own: Aᵀ S_d A added to the variance; of many, by products of two features."""
+    monkeypatch.setattr("pyro_lvgp.linalg._NUM_IN_CACHE", in_cache)
     K = _covariance(2, size=7, dtype=dtype)
     Luu, Kuf, Kff = torch.linalg.cholesky(K[:, :4, :4]), K[:, :4, 4:], K[:, 4:, 4:].diagonal(dim1=-2, dim2=-1)
-    u, L = torch.randn(3, 4, dtype=dtype), torch.linalg.cholesky(_covariance(3, size=4, dtype=dtype))
+    u, L = torch.randn(D, 4, dtype=dtype), torch.linalg.cholesky(_covariance(D, size=4, dtype=dtype))
     _, known = sparse_conditional(Luu, Kuf, Kff, u)
     _, variance = sparse_conditional(Luu, Kuf, Kff, u, L)
     A = torch.linalg.inv(Luu) @ Kuf
     for b in range(2):
-        for d in range(3):
+        for d in range(D):
             for n in range(3):
                 spread = A[b, :, n] @ L[d] @ L[d].mT @ A[b, :, n]
                 torch.testing.assert_close(variance[b, n, d], known[b, n, 0] + spread, rtol=1e-4, atol=1e-5)

@@ -14,12 +14,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pyro_lvgp import polyagamma
-from pyro_lvgp.collapsed import function_variance, gaussian_sites
+from pyro_lvgp.collapsed import gaussian_sites
 from pyro_lvgp.diagonal_mixture import DiagonalMixture
 from pyro_lvgp.distributions import NoisyFunction, ObservedRows, without_independent
 from pyro_lvgp.features import mixture_kernel, random_features, spectral_density
 from pyro_lvgp.initialization import InitialLatents
 from pyro_lvgp.likelihoods import Gaussian, Likelihood, Logistic
+from pyro_lvgp.linalg import function_variance
 from pyro_lvgp.models._row_model import RowModel
 from pyro_lvgp.models.latent_variable_model import Guide
 from pyro_lvgp.recording import assume
