@@ -29,8 +29,9 @@ integrated out in every bound.  One row in ten is never trained on: "held-out" i
 the same proposal for all (see `benchmarks/scores.py`).  The negative bound is each method's own, on the rows trained on.
 "IW, S = 11" evaluates as many gradients of the log joint as "annealed, K = 10", and so does mean field with 11 draws.  The MSE
 is that of the posterior mean of f at the entries seen.  Annealed guides are underdamped unless it says otherwise, and their
-transitions compiled, in fits of 20 000 steps all steps of all methods, which "fit" includes.  In the image sets three quarters of the pixels of 5 % of the rows are hidden, and
-"hidden RMSE" is in units of grey level / 255; all else is in units in which the variance over all pixels is 1."""
+transitions compiled; in fits of 20 000 steps all steps of all methods are; "fit" includes both.  In the image sets three
+quarters of the pixels of 5 % of the rows are hidden, and "hidden RMSE" is in units of grey level / 255; all else is in units
+in which the variance over all pixels is 1."""
 
 
 @dataclass(frozen=True)
