@@ -62,10 +62,12 @@ def main(argv: Sequence[str] | None = None, known: Mapping[str, ModuleType] | No
     parts = list(getattr(benchmark, "TASKS", ()))
     if args.only is not None and args.only not in parts:
         parser.error(f"expected --only to be one of {parts} for {args.name}, got {args.only!r}")
-    if args.device is not None and "device" not in inspect.signature(benchmark.run).parameters:
+    takes = inspect.signature(benchmark.run).parameters
+    if args.device is not None and "device" not in takes:
         parser.error(f"expected no --device for {args.name}, which runs on the CPU, got {args.device!r}")
-    if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("expected a GPU for --device cuda, got none; leave --device out, or see torch.cuda.is_available()")
+    device = args.device or ("device" in takes and takes["device"].default)
+    if device == "cuda" and not torch.cuda.is_available():
+        parser.error(f"expected a GPU for {args.name}, got none; use --device cpu, or see torch.cuda.is_available()")
     told = {"only": args.only, "device": args.device}
     options = {"quick": args.quick, "seeds": seeds} | {name: value for name, value in told.items() if value is not None}
     torch.set_num_threads(benchmark.NUM_THREADS)

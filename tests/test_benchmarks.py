@@ -121,13 +121,14 @@ def test_a_part_is_run_alone(fake, capsys):
 
 def test_a_device_is_handed_on_where_there_is_one(fake, capsys, monkeypatch):
     whole = fake["fake"].run
-    fake["fake"].run = lambda *, quick, seeds, device: whole(quick=quick, seeds=seeds) if device == "cpu" else 1 / 0
+    fake["fake"].run = lambda *, quick, seeds, device="cuda": whole(quick=quick, seeds=seeds) if device == "cpu" else 1 / 0
     main(["fake", "--device", "cpu"], fake)
     assert "| ours | 1 ± 1 | 7 ± 0 | 3.0 | 3 |" in capsys.readouterr().out
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit):
-        main(["fake", "--device", "cuda"], fake)
-    assert "expected a GPU for --device cuda, got none" in capsys.readouterr().err
+    for argv in (["fake"], ["fake", "--device", "cuda"]):
+        with pytest.raises(SystemExit):
+            main(argv, fake)
+        assert "expected a GPU for fake, got none" in capsys.readouterr().err
 
 
 def test_what_was_measured_before_an_error_is_not_lost(fake, capsys, tmp_path):
