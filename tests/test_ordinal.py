@@ -99,6 +99,7 @@ def test_what_is_no_level_is_refused(bad, num_levels):
         (torch.zeros(4), ValueError, r"expected Y of shape \[rows, 4\], got \[4\]"),
         (torch.zeros(4, 2).long(), TypeError, "expected Y of a floating-point dtype"),
         (torch.tensor([[0.0, torch.inf]]), ValueError, r"expected finite entries .* got inf at Y\[0, 1\]"),
+        (torch.tensor([[0.0], [4.0e9]]), ValueError, "no more of them than the 2 rows, got one of 4000000000; number them by"),
     ],
 )
 def test_what_is_no_table_is_refused(Y, error, match, unchecked):

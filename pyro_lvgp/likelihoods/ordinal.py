@@ -10,6 +10,8 @@ from torch.special import log_ndtr, ndtr, ndtri
 from pyro_lvgp.likelihoods.base import WithParameter
 from pyro_lvgp.validation import check_data, check_not_empty, check_values
 
+_NUM_UNASKED = 100  # levels that a few rows may have too
+
 
 class Ordinal(WithParameter):
     r"""Levels 0, …, K − 1: y is the number of edges below a noisy f.
@@ -61,7 +63,8 @@ class Ordinal(WithParameter):
         :param num_levels: K; by default that of the highest level in the data, and those below.
         :param scale: initial s of each output.
         :param num_points: quadrature nodes per entry of a bound.
-        :raises ValueError: if there is no row, Y is no table, or an entry is no level.
+        :raises ValueError: if there is no row, Y is no table, an entry is no level, or without ``num_levels`` a level is higher
+            than 100 and than there are rows.
         :raises TypeError: for what is no tensor of floats.
 
         >>> Ordinal.from_data(torch.tensor([[0.0], [1.0], [1.0], [2.0]])).edges
@@ -71,6 +74,11 @@ class Ordinal(WithParameter):
         check_data(Y, Y.shape[-1], like=Y, name="Y")
         check_values(Y, rows=False, columns=False, name="Y")
         K = int(Y.nan_to_num().max()) + 1 if num_levels is None else num_levels
+        if num_levels is None and K > max(len(Y), _NUM_UNASKED):
+            raise ValueError(
+                f"expected levels 0, 1, …, no more of them than the {len(Y)} rows, got one of {K - 1}; number them by "
+                "torch.unique(column, return_inverse=True)[1], or give num_levels"
+            )
         levels = torch.arange(K).to(Y)
         counts = (Y[..., None] == levels).sum(0) + 0.5
         share = counts.cumsum(-1) / counts.sum(-1, keepdim=True)
