@@ -63,8 +63,8 @@ class Ordinal(WithParameter):
         :param num_levels: K; by default that of the highest level in the data, and those below.
         :param scale: initial s of each output.
         :param num_points: quadrature nodes per entry of a bound.
-        :raises ValueError: if there is no row, Y is no table, an entry is no level, or without ``num_levels`` a level is higher
-            than 100 and than there are rows.
+        :raises ValueError: if there is no row, Y is no table, or an entry is no level or, without ``num_levels``, higher than
+            100 and than there are rows.
         :raises TypeError: for what is no tensor of floats.
 
         >>> Ordinal.from_data(torch.tensor([[0.0], [1.0], [1.0], [2.0]])).edges
@@ -74,7 +74,7 @@ class Ordinal(WithParameter):
         check_data(Y, Y.shape[-1], like=Y, name="Y")
         check_values(Y, rows=False, columns=False, name="Y")
         K = int(Y.nan_to_num().max()) + 1 if num_levels is None else num_levels
-        if num_levels is None and K > max(len(Y), _NUM_UNASKED):
+        if num_levels is None and max(len(Y), _NUM_UNASKED) < K:
             raise ValueError(
                 f"expected levels 0, 1, …, no more of them than the {len(Y)} rows, got one of {K - 1}; number them by "
                 "torch.unique(column, return_inverse=True)[1], or give num_levels"
