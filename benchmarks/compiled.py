@@ -105,7 +105,9 @@ def take_turns(fits: Sequence[Contestant], *, num_steps: int, block: int, seed: 
     return [statistics.median(contestant.seconds) for contestant in fits]
 
 
-def contestants(make: Callable[[], Case], *, seed: int, backend: str) -> tuple[Contestant, Contestant]:
+def contestants(
+    make: Callable[[], Case], *, seed: int, backend: str, device: str | None = None
+) -> tuple[Contestant, Contestant]:
     """A case as it is and with its bound compiled, from one start."""
     start = seeded(seed)(make)
 
@@ -113,7 +115,7 @@ def contestants(make: Callable[[], Case], *, seed: int, backend: str) -> tuple[C
         case = start()
         return case._replace(bound=CompiledELBO(case.bound, backend=backend))
 
-    return Contestant(start), Contestant(compiled)
+    return Contestant(start, device=device), Contestant(compiled, device=device)
 
 
 def gplvm(

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from benchmarks.compiled import contestants
 from benchmarks.contestant import Case, Contestant
 from benchmarks.report import Measurement, Row, Settings
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide, SparseStructuredGPGuide, StructuredGPGuide
-from pyro_lvgp.infer import CompiledELBO, ImportanceWeightedELBO, LocalELBO, MeanFieldELBO, StructuredELBO
+from pyro_lvgp.infer import ImportanceWeightedELBO, LocalELBO, MeanFieldELBO, StructuredELBO
 from pyro_lvgp.kernels import RBF
 from pyro_lvgp.models import GPVAE, BayesianGPLVM, SparseGPVAE
 from pyro_lvgp.networks import MLP, IndexNet
@@ -45,10 +46,10 @@ def measure(name: str, *, num_steps: int, seed: int, device: str) -> Iterator[Me
     :param seed: of data, start and fit.
     :param device: to compare with the CPU.
     """
-    slow = step_seconds(CASES[name], num_steps // 4, seed=seed, device="cpu")
-    fast = step_seconds(CASES[name], num_steps, seed=seed, device=device)
-    values = {"CPU [ms]": 1e3 * slow[0], f"{device} [ms]": 1e3 * fast[0], "times fewer": slow[0] / fast[0]}
-    yield from measurements("plain", name, values, fast[1])
+    here, there = (Contestant(seeded(seed)(CASES[name]), device=place) for place in ("cpu", device))
+    slow, fast = step_seconds(here, num_steps // 4, seed=seed), step_seconds(there, num_steps, seed=seed)
+    values = {"CPU [ms]": 1e3 * slow, f"{device} [ms]": 1e3 * fast, "times fewer": slow / fast}
+    yield from measurements("plain", name, values, sum(there.seconds))
 
 
 def measure_compiled(name: str, *, num_steps: int, seed: int, device: str, backend: str = "inductor") -> Iterator[Measurement]:
@@ -56,22 +57,15 @@ def measure_compiled(name: str, *, num_steps: int, seed: int, device: str, backe
 
     :param backend: of :class:`~pyro_lvgp.infer.CompiledELBO`.
     """
-
-    def compiled() -> Case:
-        case = CASES[name]()
-        return case._replace(bound=CompiledELBO(case.bound, backend=backend))
-
-    slow = step_seconds(CASES[name], num_steps, seed=seed, device=device)
-    fast = step_seconds(compiled, num_steps, seed=seed, device=device)
-    values = {f"{device} [ms]": 1e3 * slow[0], f"{device}, compiled [ms]": 1e3 * fast[0], "times fewer": slow[0] / fast[0]}
-    yield from measurements("compiled", name, values | {"compile [s]": fast[2]}, fast[1])
+    plain, compiled = contestants(CASES[name], seed=seed, backend=backend, device=device)
+    slow, fast = (step_seconds(contestant, num_steps, seed=seed) for contestant in (plain, compiled))
+    values = {f"{device} [ms]": 1e3 * slow, f"{device}, compiled [ms]": 1e3 * fast, "times fewer": slow / fast}
+    yield from measurements("compiled", name, values | {"compile [s]": compiled.compile_seconds}, sum(compiled.seconds))
 
 
-def step_seconds(make: Callable[[], Case], num_steps: int, *, seed: int, device: str) -> tuple[float, float, float]:
-    """Median seconds of a step, those of all steps, and what the slowest takes over the median."""
-    contestant = Contestant(seeded(seed)(make), device=device)
-    contestant.train(num_steps, seed=seed)
-    return statistics.median(contestant.seconds), sum(contestant.seconds), contestant.compile_seconds
+def step_seconds(contestant: Contestant, num_steps: int, *, seed: int) -> float:
+    """Median seconds of a step."""
+    return statistics.median(contestant.train(num_steps, seed=seed))
 
 
 def measurements(dataset: str, name: str, values: dict[str, float], seconds: float) -> Iterator[Measurement]:

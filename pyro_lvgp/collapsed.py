@@ -51,8 +51,8 @@ def precision_sum(
 ) -> Float[Tensor, "*batch D L L"]:
     """``Φᵀ diag(w_d) Φ`` of each output: what rows say about the weights.
 
-    With many outputs the products of two features are formed once for all of them, L (L + 1) / 2 for each row, and one matrix
-    product gives the sums; with few outputs a product of matrices for each is less work.
+    The transpose of :func:`~pyro_lvgp.linalg.function_variance`, and in as many operations: with many outputs by products of
+    two features.
 
     :param features: Φ.
     :param precision: precisions w of the sites, of each output.

@@ -142,6 +142,13 @@ def _kl_path(q, p):
     return q.log_density - p.log_prob(q.v)
 
 
+def _by_factor(function: Callable[[Tensor, Tensor], Tensor], factor: Tensor, x: Tensor) -> Tensor:
+    """A function of factors and of the rows x that go with each: all of them, where a batch has one factor."""
+    if factor.dim() > 2 and factor.shape[-3] == 1:
+        return function(factor.squeeze(-3), x)
+    return function(factor, x.unsqueeze(-2)).squeeze(-2)
+
+
 class DrawnNormal(dist.MultivariateNormal):
     r"""A ``MultivariateNormal`` that knows the noise of its last draw.
 
@@ -160,11 +167,7 @@ class DrawnNormal(dist.MultivariateNormal):
 
     def rsample(self, sample_shape=()):
         self._noise = torch.randn(self.shape(sample_shape), dtype=self.loc.dtype, device=self.loc.device)
-        L = self._unbroadcasted_scale_tril
-        if L.shape[:-2].numel() == 1:
-            self._draw = self.loc + self._noise @ L.reshape(L.shape[-2:]).mT
-        else:
-            self._draw = self.loc + (L @ self._noise[..., None]).squeeze(-1)
+        self._draw = self.loc + _by_factor(lambda L, rows: rows @ L.mT, self._unbroadcasted_scale_tril, self._noise)
         return self._draw
 
     def log_prob(self, value):
@@ -225,22 +228,18 @@ class PrecisionNormal(dist.TorchDistribution):
 
     def rsample(self, sample_shape=()):
         noise = torch.randn(self.shape(sample_shape), dtype=self.loc.dtype, device=self.loc.device)
-        return self.loc + self._by_factor(partial(torch.linalg.solve_triangular, upper=False, left=False), noise)
+        return self.loc + _by_factor(
+            partial(torch.linalg.solve_triangular, upper=False, left=False), self.precision_tril, noise
+        )
 
     def log_prob(self, value):
-        white = self._by_factor(lambda R, rows: rows @ R, value - self.mean)
+        white = _by_factor(lambda R, rows: rows @ R, self.precision_tril, value - self.mean)
         return self._log_peak() - 0.5 * white.square().sum(-1)
 
     def _log_peak(self) -> Tensor:
         """Log density at the mean."""
         L = self.loc.shape[-1]
         return self.precision_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1) - 0.5 * L * math.log(2.0 * math.pi)
-
-    def _by_factor(self, function: Callable[[Tensor, Tensor], Tensor], x: Tensor) -> Tensor:
-        """A function of factors and of the rows x that go with each: all of them, where a batch has one factor."""
-        if self.precision_tril.dim() > 2 and self.precision_tril.shape[-3] == 1:
-            return function(self.precision_tril.squeeze(-3), x)
-        return function(self.precision_tril, x.unsqueeze(-2)).squeeze(-2)
 
 
 class PrecisionNormalAtMean(PrecisionNormal):

@@ -2,6 +2,8 @@
 
 import pytest
 
+pytest.importorskip("gpytorch")
+
 from benchmarks import devices
 
 SMALL = [name for name in devices.CASES if "N = 1000" in name or "N = 250" in name]
