@@ -195,6 +195,18 @@ def test_peer_and_its_copy_in_our_code_agree(Y, num_steps):
     assert abs(bound - own) < 4 * np.hypot(error, own_error)
 
 
+def test_single_precision_changes_little_of_the_peer(Y):
+    bounds = []
+    for dtype in (torch.float64, torch.float32):
+        ours = oilflow.Ours(Y.to(dtype), seed=0, fitted_u=False)
+        peer = GPyTorchGPLVM(Y.to(dtype), ours.model, ours.guide, batch_size=30, learning_rate=0.05)
+        peer.train(60, seed=0)
+        assert peer.predict().dtype == dtype
+        bounds.append(_bounds(peer))
+    (double, error), (single, other) = bounds
+    assert abs(double - single) < 4 * np.hypot(error, other) + 0.05
+
+
 def test_copying_back_leaves_the_peer_alone(Y):
     ours, copied = (oilflow.Ours(Y, seed=0, fitted_u=False) for _ in range(2))
     peer = GPyTorchGPLVM(Y, ours.model, ours.guide, batch_size=30, learning_rate=0.05)

@@ -15,7 +15,8 @@ from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.models import BayesianGPLVM
 from pyro_lvgp.seeding import seeded
 
-_JITTER = 1e-8
+# That of our models, and in float32 what GPyTorch's own strategy would add.
+_JITTER = {torch.float64: 1e-8, torch.float32: 1e-4}
 
 
 class GPyTorchGPLVM:
@@ -25,7 +26,7 @@ class GPyTorchGPLVM:
     output, one noise, zero mean, and ``VariationalLatentVariable``.  The training loop is that of GPyTorch's
     tutorial: all latents are drawn at every step, and a mini-batch of them used.
 
-    :param Y: all data, with columns of mean 0.
+    :param Y: all data, with columns of mean 0; steps are of their dtype, float64 or float32.
     :param model: start from its inducing points, RBF kernel and noise.
     :param guide: start from its q(X) and q(u).
     :param batch_size: rows in a mini-batch.
@@ -39,7 +40,7 @@ class GPyTorchGPLVM:
         if Y.mean(0).abs().max() > 1e-6:
             raise ValueError(f"expected columns of Y with mean 0, got means {Y.mean(0).tolist()}; subtract them")
         self._Y, self._batch_size = Y, batch_size
-        self._model = _Model(model.num_data, model.data_dim, model.latent_dim, model.num_inducing).to(Y)
+        self._model = _Model(model.num_data, model.data_dim, model.latent_dim, model.num_inducing, _JITTER[Y.dtype]).to(Y)
         self._likelihood = gpytorch.likelihoods.GaussianLikelihood().to(Y)
         self._start_from(model, guide)
         self._bound = gpytorch.mlls.VariationalELBO(self._likelihood, self._model, num_data=len(Y))
@@ -110,13 +111,13 @@ class GPyTorchGPLVM:
 
 
 class _Model(_GPyTorchBase):
-    def __init__(self, num_data: int, data_dim: int, latent_dim: int, num_inducing: int):
+    def __init__(self, num_data: int, data_dim: int, latent_dim: int, num_inducing: int, jitter: float):
         outputs = torch.Size([data_dim])
         prior = gpytorch.priors.NormalPrior(torch.zeros(num_data, latent_dim), torch.ones(num_data, latent_dim))
         q_x = VariationalLatentVariable(num_data, data_dim, latent_dim, torch.zeros(num_data, latent_dim), prior)
         q_u = CholeskyVariationalDistribution(num_inducing, batch_shape=outputs)
         points = torch.zeros(num_inducing, latent_dim)
-        super().__init__(q_x, VariationalStrategy(self, points, q_u, jitter_val=_JITTER))
+        super().__init__(q_x, VariationalStrategy(self, points, q_u, jitter_val=jitter))
         self.q_u = q_u
         self.mean_module = gpytorch.means.ZeroMean()
         self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=latent_dim))
