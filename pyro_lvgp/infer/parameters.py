@@ -40,6 +40,8 @@ class Parameter:
 
     def _admits(self, value: Tensor) -> bool:
         """Whether a value survives the way to unconstrained space and back; torch's own checks leave no room for rounding."""
+        if self.constraint is constraints.real:
+            return not value.isnan().any()
         transform = transform_to(self.constraint)
         # 0 and infinity survive as infinite logarithms.
         if isinstance(self.constraint, constraints.greater_than):
