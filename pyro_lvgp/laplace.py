@@ -63,57 +63,58 @@ def laplace(
     factors = components.scale_tril[:, None].expand(S, B, Q, Q).flatten(0, 1)
     prior = dist.MultivariateNormal(components.loc[:, None].expand(S, B, Q).flatten(0, 1), scale_tril=factors)
 
-    def log_density(X: Tensor) -> Tensor:
-        terms = [torch.where(observed, given(X).log_prob(Y), 0.0).sum(-1) for given in entries]
-        return torch.stack(terms).mean(0) + prior.log_prob(X)
-
-    def precision(X: Tensor) -> Tensor:
-        H = prior.precision_matrix + torch.stack([_fisher(given, X, Y, observed) for given in entries]).mean(0)
-        return 0.5 * (H + H.mT)  # symmetric to all digits, as its check wants it
+    def expansion(X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Log density, slope and H."""
+        with torch.enable_grad():
+            leaf = X.detach().requires_grad_()
+            told, fishers = zip(*(_expansion(given, leaf, Y, observed) for given in entries), strict=True)
+            value = torch.stack(told).mean(0) + prior.log_prob(leaf)
+            (slope,) = torch.autograd.grad(value.sum(), leaf)
+        H = prior.precision_matrix + torch.stack(fishers).mean(0)
+        return value.detach(), slope, 0.5 * (H + H.mT)  # symmetric to all digits, as its check wants it
 
     X = start.detach().flatten(0, 1)
-    value, damping = log_density(X), X.new_full((len(X),), _DAMPING)
-    growth = torch.full_like(damping, 2.0)
+    value, slope, H = expansion(X)
+    damping = torch.full_like(value, _DAMPING)
+    growth = torch.full_like(value, 2.0)
     for _ in range(num_steps):
-        with torch.enable_grad():
-            leaf = X.clone().requires_grad_()
-            (slope,) = torch.autograd.grad(log_density(leaf).sum(), leaf)
-        H = precision(X)
         damped = H + torch.diag_embed(damping[:, None] * H.diagonal(dim1=-2, dim2=-1))
         step = torch.cholesky_solve(slope[..., None], torch.linalg.cholesky(damped))
         promised = (slope[..., None] * step - 0.5 * step * (H @ step)).sum((-2, -1))
         proposal = X + step[..., 0]
-        proposed = log_density(proposal)
+        proposed = expansion(proposal)
         # The last steps no longer change the value but by rounding, and still come nearer.
         rounding = (10.0 * torch.finfo(value.dtype).eps * value.abs()).clamp_min(torch.finfo(value.dtype).tiny)
-        kept = (proposed - value + rounding) / (promised + rounding)
+        kept = (proposed[0] - value + rounding) / (promised + rounding)
         better = kept >= 0.0
-        X, value = torch.where(better[:, None], proposal, X), torch.where(better, proposed, value)
+        pairs = zip((proposal, *proposed), (X, value, slope, H), strict=True)
+        X, value, slope, H = (torch.where(better.reshape(-1, *[1] * (old.dim() - 1)), new, old) for new, old in pairs)
         factor = (2.0 * (kept - 1.0).abs()).clamp(1e-3, 2.0)
         damping = (damping * torch.where(better, factor, growth)).clamp(*_RANGE)
         growth = torch.where(better, 2.0, 2.0 * growth)
-    q = dist.MultivariateNormal(X, precision_matrix=precision(X))
+    q = dist.MultivariateNormal(X, precision_matrix=H)
     log_evidence = value - q.log_prob(X)
     loc, scale_tril, log_evidence = (x.unflatten(0, (S, B)).transpose(0, 1) for x in (X, q.scale_tril, log_evidence))
     return loc, scale_tril, log_evidence
 
 
-def _fisher(given: Entries, X: Float[Tensor, "B Q"], Y: Tensor, observed: Bool[Tensor, "B D"]) -> Float[Tensor, "B Q Q"]:
-    """What the likelihood adds to the precision of latents."""
-    with torch.enable_grad():
-        X = X.detach().requires_grad_()
-        entries = given(X)
-        mean, variance = entries.f_mean.detach().requires_grad_(), entries.f_variance.detach()
-        at_mean = NoisyFunction(entries.likelihood, mean, variance, entries.term, entries.theta)
-        (slope,) = torch.autograd.grad(at_mean.log_prob(Y).sum(), mean, create_graph=True)
-        (curvature,) = torch.autograd.grad(slope.sum(), mean)
-        # Jᵀ v is linear in v: its derivatives are the columns of J, Q of them however many outputs there are.
-        v = torch.zeros_like(mean, requires_grad=True)
-        (JTv,) = torch.autograd.grad(entries.f_mean, X, v, create_graph=True)
-        columns = [torch.autograd.grad(column.sum(), v, retain_graph=True)[0] for column in JTv.unbind(-1)]
+def _expansion(
+    given: Entries, X: Float[Tensor, "B Q"], Y: Tensor, observed: Bool[Tensor, "B D"]
+) -> tuple[Float[Tensor, " B"], Float[Tensor, "B Q Q"]]:
+    """Log p(y | x), which can be differentiated by X, and what it adds to the precision of latents."""
+    entries = given(X)
+    told = torch.where(observed, entries.log_prob(Y), 0.0).sum(-1)
+    mean, variance = entries.f_mean.detach().requires_grad_(), entries.f_variance.detach()
+    at_mean = NoisyFunction(entries.likelihood, mean, variance, entries.term, entries.theta)
+    (slope,) = torch.autograd.grad(at_mean.log_prob(Y).sum(), mean, create_graph=True)
+    (curvature,) = torch.autograd.grad(slope.sum(), mean)
+    # Jᵀ v is linear in v: its derivatives are the columns of J, Q of them however many outputs there are.
+    v = torch.zeros_like(mean, requires_grad=True)
+    (JTv,) = torch.autograd.grad(entries.f_mean, X, v, create_graph=True)
+    columns = [torch.autograd.grad(column.sum(), v, retain_graph=True)[0] for column in JTv.unbind(-1)]
     J = torch.stack(columns, -1)
     h = torch.where(observed, -curvature.clamp_max(0.0), 0.0)
-    return J.mT @ (h[..., None] * J)
+    return told, J.mT @ (h[..., None] * J)
 
 
 def gaussian_components(prior: torch.distributions.Distribution) -> tuple[Float[Tensor, " K"], dist.MultivariateNormal]:
