@@ -90,6 +90,11 @@ class Task:
         """Whether outputs are many; GPyTorch's model has a covariance of inducing variables for each."""
         return self.Y.shape[1] > 100
 
+    @property
+    def peer_dtype(self) -> torch.dtype:
+        """What GPyTorch's model is fitted in: half the precision, and time, where that is long."""
+        return torch.float32 if self.wide else torch.float64
+
     def some(self, number: int) -> "Task":
         """The same with a few rows, drawn at random."""
         rows = np.random.default_rng(0).permutation(len(self.Y))[:number]
@@ -145,7 +150,7 @@ def gibbs(task: Task, seed: int, num_sweeps: int) -> Latents:
 
 def gpytorch_gplvm(task: Task, seed: int, num_steps: int) -> Latents:
     """Those of GPyTorch's Bayesian GPLVM, which starts where ours does."""
-    Y = torch.as_tensor(task.standardised, dtype=torch.float32 if task.wide else torch.float64)
+    Y = torch.as_tensor(task.standardised, dtype=task.peer_dtype)
     N, D = Y.shape
     model = BayesianGPLVM(N, D, LATENT_DIM, num_inducing=NUM_INDUCING).to(Y).initialize(Y, seed=seed)
     guide = MeanFieldGuide(model, init_scale=0.1)
@@ -197,7 +202,7 @@ def methods(task: Task) -> dict[str, Method]:
         found["RandomFeatureLVM, Gaussian, mixture"] = Method(mixture, 1500, _GAUSSIAN)
         found["RFLVM, Gaussian, by Gibbs"] = Method(gibbs, task.num_sweeps, _GIBBS)
     settings: Settings = {"Q": 2, "M": NUM_INDUCING, "batch": BATCH_SIZE, "optimiser": "Adam, 0.01", "kernel": "ARD RBF"}
-    settings["dtype"] = "float32" if task.wide else "float64"
+    settings["dtype"] = str(task.peer_dtype).removeprefix("torch.")
     found[f"Bayesian GPLVM, GPyTorch {gpytorch.__version__}"] = Method(gpytorch_gplvm, 1500 if task.wide else 5000, settings)
     found["VAE, torch"] = Method(vae, 3000, {"Q": 2, "hidden": 128, "batch": BATCH_SIZE, "optimiser": "Adam, 0.001"})
     found[f"PCA, {SCIKIT}"] = Method(lambda task, seed, _: PCA(LATENT_DIM).fit_transform(task.standardised))

@@ -67,7 +67,7 @@ def laplace(
         """Log density, slope and H."""
         with torch.enable_grad():
             leaf = X.detach().requires_grad_()
-            told, fishers = zip(*(_expansion(given, leaf, Y, observed) for given in entries), strict=True)
+            told, fishers = zip(*(_likelihood_expansion(given, leaf, Y, observed) for given in entries), strict=True)
             value = torch.stack(told).mean(0) + prior.log_prob(leaf)
             (slope,) = torch.autograd.grad(value.sum(), leaf)
         H = prior.precision_matrix + torch.stack(fishers).mean(0)
@@ -82,13 +82,13 @@ def laplace(
         step = torch.cholesky_solve(slope[..., None], torch.linalg.cholesky(damped))
         promised = (slope[..., None] * step - 0.5 * step * (H @ step)).sum((-2, -1))
         proposal = X + step[..., 0]
-        proposed = expansion(proposal)
+        proposed, new_slope, new_H = expansion(proposal)
         # The last steps no longer change the value but by rounding, and still come nearer.
         rounding = (10.0 * torch.finfo(value.dtype).eps * value.abs()).clamp_min(torch.finfo(value.dtype).tiny)
-        kept = (proposed[0] - value + rounding) / (promised + rounding)
+        kept = (proposed - value + rounding) / (promised + rounding)
         better = kept >= 0.0
-        pairs = zip((proposal, *proposed), (X, value, slope, H), strict=True)
-        X, value, slope, H = (torch.where(better.reshape(-1, *[1] * (old.dim() - 1)), new, old) for new, old in pairs)
+        X, value = torch.where(better[:, None], proposal, X), torch.where(better, proposed, value)
+        slope, H = torch.where(better[:, None], new_slope, slope), torch.where(better[:, None, None], new_H, H)
         factor = (2.0 * (kept - 1.0).abs()).clamp(1e-3, 2.0)
         damping = (damping * torch.where(better, factor, growth)).clamp(*_RANGE)
         growth = torch.where(better, 2.0, 2.0 * growth)
@@ -98,7 +98,7 @@ def laplace(
     return loc, scale_tril, log_evidence
 
 
-def _expansion(
+def _likelihood_expansion(
     given: Entries, X: Float[Tensor, "B Q"], Y: Tensor, observed: Bool[Tensor, "B D"]
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, "B Q Q"]]:
     """Log p(y | x), which can be differentiated by X, and what it adds to the precision of latents."""
