@@ -177,7 +177,9 @@ def compiled_umap() -> Any:
     """UMAP, run once: it compiles for ten seconds, when it is imported and when it first runs."""
     from umap import UMAP
 
+    num_threads = torch.get_num_threads()
     UMAP(n_jobs=1, random_state=0).fit_transform(np.random.default_rng(0).standard_normal((60, 5)))
+    torch.set_num_threads(num_threads)  # numba sets OpenMP's number, which is torch's too
     return UMAP
 
 
