@@ -1,7 +1,9 @@
 """The benchmark of two-dimensional latents: scores on known answers, data as described, all methods for a few steps."""
 
 import os
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pyro
@@ -88,6 +90,20 @@ def test_all_methods_are_measured(task):
     # A network of five steps has learned little; all others see at once what two columns of counts each say.
     assert scores.pop("VAE") > 0.25
     assert min(scores.values()) > 0.65
+
+
+def test_umap_leaves_torch_the_threads_it_had(monkeypatch):
+    class Greedy:
+        def __init__(self, **settings):
+            pass
+
+        def fit_transform(self, X):
+            torch.set_num_threads(before + 1)
+
+    before = torch.get_num_threads()
+    monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=Greedy))
+    assert srflvm.compiled_umap.__wrapped__() is Greedy
+    assert torch.get_num_threads() == before
 
 
 def test_a_fit_repeats(task):
