@@ -13,13 +13,14 @@ from types import ModuleType
 import torch
 
 import benchmarks
-from benchmarks.report import Measurement, aggregate, environment, to_markdown, write_json
+from benchmarks import tasks
+from benchmarks.core.report import Measurement, aggregate, environment, to_markdown, write_json
 
 
 def find_benchmarks() -> dict[str, ModuleType]:
     """The modules of this package that have a ``run``, by name."""
-    names = [info.name for info in pkgutil.iter_modules(benchmarks.__path__) if info.name != "__main__"]
-    modules = {name: importlib.import_module(f"benchmarks.{name}") for name in names}
+    names = [info.name for info in pkgutil.iter_modules(tasks.__path__)]
+    modules = {name: importlib.import_module(f"benchmarks.tasks.{name}") for name in names}
     return {name: module for name, module in modules.items() if hasattr(module, "run")}
 
 

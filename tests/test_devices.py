@@ -7,9 +7,10 @@ import pytest
 import torch
 import torch.distributed
 
-from pyro_lvgp.checkpoints import Checkpoint
-from pyro_lvgp.compilation import compile_graph
-from pyro_lvgp.diagnostics import to_arviz
+from pyro_lvgp._compile.compilation import compile_graph
+from pyro_lvgp._compile.recording import record_pure
+from pyro_lvgp._utils.seeding import normal_draws
+from pyro_lvgp.diagnostics import gap_folds, to_arviz
 from pyro_lvgp.guides import (
     AutoAnnealedLangevin,
     MeanFieldGuide,
@@ -17,16 +18,12 @@ from pyro_lvgp.guides import (
     SparseStructuredGPGuide,
     StructuredGPGuide,
 )
-from pyro_lvgp.infer import CompiledELBO, MeanFieldELBO, StructuredELBO
+from pyro_lvgp.infer import Checkpoint, CompiledELBO, MeanFieldELBO, StructuredELBO, fit
 from pyro_lvgp.kernels import RBF
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import GPVAE, BayesianGPLVM, RandomFeatureLVM, SparseGPVAE
 from pyro_lvgp.networks import MLP, IndexNet
-from pyro_lvgp.recording import record_pure
-from pyro_lvgp.seeding import normal_draws
-from pyro_lvgp.selection import gap_folds
 from pyro_lvgp.sklearn import GPLVM
-from pyro_lvgp.training import fit
 
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
 N, D, Q = 20, 3, 2

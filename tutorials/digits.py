@@ -30,9 +30,8 @@ from sklearn.neighbors import KNeighborsClassifier
 from pyro_lvgp import plots
 from pyro_lvgp.diagnostics import to_arviz
 from pyro_lvgp.guides import MeanFieldGuide
-from pyro_lvgp.infer import ImportanceWeightedELBO, MeanFieldELBO
+from pyro_lvgp.infer import FitResult, ImportanceWeightedELBO, MeanFieldELBO, fit
 from pyro_lvgp.models import BayesianGPLVM
-from pyro_lvgp.training import FitResult, fit
 
 LATENT_DIM, NUM_INDUCING, BATCH_SIZE, NUM_IMPORTANCE_SAMPLES = 8, 64, 256, 5
 IMAGE_SHAPE = (8, 8)

@@ -35,8 +35,7 @@ from torch.nn.functional import softplus
 from pyro_lvgp import plots
 from pyro_lvgp.diagnostics import effective_sample_size, log_weights, pareto_k, to_arviz
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
-from pyro_lvgp.infer import ImportanceWeightedELBO, MeanFieldELBO
-from pyro_lvgp.training import FitResult, fit
+from pyro_lvgp.infer import FitResult, ImportanceWeightedELBO, MeanFieldELBO, fit
 
 NUM_PERSONS, NUM_DRAWS, NUM_REPEATS = 400, 1000, 20
 NEEDS = torch.tensor([[True, False], [False, True]] + [[True, True]] * 10)  # of each item: reading, arithmetic

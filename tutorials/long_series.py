@@ -33,13 +33,12 @@ from torch import Tensor, nn
 
 from pyro_lvgp.datasets import load_dataset
 from pyro_lvgp.guides import StructuredGPGuide
-from pyro_lvgp.infer import StructuredELBO
+from pyro_lvgp.infer import StructuredELBO, fit
 from pyro_lvgp.kernels import Matern
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import GPVAE
 from pyro_lvgp.models.mixture import MixturePrediction
 from pyro_lvgp.networks import FactorNet
-from pyro_lvgp.training import fit
 
 STATIONS = ["T0147", "T0129", "T0010", "T0367", "T0032", "B6130", "T0064", "T0099"]  # from 203 to 2125 m
 NUM_GAPS, GAP, YEAR = 400, 5, 365.25  # days

@@ -30,13 +30,11 @@ from torch import Tensor, nn
 from pyro_lvgp import plots
 from pyro_lvgp.datasets import load_dataset
 from pyro_lvgp.guides import StructuredGPGuide
-from pyro_lvgp.infer import StructuredELBO
+from pyro_lvgp.infer import StructuredELBO, fit
 from pyro_lvgp.kernels import Matern
 from pyro_lvgp.likelihoods import Gaussian
-from pyro_lvgp.masking import hide_like_rows
 from pyro_lvgp.models import GPVAE
-from pyro_lvgp.networks import IndexNet
-from pyro_lvgp.training import fit
+from pyro_lvgp.networks import IndexNet, hide_like_rows
 
 METALS = ("Cd", "Ni", "Zn")
 

@@ -35,9 +35,8 @@ from torch import Tensor
 
 from pyro_lvgp import plots
 from pyro_lvgp.guides import MeanFieldGuide, StructuredGPGuide
-from pyro_lvgp.infer import StructuredELBO
+from pyro_lvgp.infer import FitResult, StructuredELBO, fit
 from pyro_lvgp.networks import ZeroImputation
-from pyro_lvgp.training import FitResult, fit
 
 NUM_TRAINED, NUM_NEW, NUM_BINS, NUM_NEURONS, NUM_LATENTS = 40, 40, 40, 15, 2
 TIMES = torch.linspace(0.0, 2.0, NUM_BINS)[:, None]  # seconds

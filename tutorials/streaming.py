@@ -28,13 +28,11 @@ from torch import nn
 
 from pyro_lvgp.datasets import load_dataset
 from pyro_lvgp.guides import SparseStructuredGPGuide
-from pyro_lvgp.infer import StructuredELBO
+from pyro_lvgp.infer import StructuredELBO, fit
 from pyro_lvgp.kernels import Matern
 from pyro_lvgp.likelihoods import Gaussian
-from pyro_lvgp.masking import hide_entries
 from pyro_lvgp.models import SparseGPVAE
-from pyro_lvgp.networks import IndexNet
-from pyro_lvgp.training import fit
+from pyro_lvgp.networks import IndexNet, hide_entries
 
 FIRST_DAY, NUM_STATIONS, NUM_LATENTS = np.datetime64("1996-01-01"), 20, 4
 DAYS, WEEK, KEPT = 366, 7, 8  # of the training year, of a piece, and weeks of inducing points to keep

@@ -27,13 +27,11 @@ from torch import nn
 
 from pyro_lvgp.datasets import load_dataset
 from pyro_lvgp.guides import SparseStructuredGPGuide
-from pyro_lvgp.infer import StructuredELBO
-from pyro_lvgp.initialization import cluster_centres
+from pyro_lvgp.infer import StructuredELBO, fit
 from pyro_lvgp.kernels import Matern
 from pyro_lvgp.likelihoods import Gaussian
-from pyro_lvgp.models import SparseGPVAE
+from pyro_lvgp.models import SparseGPVAE, cluster_centres
 from pyro_lvgp.networks import FactorNet
-from pyro_lvgp.training import fit
 
 TRAIN, TEST, WEEKS = 1996, 1997, 52
 NUM_INDUCING, NUM_HIDDEN = 70, 5

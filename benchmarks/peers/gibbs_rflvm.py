@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.distributions import Beta, Categorical, Gamma, Normal
 from torch.nn.functional import one_hot, pad
 
-from pyro_lvgp.collapsed import log_partition, weight_posterior
-from pyro_lvgp.features import random_features
-from pyro_lvgp.initialization import linear_latents
+from pyro_lvgp.conjugate.feature_regression import log_partition, weight_posterior
+from pyro_lvgp.kernels import random_features
+from pyro_lvgp.models import linear_latents
 
 _SHAPE, _RATE = 3.0, 2.0
 

@@ -11,9 +11,9 @@ from gpytorch.variational import CholeskyVariationalDistribution, VariationalStr
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.models import BayesianGPLVM
-from pyro_lvgp.seeding import seeded
 
 # That of our models, and in float32 what GPyTorch's own strategy would add.
 _JITTER = {torch.float64: 1e-8, torch.float32: 1e-4}

@@ -12,7 +12,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.linear_model import BayesianRidge
 from torch import Tensor
 
-from pyro_lvgp.seeding import seeded
+from pyro_lvgp._utils.seeding import seeded
 
 NUM_STARTS = 3
 Filled = tuple[Float[Tensor, "N D"], Float[Tensor, "N D"]]

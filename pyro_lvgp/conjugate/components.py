@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_lvgp.linalg import safe_cholesky, solve_lower
+from pyro_lvgp.ops.linalg import safe_cholesky, solve_lower
 
 
 class NormalInverseWishart(NamedTuple):

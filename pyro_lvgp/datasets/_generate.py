@@ -7,8 +7,8 @@ from jaxtyping import Float, Shaped
 from scipy.special import expit
 from sklearn.datasets import make_s_curve
 
+from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.datasets._dataset import Dataset
-from pyro_lvgp.validation import check_sizes
 
 _LIKELIHOODS = ("gaussian", "bernoulli", "poisson", "negative-binomial", "binomial")
 _JITTER = 1e-6

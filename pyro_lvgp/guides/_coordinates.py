@@ -9,7 +9,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.distributions.util import sum_rightmost
 from torch import Tensor
 
-from pyro_lvgp.distributions import DrawnNormal
+from pyro_lvgp.distributions.normal import DrawnNormal
 
 Covariance = Literal["diagonal", "full"]
 

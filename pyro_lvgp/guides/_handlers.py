@@ -9,7 +9,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
-from pyro_lvgp.integration import gaussian_moments
+from pyro_lvgp.infer.elbo.handlers import gaussian_moments
 
 
 class Integrate(Messenger):

@@ -9,7 +9,7 @@ from pyro.infer.util import is_validation_enabled
 from pyro.nn import PyroModule
 from pyro.poutine.runtime import _PYRO_STACK
 
-from pyro_lvgp.param_store import warn_if_shared
+from pyro_lvgp._utils.param_store import warn_if_shared
 
 
 class ModelGuide(AutoGuide):

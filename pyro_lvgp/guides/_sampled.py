@@ -11,9 +11,9 @@ from pyro.poutine.replay_messenger import ReplayMessenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
+from pyro_lvgp._utils.seeding import seeded
+from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.guides._model_guide import ModelGuide
-from pyro_lvgp.seeding import seeded
-from pyro_lvgp.validation import check_sizes
 
 
 class SampledGuide(ModelGuide):

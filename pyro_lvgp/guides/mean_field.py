@@ -20,11 +20,11 @@ from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 
+from pyro_lvgp._utils.validation import check_init_scale
 from pyro_lvgp.guides._coordinates import Covariance, SiteCoordinates
 from pyro_lvgp.guides._model_guide import ModelGuide
 from pyro_lvgp.guides._sampled import direction
-from pyro_lvgp.networks.mlp import adopt
-from pyro_lvgp.validation import check_init_scale
+from pyro_lvgp.networks.pyro_module import adopt
 
 
 class MeanFieldGuide(ModelGuide):

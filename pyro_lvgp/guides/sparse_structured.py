@@ -11,19 +11,19 @@ from jaxtyping import Float
 from pyro import poutine
 from torch import Tensor, nn
 
-from pyro_lvgp import sparse_sites
-from pyro_lvgp.distributions import without_independent
-from pyro_lvgp.evaluation import evaluating
+from pyro_lvgp._compile.recording import assume
+from pyro_lvgp._utils.eval_mode import evaluating
+from pyro_lvgp._utils.seeding import seeded
+from pyro_lvgp._utils.validation import check_inputs, check_values
+from pyro_lvgp.distributions.normal import without_independent
+from pyro_lvgp.distributions.sparse_gaussian_process import InducingValues, SparseProcess
 from pyro_lvgp.guides._handlers import Integrate, Replace
 from pyro_lvgp.guides.structured import StructuredGPGuide
-from pyro_lvgp.integration import is_integrating
-from pyro_lvgp.models.sparse_gpvae import place_inducing_points
+from pyro_lvgp.infer.elbo.handlers import is_integrating
+from pyro_lvgp.models.sparse_gp_vae import place_inducing_points
 from pyro_lvgp.networks import NeighbourNet, OffsetNet
-from pyro_lvgp.recording import assume
-from pyro_lvgp.seeding import seeded
-from pyro_lvgp.sparse_process import InducingValues, SparseProcess
-from pyro_lvgp.sparse_sites import Sites
-from pyro_lvgp.validation import check_inputs, check_values
+from pyro_lvgp.ops import sparse_sites
+from pyro_lvgp.ops.sparse_sites import Sites
 
 
 class _Told(NamedTuple):
@@ -78,7 +78,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
 
     :meth:`condition` takes in data for good, which makes it a filter for streams.
 
-    :param model: a Pyro model with a site of :class:`~pyro_lvgp.sparse_process.InducingValues`, such as ``SparseGPVAE``.
+    :param model: a Pyro model with a site of :class:`~pyro_lvgp.distributions.InducingValues`, such as ``SparseGPVAE``.
     :param encoder: for the site ``u`` of our model.
     :param sites: encoders of any sites by name, ``{"u": OffsetNet(...), "w": IndexNet(...)}``; with None, or left out, a site
         has a Gaussian of its own.

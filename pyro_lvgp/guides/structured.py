@@ -15,15 +15,15 @@ from pyro.poutine import Trace
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
-from pyro_lvgp.distributions import without_independent
-from pyro_lvgp.gaussian_process import GaussianProcess, StructuredPosterior
+from pyro_lvgp._utils.seeding import seeded
+from pyro_lvgp._utils.validation import check_init_scale, check_positional, position_of_data
+from pyro_lvgp.distributions.gaussian_process import GaussianProcess, StructuredPosterior
+from pyro_lvgp.distributions.markov import StateSpacePosterior
+from pyro_lvgp.distributions.normal import without_independent
 from pyro_lvgp.guides._handlers import AllDrawn, HideObserved, Integrate, Replace, StopAfter
 from pyro_lvgp.guides._model_guide import ModelGuide
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
-from pyro_lvgp.networks.mlp import adopt
-from pyro_lvgp.seeding import seeded
-from pyro_lvgp.state_space_posterior import StateSpacePosterior
-from pyro_lvgp.validation import check_init_scale, check_positional, position_of_data
+from pyro_lvgp.networks.pyro_module import adopt
 
 Method = Literal["auto", "dense", "state-space"]
 
@@ -36,7 +36,7 @@ class StructuredGPGuide(ModelGuide):
         q(f) = \frac{1}{Z} \, p(f) \prod_{n,k} N\big(f_{nk};\, \mu_k(y_n),\, v_k(y_n)\big)
 
     where p(f) is the prior at that site of the *model*, with its kernels and inputs as they are now.  So it serves any Pyro
-    model with a Gaussian-process site: a :class:`~pyro_lvgp.gaussian_process.GaussianProcess` or a ``MultivariateNormal``,
+    model with a Gaussian-process site: a :class:`~pyro_lvgp.distributions.GaussianProcess` or a ``MultivariateNormal``,
     whose last dimension runs over the points.  A row with nothing observed has no site, which makes the same guide predict at
     new inputs: give them with NaN for their data.  All other sites get mean-field Gaussians.
 

@@ -1,26 +1,38 @@
-"""Bounds and ways to climb them."""
+"""Variational inference: evidence lower bounds, the training loop, optimisers, block coordinate ascent and sampling."""
 
+from pyro_lvgp.infer._fit import FitResult, fit
+from pyro_lvgp.infer._sites import SampledSite
 from pyro_lvgp.infer.block import Block
 from pyro_lvgp.infer.block_coordinate import BlockCoordinateVI
-from pyro_lvgp.infer.compiled_elbo import CompiledELBO
-from pyro_lvgp.infer.importance_weighted import ImportanceWeightedELBO
-from pyro_lvgp.infer.joint_optim import JointOptim
-from pyro_lvgp.infer.local_elbo import LocalELBO
-from pyro_lvgp.infer.mean_field_elbo import MeanFieldELBO
+from pyro_lvgp.infer.callbacks import Checkpoint, EarlyStopping
+from pyro_lvgp.infer.elbo import (
+    CompiledELBO,
+    DifferentiableELBO,
+    ImportanceWeightedELBO,
+    IntegrateGaussians,
+    LocalELBO,
+    MeanFieldELBO,
+    StructuredELBO,
+)
+from pyro_lvgp.infer.optim import JointOptim
 from pyro_lvgp.infer.sampling import SampledTraces, sample_traces
-from pyro_lvgp.infer.structured_elbo import StructuredELBO
-from pyro_lvgp.integration import IntegrateGaussians
 
 __all__ = [
     "Block",
     "BlockCoordinateVI",
+    "Checkpoint",
     "CompiledELBO",
+    "DifferentiableELBO",
+    "EarlyStopping",
+    "FitResult",
     "ImportanceWeightedELBO",
     "IntegrateGaussians",
     "JointOptim",
     "LocalELBO",
     "MeanFieldELBO",
+    "SampledSite",
     "SampledTraces",
     "StructuredELBO",
+    "fit",
     "sample_traces",
 ]

@@ -8,7 +8,7 @@ import torch
 from pyro.infer import ELBO
 from torch import Tensor
 
-from pyro_lvgp.infer.parameters import Parameter
+from pyro_lvgp.infer._parameters import Parameter
 
 Loss = ELBO | Callable[..., Tensor]
 

@@ -13,11 +13,11 @@ from pyro.infer import TraceMeanField_ELBO
 from pyro.infer.util import torch_item
 from torch import Tensor
 
+from pyro_lvgp._utils.seeding import seeded
+from pyro_lvgp._utils.validation import check_bound
+from pyro_lvgp.infer._parameters import Parameter, find_parameters, held, unconstrained
 from pyro_lvgp.infer.block import Block, Loss, partition
-from pyro_lvgp.infer.parameters import Parameter, find_parameters, held, unconstrained
-from pyro_lvgp.integration import Bounding
-from pyro_lvgp.seeding import seeded
-from pyro_lvgp.validation import check_bound
+from pyro_lvgp.infer.elbo.handlers import Bounding
 
 
 class BlockCoordinateVI:

@@ -15,10 +15,10 @@ from pyro.poutine.util import site_is_factor, site_is_subsample
 from pyro.util import check_site_shape
 from torch import Tensor
 
+from pyro_lvgp._utils.seeding import seeded
+from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.infer._sites import SampledSite, SiteLayout, entries, is_deterministic, same, stack
-from pyro_lvgp.infer.terms import share_masks, trace_guide
-from pyro_lvgp.seeding import seeded
-from pyro_lvgp.validation import check_sizes
+from pyro_lvgp.infer.elbo.terms import share_masks, trace_guide
 
 _DRAWS = "_pyro_lvgp_draws"
 

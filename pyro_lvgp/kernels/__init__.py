@@ -1,8 +1,24 @@
-"""Batched covariance functions with parameters."""
+"""Covariance functions that broadcast over batches, and random Fourier features."""
 
-from pyro_lvgp.kernels.adapter import as_kernel
-from pyro_lvgp.kernels.base import Kernel, Product, Sum
-from pyro_lvgp.kernels.parametric import RBF, Linear, Matern, Periodic
-from pyro_lvgp.kernels.stack import Stack
+from pyro_lvgp.kernels.base import Kernel
+from pyro_lvgp.kernels.composition import Product, Stack, Sum
+from pyro_lvgp.kernels.gpytorch import as_kernel
+from pyro_lvgp.kernels.linear import Linear
+from pyro_lvgp.kernels.periodic import Periodic
+from pyro_lvgp.kernels.spectral import mixture_kernel, random_features, spectral_density
+from pyro_lvgp.kernels.stationary import RBF, Matern
 
-__all__ = ["RBF", "Kernel", "Linear", "Matern", "Periodic", "Product", "Stack", "Sum", "as_kernel"]
+__all__ = [
+    "RBF",
+    "Kernel",
+    "Linear",
+    "Matern",
+    "Periodic",
+    "Product",
+    "Stack",
+    "Sum",
+    "as_kernel",
+    "mixture_kernel",
+    "random_features",
+    "spectral_density",
+]

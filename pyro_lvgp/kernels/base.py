@@ -1,23 +1,19 @@
 """What a kernel is, and sums and products of kernels."""
 
-import math
-import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import reduce
 from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float, Shaped
 from pyro.nn import PyroModule
-from pyro.nn.module import PyroModuleList
 from pyro.poutine.runtime import am_i_wrapped
 from torch import Tensor, nn
 from torch.distributions import transform_to
 from torch.utils._pytree import tree_map_only
 
-from pyro_lvgp.state_space import Chain, add, constant, multiply
-from pyro_lvgp.validation import check_sizes
+from pyro_lvgp._utils.validation import check_sizes
+from pyro_lvgp.ops.state_space import Chain
 
 Theta: TypeAlias = tuple[Any, ...]  # tensors, or for sums and products a tuple of tensors for each part
 
@@ -159,16 +155,25 @@ class Kernel(PyroModule):
     def _outside_pyro(self) -> bool:
         return not (self._pyro_context.active or am_i_wrapped())
 
-    def __add__(self, other: object) -> "Sum":
+    # Sums and products derive from this class: imported when they are made.
+    def __add__(self, other: object) -> "Kernel":
+        from pyro_lvgp.kernels.composition import Sum
+
         return Sum(self, other) if isinstance(other, Kernel | float | int) else NotImplemented
 
-    def __radd__(self, other: object) -> "Sum":
+    def __radd__(self, other: object) -> "Kernel":
+        from pyro_lvgp.kernels.composition import Sum
+
         return Sum(other, self) if isinstance(other, float | int) else NotImplemented
 
-    def __mul__(self, other: object) -> "Product":
+    def __mul__(self, other: object) -> "Kernel":
+        from pyro_lvgp.kernels.composition import Product
+
         return Product(self, other) if isinstance(other, Kernel | float | int) else NotImplemented
 
-    def __rmul__(self, other: object) -> "Product":
+    def __rmul__(self, other: object) -> "Kernel":
+        from pyro_lvgp.kernels.composition import Product
+
         return Product(other, self) if isinstance(other, float | int) else NotImplemented
 
     def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
@@ -221,121 +226,6 @@ class Kernel(PyroModule):
             what = type(prior).__name__ if isinstance(prior, torch.distributions.Distribution) else "prior"
             texts.append(f"{name} ~ {what}" if drawn is None else f"{name}={_numbers(drawn)}")
         return ", ".join(sorted(texts))
-
-
-class _Constant(Kernel):
-    """The kernel k(x, z) = c, for a number c ≥ 0 that is not learned."""
-
-    def __init__(self, value: float | int) -> None:
-        super().__init__()
-        if not 0 <= value < math.inf:
-            raise ValueError(f"expected a finite number ≥ 0 in a sum or product of kernels, got {value}; it is a variance.")
-        self.value = float(value)
-
-    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
-        batch = torch.broadcast_shapes(X.shape[:-2], Z.shape[:-2])
-        return X.new_full((), self.value).expand(*batch, X.shape[-2], Z.shape[-2])
-
-    def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
-        return X.new_full((), self.value).expand(X.shape[:-1])
-
-    is_markov = True
-
-    def chain(self, steps: Float[Tensor, "*#batch T"], theta: Theta) -> Chain:
-        return constant(steps, self.value)
-
-    def _parameters_text(self) -> str:
-        return f"{self.value:g}"
-
-
-class Combination(Kernel):
-    """Base of kernels that are made of others; numbers count as constant ones.
-
-    :param kernels: the parts.
-    :raises ValueError: if there are none.
-    """
-
-    def __init__(self, *kernels: Kernel | float | int) -> None:
-        if not kernels:
-            raise ValueError(f"expected one or more kernels, got none; give kernels to {type(self).__name__}(...).")
-        parts = [k if isinstance(k, Kernel) else _Constant(k) for k in kernels]
-        super().__init__(batch_shape=self._joint_batch_shape([k.batch_shape for k in parts]))
-        self.kernels: Iterable[Any] = PyroModuleList(parts)
-
-    def _joint_batch_shape(self, shapes: list[torch.Size]) -> Sequence[int]:
-        return torch.broadcast_shapes(*shapes)
-
-    def check_columns(self, num_columns: int, name: str = "X") -> None:
-        for k in self.kernels:
-            k.check_columns(num_columns, name)
-
-    # The parts are read without entering Pyro's context, which this kernel has entered if it is to be entered.
-    def theta(self) -> Theta:
-        return tuple(k.theta() for k in self.kernels)
-
-    def _covariances(self, X: Tensor, Z: Tensor, theta: Theta) -> list[Tensor]:
-        return [k.covariance(X, Z, part) for k, part in zip(self.kernels, theta, strict=True)]
-
-    def _diagonals(self, X: Tensor, theta: Theta) -> list[Tensor]:
-        return [k.diagonal(X, part) for k, part in zip(self.kernels, theta, strict=True)]
-
-    @property
-    def is_markov(self) -> bool:
-        return all(k.is_markov for k in self.kernels)
-
-    def _chains(self, steps: Tensor, theta: Theta) -> list[Chain]:
-        return [k.chain(steps, part) for k, part in zip(self.kernels, theta, strict=True)]
-
-    def _parameters_text(self) -> str:
-        return ", ".join(f"{type(k).__name__.strip('_')}({k._parameters_text()})" for k in self.kernels)
-
-
-class Sum(Combination):
-    """Sum of kernels, ``k(x, z) = Σ_i k_i(x, z)``; ``k1 + k2`` makes one, and so does ``k + 0.1``.
-
-    :param kernels: kernels, or finite numbers ≥ 0, each of which is a constant kernel and not learned.
-    :raises ValueError: if there is no kernel, a number is negative or not finite, or a sum or product has run in a model.
-
-    Source: Rasmussen and Williams (2006), section 4.2.4.
-
-    >>> from pyro_lvgp.kernels import RBF, Linear
-    >>> kernel = RBF(2, lengthscale=0.5) + Linear(2)
-    >>> kernel(torch.randn(4, 10, 2)).shape
-    torch.Size([4, 10, 10])
-    """
-
-    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
-        return reduce(operator.add, self._covariances(X, Z, theta))
-
-    def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
-        return reduce(operator.add, self._diagonals(X, theta))
-
-    def chain(self, steps: Float[Tensor, "*#batch T"], theta: Theta) -> Chain:
-        return add(self._chains(steps, theta))
-
-
-class Product(Combination):
-    """Product of kernels, ``k(x, z) = Π_i k_i(x, z)``; ``k1 * k2`` makes one, and so does ``2.0 * k``.
-
-    :param kernels: kernels, or finite numbers ≥ 0, each of which is a constant kernel and not learned.
-    :raises ValueError: if there is no kernel, a number is negative or not finite, or a sum or product has run in a model.
-
-    Source: Rasmussen and Williams (2006), section 4.2.4.
-
-    >>> from pyro_lvgp.kernels import Matern, Periodic
-    >>> kernel = 0.5 * Matern(1, 2.5, lengthscale=10.0) * Periodic(1, period=7.0)
-    >>> kernel.diag(torch.randn(3, 1)).detach()
-    tensor([0.5000, 0.5000, 0.5000])
-    """
-
-    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
-        return reduce(operator.mul, self._covariances(X, Z, theta))
-
-    def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
-        return reduce(operator.mul, self._diagonals(X, theta))
-
-    def chain(self, steps: Float[Tensor, "*#batch T"], theta: Theta) -> Chain:
-        return reduce(multiply, self._chains(steps, theta))
 
 
 def _numbers(value: Tensor) -> str:

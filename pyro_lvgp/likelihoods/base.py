@@ -11,7 +11,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroModule, PyroParam
 from torch import Tensor
 
-from pyro_lvgp.quadrature import gauss_hermite, log_gauss_hermite_at_mode
+from pyro_lvgp.ops.quadrature import gauss_hermite, log_gauss_hermite_at_mode
 
 
 class Likelihood(PyroModule):

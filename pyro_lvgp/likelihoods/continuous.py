@@ -6,9 +6,9 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from pyro_lvgp._compile.recording import assume
 from pyro_lvgp.likelihoods.base import Likelihood, WithParameter
-from pyro_lvgp.quadrature import log_student_t_plus_normal
-from pyro_lvgp.recording import assume
+from pyro_lvgp.ops.quadrature import log_student_t_plus_normal
 
 
 class _AdditiveNoise(WithParameter):

@@ -7,8 +7,8 @@ from pyro.distributions import constraints
 from torch import Tensor
 from torch.special import log_ndtr, ndtr, ndtri
 
+from pyro_lvgp._utils.validation import check_data, check_not_empty, check_values
 from pyro_lvgp.likelihoods.base import WithParameter
-from pyro_lvgp.validation import check_data, check_not_empty, check_values
 
 _NUM_UNASKED = 100  # levels that a few rows may have too
 

@@ -1,13 +1,14 @@
-"""Models: rows with latents in plate ``data``, and series or fields in plates ``series`` and ``points``."""
+"""Latent variable models of rows (plate ``data``), and of series and fields (plates ``series`` and ``points``)."""
 
+from pyro_lvgp.models.gp_vae import GPVAE
 from pyro_lvgp.models.gplvm import BayesianGPLVM
-from pyro_lvgp.models.gpvae import GPVAE
+from pyro_lvgp.models.initialization import cluster_centres, latent_mixture, linear_latents
 from pyro_lvgp.models.latent_process_model import LatentProcessModel
 from pyro_lvgp.models.latent_variable_model import LatentVariableModel
 from pyro_lvgp.models.mixture import Imputation, MixturePrediction
 from pyro_lvgp.models.prediction import Prediction
 from pyro_lvgp.models.random_feature import RandomFeatureLVM
-from pyro_lvgp.models.sparse_gpvae import SparseGPVAE
+from pyro_lvgp.models.sparse_gp_vae import SparseGPVAE
 
 __all__ = [
     "GPVAE",
@@ -19,4 +20,7 @@ __all__ = [
     "Prediction",
     "RandomFeatureLVM",
     "SparseGPVAE",
+    "cluster_centres",
+    "latent_mixture",
+    "linear_latents",
 ]

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
-from pyro_lvgp.laplace import Entries, gaussian_components, laplace
+from pyro_lvgp.models._laplace import Entries, gaussian_components, laplace
 
 _AT_ONCE = 500  # searches, each of which takes megabytes with hundreds of inducing points
 

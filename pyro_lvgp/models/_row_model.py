@@ -5,12 +5,12 @@ from jaxtyping import Float
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
-from pyro_lvgp.initialization import InitialLatents, linear_latents
+from pyro_lvgp._utils.param_store import shared_parameters, warn_if_shared
+from pyro_lvgp._utils.seeding import seeded
+from pyro_lvgp._utils.validation import check_data, check_index, check_sizes, check_tensors, check_values
 from pyro_lvgp.likelihoods import Likelihood, as_likelihood
+from pyro_lvgp.models.initialization import InitialLatents, linear_latents
 from pyro_lvgp.models.latent_variable_model import LatentVariableModel
-from pyro_lvgp.param_store import shared_parameters, warn_if_shared
-from pyro_lvgp.seeding import seeded
-from pyro_lvgp.validation import check_data, check_index, check_sizes, check_tensors, check_values
 
 
 class RowModel(LatentVariableModel):

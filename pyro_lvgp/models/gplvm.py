@@ -12,15 +12,15 @@ from pyro.distributions import constraints
 from pyro.nn import PyroParam
 from torch import Tensor
 
-from pyro_lvgp.distributions import LikelihoodTerm, NoisyFunction, ObservedRows
-from pyro_lvgp.initialization import InitialLatents, cluster_centres
+from pyro_lvgp._utils.seeding import seeded
+from pyro_lvgp.distributions.likelihood_predictive import LikelihoodTerm, NoisyFunction, ObservedRows
 from pyro_lvgp.kernels import RBF, Kernel, as_kernel
 from pyro_lvgp.kernels.base import Theta
 from pyro_lvgp.likelihoods import Gaussian, Likelihood
-from pyro_lvgp.linalg import invert_lower, safe_cholesky, solve_lower, sparse_conditional
 from pyro_lvgp.models._row_model import RowModel
-from pyro_lvgp.quadratic import Quadratic, RBFScore, evaluate, gaussian_quadratic, gradient, rbf_score
-from pyro_lvgp.seeding import seeded
+from pyro_lvgp.models.initialization import InitialLatents, cluster_centres
+from pyro_lvgp.ops.expected_log_likelihood import Quadratic, RBFScore, evaluate, gaussian_quadratic, gradient, rbf_score
+from pyro_lvgp.ops.linalg import invert_lower, safe_cholesky, solve_lower, sparse_conditional
 
 
 class _Shared(NamedTuple):

@@ -15,15 +15,23 @@ from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 
-from pyro_lvgp.evaluation import evaluating
+from pyro_lvgp._utils.eval_mode import evaluating
+from pyro_lvgp._utils.validation import (
+    check_inputs,
+    check_new_inputs,
+    check_not_empty,
+    check_series,
+    check_sizes,
+    check_tensors,
+)
 from pyro_lvgp.kernels import Kernel, as_kernel
-from pyro_lvgp.kernels.base import Combination, Theta
+from pyro_lvgp.kernels.base import Theta
+from pyro_lvgp.kernels.composition import Combination
 from pyro_lvgp.likelihoods import Likelihood, as_likelihood
 from pyro_lvgp.models.latent_variable_model import Guide, check_all_given
 from pyro_lvgp.models.mixture import Imputation, MixturePrediction
-from pyro_lvgp.networks.mlp import adopt
-from pyro_lvgp.quasi_random import even_draws
-from pyro_lvgp.validation import check_inputs, check_new_inputs, check_not_empty, check_series, check_sizes, check_tensors
+from pyro_lvgp.networks.pyro_module import adopt
+from pyro_lvgp.ops.quasi_monte_carlo import even_draws
 
 
 class LatentProcessModel(PyroModule):
@@ -153,7 +161,7 @@ class LatentProcessModel(PyroModule):
         return [series] if isinstance(series, pyro.plate) else []
 
     def mini_batch(self, idx: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Some series, or some points of the one series, as :func:`~pyro_lvgp.training.fit` passes them on.
+        """Some series, or some points of the one series, as :func:`~pyro_lvgp.infer.fit` passes them on.
 
         :param idx: which of them.
         :param x: inputs of all; one set of them for all series stays whole.

@@ -16,14 +16,15 @@ from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from torch import Tensor
 
-from pyro_lvgp.distributions import NoisyFunction, PrecisionNormal
-from pyro_lvgp.evaluation import evaluating
-from pyro_lvgp.integration import IntegrateGaussians
-from pyro_lvgp.laplace import Entries
+from pyro_lvgp._utils.eval_mode import evaluating
+from pyro_lvgp._utils.seeding import seeded
+from pyro_lvgp._utils.validation import check_data, check_index, check_not_empty, check_sizes, check_values
+from pyro_lvgp.distributions.likelihood_predictive import NoisyFunction
+from pyro_lvgp.distributions.normal import PrecisionNormal
+from pyro_lvgp.infer.elbo.handlers import IntegrateGaussians
+from pyro_lvgp.models._laplace import Entries
 from pyro_lvgp.models._new_rows import LogLikelihood, best_candidates, by_laplace, variational
 from pyro_lvgp.models.prediction import Prediction, average
-from pyro_lvgp.seeding import seeded
-from pyro_lvgp.validation import check_data, check_index, check_not_empty, check_sizes, check_values
 
 Guide = Callable[..., Any]
 Latents = Float[Tensor, "B Q"] | TorchDistributionMixin
@@ -187,7 +188,7 @@ class LatentVariableModel(PyroModule):
         :param guide: a fitted guide; its globals are averaged over, and stay as they are.
         :param Y: new rows, NaN where missing.
         :param method: ``"variational"`` or ``"laplace"``.
-        :param prior: p(x) of one row, instead of N(0, I), such as :func:`~pyro_lvgp.initialization.latent_mixture` of the
+        :param prior: p(x) of one row, instead of N(0, I), such as :func:`~pyro_lvgp.models.latent_mixture` of the
             training latents; candidates are then drawn from it, and otherwise are :meth:`latent_candidates`.
         :param num_starts: Gaussians for each row; with ``"laplace"`` and a mixture, for each of its components.
         :param num_steps: Adam's, 300 if omitted, or those of Gauss and Newton, 30.

@@ -39,7 +39,7 @@ class MixturePrediction:
 
         :param predictions: of as many draws each.
         :param weights: one for each prediction, from zero up, in units of their sum, such as the values of
-            :func:`~pyro_lvgp.selection.stacking_weights`; equal ones if None.
+            :func:`~pyro_lvgp.diagnostics.stacking_weights`; equal ones if None.
         :raises ValueError: if there are none, one has another shape or number of draws, or the weights do not fit.
         :raises TypeError: for weights by name.
 

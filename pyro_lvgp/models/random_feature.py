@@ -13,19 +13,20 @@ from pyro.nn import PyroParam
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pyro_lvgp import polyagamma
-from pyro_lvgp.collapsed import gaussian_sites
-from pyro_lvgp.diagonal_mixture import DiagonalMixture
-from pyro_lvgp.distributions import NoisyFunction, ObservedRows, without_independent
-from pyro_lvgp.features import mixture_kernel, random_features, spectral_density
-from pyro_lvgp.initialization import InitialLatents
+from pyro_lvgp._compile.recording import assume
+from pyro_lvgp._utils.seeding import normal_draws, seeded
+from pyro_lvgp._utils.validation import check_data
+from pyro_lvgp.conjugate.feature_regression import gaussian_sites
+from pyro_lvgp.distributions.diagonal_mixture import DiagonalMixture
+from pyro_lvgp.distributions.likelihood_predictive import NoisyFunction, ObservedRows
+from pyro_lvgp.distributions.normal import without_independent
+from pyro_lvgp.kernels.spectral import mixture_kernel, random_features, spectral_density
 from pyro_lvgp.likelihoods import Gaussian, Likelihood, Logistic
-from pyro_lvgp.linalg import function_variance
+from pyro_lvgp.likelihoods import polya_gamma as polyagamma
 from pyro_lvgp.models._row_model import RowModel
+from pyro_lvgp.models.initialization import InitialLatents
 from pyro_lvgp.models.latent_variable_model import Guide
-from pyro_lvgp.recording import assume
-from pyro_lvgp.seeding import normal_draws, seeded
-from pyro_lvgp.validation import check_data
+from pyro_lvgp.ops.linalg import function_variance
 
 _REACH, _NUM_DRAWS = 3.0, 100
 
@@ -44,7 +45,7 @@ class RandomFeatureLVM(RowModel):
         x_n \sim N(0, I_Q), \quad a_d \sim N(0, I_L), \quad
         f_{nd} = c_d + \sigma_k\, \varphi(x_n)^T a_d, \quad y_{nd} \sim p(y \mid f_{nd})
 
-    with the L = 2F features φ of F frequencies ω (:func:`~pyro_lvgp.features.random_features`).  Given ω the functions are
+    with the L = 2F features φ of F frequencies ω (:func:`~pyro_lvgp.kernels.random_features`).  Given ω the functions are
     Gaussian processes with kernel :math:`\sigma_k^2 \varphi(x)^T \varphi(x')`; the mixture of frequencies, a truncated
     Dirichlet process, learns which.  The assignments of frequencies to components are summed out.
 
@@ -258,7 +259,7 @@ class RandomFeatureLVM(RowModel):
 
         Of a σ_k² with a prior it has the mean over draws from the guide.
 
-        :param guide: a fitted guide, whose ``omega`` is a Gaussian or a :class:`~pyro_lvgp.diagonal_mixture.DiagonalMixture`.
+        :param guide: a fitted guide, whose ``omega`` is a Gaussian or a :class:`~pyro_lvgp.distributions.DiagonalMixture`.
         :param X: inputs.
         :param X2: other inputs; X itself if omitted.
         :raises ValueError: for inputs of other dimensions.

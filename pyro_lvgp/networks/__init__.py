@@ -1,12 +1,23 @@
-"""Neural networks: inference networks for data with missing entries.
+"""Encoders of data with missing entries, decoders, and input corruption."""
 
-Encoders map data [*, D], NaN where missing, to loc and scale [*, Q].  A row with nothing observed gets finite numbers too;
-guides that multiply a prior by what the encoder says leave such rows out.
-"""
-
+from pyro_lvgp.networks.corruption import Masking, hide_entries, hide_like_rows, hide_like_shifted
 from pyro_lvgp.networks.encoders import IndexNet, PointNet, ZeroImputation
 from pyro_lvgp.networks.factors import FactorNet
-from pyro_lvgp.networks.mlp import MLP, as_pyro_module
+from pyro_lvgp.networks.mlp import MLP
 from pyro_lvgp.networks.offsets import NeighbourNet, OffsetNet
+from pyro_lvgp.networks.pyro_module import as_pyro_module
 
-__all__ = ["MLP", "FactorNet", "IndexNet", "NeighbourNet", "OffsetNet", "PointNet", "ZeroImputation", "as_pyro_module"]
+__all__ = [
+    "MLP",
+    "FactorNet",
+    "IndexNet",
+    "Masking",
+    "NeighbourNet",
+    "OffsetNet",
+    "PointNet",
+    "ZeroImputation",
+    "as_pyro_module",
+    "hide_entries",
+    "hide_like_rows",
+    "hide_like_shifted",
+]

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from pyro_lvgp.validation import check_init_scale, check_sizes, check_tensors
+from pyro_lvgp._utils.validation import check_init_scale, check_sizes, check_tensors
 
 
 def smallest_scale(like: Tensor) -> float:

@@ -2,55 +2,9 @@
 
 from collections.abc import Sequence
 
-from pyro.infer.autoguide.utils import deep_setattr
-from pyro.nn import PyroModule, PyroParam
-from pyro.nn.module import to_pyro_module_
 from torch import nn
 
 from pyro_lvgp.networks._layers import layers
-
-
-def as_pyro_module(network: nn.Module) -> nn.Module:
-    """Make a network, in place, a ``PyroModule`` whose parameters are all ``PyroParam``; those that are frozen stay so.
-
-    Plain ``nn.Parameter`` inside a guide fail under Pyro's setting ``module_local_params``.
-
-    :param network: any module.
-    :raises ValueError: if two modules share a parameter, since Pyro keeps parameters by their names.
-
-    >>> net = as_pyro_module(MLP(3, 2))
-    >>> [name for name, _ in net.named_parameters()][0]
-    '0.weight_unconstrained'
-    """
-    to_pyro_module_(network)
-    names: dict[int, str] = {}
-    for place, module in network.named_modules():
-        for name, parameter in list(module._parameters.items()):
-            if parameter is not None and not name.endswith("_unconstrained"):
-                path = f"{place}.{name}".lstrip(".")
-                if id(parameter) in names:
-                    raise ValueError(
-                        f"expected a parameter in one module only, got {names[id(parameter)]!r} and {path!r} as one; use one "
-                        "module twice, or read the parameter of the other module in forward"
-                    )
-                names[id(parameter)] = path
-                setattr(module, name, PyroParam(parameter.detach()))
-                getattr(module, f"{name}_unconstrained").requires_grad_(parameter.requires_grad)
-    return network
-
-
-def adopt(owner: PyroModule, name: str, network: nn.Module) -> None:
-    """Make a network a part of a model or a guide, as :func:`as_pyro_module` has it.
-
-    :raises ValueError: if it has run as a part of another.
-    """
-    try:
-        deep_setattr(owner, name, as_pyro_module(network))
-    except AssertionError as error:  # Pyro cannot rename parts that have run
-        raise ValueError(
-            f"expected a module of its own for each model and guide, got a {type(network).__name__} that has run elsewhere; "
-            "make a new one, whose load_state_dict(...) takes over what was learned"
-        ) from error
 
 
 class MLP(nn.Sequential):

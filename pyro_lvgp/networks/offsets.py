@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from pyro_lvgp._utils.validation import check_init_scale, check_sizes
 from pyro_lvgp.networks._encoder import loc_and_scale, smallest_scale
 from pyro_lvgp.networks.mlp import MLP
-from pyro_lvgp.validation import check_init_scale, check_sizes
 
 
 class OffsetNet(nn.Module):

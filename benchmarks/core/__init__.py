@@ -1,0 +1,1 @@
+"""What all benchmarks share: the table, scores, contestants, isolated fits, pictures."""

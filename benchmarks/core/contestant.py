@@ -1,0 +1,86 @@
+"""A fit of ours, trained by turns with others."""
+
+import statistics
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyro
+import torch
+from pyro.params.param_store import StateDict
+from torch import Tensor
+
+from benchmarks.core.scores import negative_bound
+from pyro_lvgp._utils.seeding import seeded
+from pyro_lvgp.infer import CompiledELBO, JointOptim, fit
+from pyro_lvgp.infer.elbo.base import DifferentiableELBO
+
+
+class Case(NamedTuple):
+    """What a fit needs.
+
+    :param bound: to climb.
+    :param args: of model and guide, with a row for each datum.
+    :param batch_size: rows of a step; all of them if None.
+    :param learning_rate: of Adam.
+    """
+
+    model: Callable[..., Any]
+    guide: Callable[..., Any]
+    bound: DifferentiableELBO | CompiledELBO
+    args: tuple[Tensor, ...]
+    batch_size: int | None
+    learning_rate: float
+
+
+class Contestant:
+    """A fit with a Pyro parameter store to itself, and the wall seconds of its steps.
+
+    :param make: makes what it needs, once, within that store.
+    :param device: to fit on; None for where things are.
+    """
+
+    model: Any
+    guide: Any
+
+    def __init__(self, make: Callable[[], Case], *, device: str | None = None):
+        self._store: StateDict = {"params": {}, "constraints": {}}
+        with self.own_parameters():
+            self._case = make()
+        self.model, self.guide, self._device = self._case.model, self._case.guide, device
+        self._optim = JointOptim(torch.optim.Adam, {"lr": self._case.learning_rate, "fused": True})
+        self.seconds: list[float] = []
+
+    def own_parameters(self) -> AbstractContextManager:
+        """Where Pyro's parameters are those of this one."""
+        return pyro.get_param_store().scope(self._store)
+
+    @property
+    def compile_seconds(self) -> float:
+        """What the slowest step, the second if compiled, took over the median."""
+        return max(self.seconds) - statistics.median(self.seconds)
+
+    def train(self, num_steps: int, *, seed: int) -> list[float]:
+        """Take Adam steps on shuffled mini-batches; return the wall seconds of each."""
+        with self.own_parameters():
+            result = fit(
+                self.model,
+                self.guide,
+                *self._case.args,
+                loss=self._case.bound,
+                optim=self._optim,
+                num_steps=num_steps,
+                batch_size=self._case.batch_size,
+                seed=seed,
+                device=self._device,
+                progress=False,
+            )
+        seconds = np.diff(result.seconds, prepend=0.0).tolist()
+        self.seconds += seconds
+        return seconds
+
+    def negative_bound(self, *, num_evaluations: int, seed: int = 0) -> float:
+        """Minus the bound on all data per datum, averaged over draws of all that it does not integrate."""
+        with self.own_parameters(), seeded(seed):
+            return negative_bound(self._case.bound, self.model, self.guide, *self._case.args, draws=num_evaluations)

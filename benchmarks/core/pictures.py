@@ -1,0 +1,45 @@
+"""What the scripts that draw results have in common."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+import pyro
+import torch
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from benchmarks.core.report import environment
+
+
+def write_pictures(
+    benchmark: str, draw: Callable[[bool], Mapping[str, Figure]], argv: Sequence[str] | None = None, *, num_threads: int
+) -> None:
+    """A command line: fit, and write pictures.
+
+    :param benchmark: that the pictures belong to, after which their files are called.
+    :param draw: figures by name, after few steps if told True.
+    :param argv: arguments; those of the process by default.
+    :param num_threads: for torch.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{benchmark}_pictures")
+    parser.add_argument("--quick", action="store_true", help="few steps: does it run?")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder for the pictures")
+    options = parser.parse_args(argv)
+    options.out.mkdir(parents=True, exist_ok=True)
+    matplotlib.use("Agg")
+    torch.set_num_threads(num_threads)
+    print(f"    {shlex.join([*parser.prog.split(), *argv])}\n\n{environment()}", flush=True)
+    with pyro.settings.context(module_local_params=True):  # several guides side by side
+        figures = draw(options.quick)
+    for name, figure in figures.items():
+        for ax in figure.axes:
+            ax.spines[["top", "right"]].set_visible(False)
+        path = options.out / f"{benchmark}_{name}.png"
+        figure.savefig(path, dpi=110)
+        plt.close(figure)
+        print(f"wrote {path}")

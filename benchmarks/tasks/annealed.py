@@ -1,0 +1,218 @@
+"""Mean field, importance weighting and annealing, on four data sets, from one start with one budget of steps."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from tqdm import tqdm
+
+from benchmarks.core.isolated import isolated
+from benchmarks.core.report import Measurement, Row, Settings
+from benchmarks.core.scores import expected_log_likelihood, held_out_log_likelihood, negative_bound, reconstruction
+from pyro_lvgp.datasets import load_dataset
+from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
+from pyro_lvgp.guides.annealed.transitions import Dynamics
+from pyro_lvgp.infer import CompiledELBO, ImportanceWeightedELBO, JointOptim, LocalELBO, MeanFieldELBO, fit
+from pyro_lvgp.models import BayesianGPLVM
+
+NUM_THREADS = 1
+NUM_INDUCING, BATCH_SIZE, LEARNING_RATE, CLIP_FACTOR = 30, 200, 5e-3, 10.0
+COMPILED_FROM = 10_000  # steps, of which so many make up for the time that compiling takes
+PUBLISHED: list[Row] = []
+NOTES = """\
+Every method has the same model, start (`initialize`, mean-field scales 0.1), mini-batches, Adam rate and number of steps; u is
+integrated out in every bound.  One row in ten is never trained on: "held-out" is its log likelihood, importance-sampled with
+the same proposal for all (see `benchmarks/scores.py`).  The negative bound is each method's own, on the rows trained on.
+"IW, S = 11" evaluates as many gradients of the log joint as "annealed, K = 10", and so does mean field with 11 draws.  The MSE
+is that of the posterior mean of f at the entries seen.  Annealed guides are underdamped unless it says otherwise, and their
+transitions compiled; in fits of 20 000 steps all steps of all methods are; "fit" includes both.  In the image sets three
+quarters of the pixels of 5 % of the rows are hidden, and "hidden RMSE" is in units of grey level / 255; all else is in units
+in which the variance over all pixels is 1."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Data, scaled, and how to fit them.
+
+    :param Y: rows.
+    :param scale: what one unit of Y is in the unit of "hidden RMSE".
+    :param hidden: which entries the fit does not see.
+    :param methods: what to fit; all by default.
+    """
+
+    Y: Float[Tensor, "N D"]
+    latent_dim: int
+    checkpoints: tuple[int, ...]
+    scale: float = 1.0
+    hidden: Bool[Tensor, "N D"] | None = None
+    draws: int = 1000
+    methods: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Method:
+    """A guide and a bound.
+
+    :param num_steps: transitions K of the annealed guide; 0 for mean field.
+    :param dynamics: of its chain.
+    :param step_size: at its start.
+    :param num_samples: draws S of each latent.
+    :param weighted: whether the draws are importance weighted, or averaged over.
+    """
+
+    num_steps: int = 0
+    dynamics: Dynamics = "underdamped"
+    step_size: float = 0.4
+    num_samples: int = 1
+    weighted: bool = False
+
+    def guide(self, model: BayesianGPLVM) -> AutoAnnealedLangevin | MeanFieldGuide:
+        if self.num_steps == 0:
+            return MeanFieldGuide(model)
+        chain: dict[str, Any] = {"num_steps": self.num_steps, "dynamics": self.dynamics, "step_size": self.step_size}
+        return AutoAnnealedLangevin(model, compile=True, **chain)
+
+    def loss(self) -> LocalELBO:
+        bound = ImportanceWeightedELBO if self.weighted else MeanFieldELBO
+        return bound(num_samples=self.num_samples, max_plate_nesting=1)
+
+
+METHODS = {
+    "mean field": Method(),
+    "mean field, 11 draws": Method(num_samples=11),
+    "IW, S = 5": Method(num_samples=5, weighted=True),
+    "IW, S = 11": Method(num_samples=11, weighted=True),
+    "annealed, K = 5": Method(num_steps=5),
+    "annealed, K = 10": Method(num_steps=10),
+    "annealed, K = 10, overdamped": Method(10, "overdamped", step_size=0.2),
+    "annealed, K = 10 × IW, S = 5": Method(num_steps=10, num_samples=5, weighted=True),
+    "annealed, K = 10, overdamped × IW, S = 5": Method(10, "overdamped", step_size=0.2, num_samples=5, weighted=True),
+}
+
+
+def table(name: str) -> Task:
+    """A small table with standardised columns, in float64."""
+    X = torch.as_tensor(load_dataset(name)["X"], dtype=torch.float64)
+    return Task((X - X.mean(0)) / X.std(0, correction=0), latent_dim=10, checkpoints=(1000, 2000, 3000))
+
+
+def images(pixels: Float[Tensor, "N D"], latent_dim: int) -> Task:
+    """Images with pixel variance 1 over all, in float32; 75 % of the pixels of 5 % of the rows hidden."""
+    scale = pixels.std().item()
+    generator = torch.Generator().manual_seed(2026)  # not one that chooses the rows held out
+    rows = torch.rand(len(pixels), 1, generator=generator) < 0.05
+    hidden = rows & (torch.rand(pixels.shape, generator=generator) < 0.75)
+    return Task((pixels - pixels.mean()) / scale, latent_dim, (500,), scale, hidden, draws=300)
+
+
+def frey() -> Task:
+    """Brendan Frey's faces."""
+    return images(torch.as_tensor(load_dataset("frey")["X"] / 255.0, dtype=torch.float32), 20)
+
+
+def ones_and_sevens() -> Task:
+    """Ones and sevens of MNIST's test set."""
+    data = load_dataset("mnist")
+    chosen = (data["y_test"] == 1) | (data["y_test"] == 7)
+    return images(torch.as_tensor(data["X_test"][chosen] / 255.0, dtype=torch.float32), 5)
+
+
+def converged() -> Task:
+    """Oil flow until little changes."""
+    return replace(table("oilflow"), checkpoints=(20_000,), methods=CONVERGED)
+
+
+CONVERGED = ("mean field", "IW, S = 5", "annealed, K = 10", "annealed, K = 10 × IW, S = 5")
+TASKS = {
+    "oilflow": lambda: table("oilflow"),
+    "oilflow_converged": converged,
+    "wine_red": lambda: table("wine_red"),
+    "frey": frey,
+    "mnist_1_7": ones_and_sevens,
+}
+
+
+def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:
+    """Measure all methods on all sets, or on one, for each seed."""
+    for name in [only] if only else ["oilflow"] if quick else list(TASKS):
+        task = TASKS[name]()
+        runs = [(seed, method) for seed in range(seeds) for method in task.methods or METHODS]
+        for seed, method in tqdm(runs, desc=name, unit="fit"):
+            yield from measure(name, task, method, seed=seed, checkpoints=(100,) if quick else task.checkpoints)
+
+
+class Start(NamedTuple):
+    """A model and a guide before any fit, and what they see.
+
+    :param rows: which rows of the task those of ``Y`` are.
+    :param Y: the rows to train on, NaN where hidden.
+    """
+
+    model: BayesianGPLVM
+    guide: AutoAnnealedLangevin | MeanFieldGuide
+    rows: Bool[Tensor, " N"]
+    Y: Float[Tensor, "B D"]
+
+
+def start(task: Task, method: Method, *, seed: int) -> Start:
+    """The start that all methods share."""
+    rows = torch.rand(len(task.Y), generator=torch.Generator().manual_seed(seed)) >= 0.1
+    Y = task.Y[rows] if task.hidden is None else task.Y.masked_fill(task.hidden, torch.nan)[rows]
+    model = BayesianGPLVM(len(Y), Y.shape[1], task.latent_dim, num_inducing=NUM_INDUCING).to(Y.dtype)
+    model.initialize(Y, seed=seed)
+    return Start(model, method.guide(model), rows, Y)
+
+
+def optimiser() -> JointOptim:
+    """The one of all methods."""
+    return JointOptim(torch.optim.Adam, {"lr": LEARNING_RATE, "fused": True}, clip_factor=CLIP_FACTOR)
+
+
+def measure(dataset: str, task: Task, name: str, *, seed: int, checkpoints: tuple[int, ...]) -> Iterator[Measurement]:
+    """Fit one method and measure it at each number of steps."""
+    method = METHODS[name]
+    settings: Settings = {
+        "Q": task.latent_dim,
+        "M": NUM_INDUCING,
+        "kernel": "ARD RBF",
+        "batch": BATCH_SIZE,
+        "optimiser": f"fused Adam, rate {LEARNING_RATE:g}, gradients clipped at {CLIP_FACTOR:g} times their usual norm",
+        "rows held out": "10 %",
+        "dtype": str(task.Y.dtype).removeprefix("torch."),
+    }
+    with isolated(seed):
+        model, guide, rows, Y = start(task, method, seed=seed)
+        truth, hidden = task.Y[rows], torch.isnan(Y)
+        loss: LocalELBO | CompiledELBO = method.loss()
+        if checkpoints[-1] >= COMPILED_FROM:
+            loss = CompiledELBO(loss)
+        optim = optimiser()
+        done, seconds = 0, 0.0
+        for steps in checkpoints:
+            history = fit(
+                model,
+                guide,
+                Y,
+                loss=loss,
+                optim=optim,
+                num_steps=steps - done,
+                batch_size=BATCH_SIZE,
+                seed=100_000 * seed + done,
+                progress=False,
+            )
+            done, seconds = steps, seconds + history.seconds[-1]
+            mse, hidden_rmse = reconstruction(model, guide, Y, truth, hidden)
+            values = {
+                "negative bound [nats/row]": negative_bound(loss, model, guide, Y),
+                "reconstruction MSE": mse,
+                "expected log lik. [nats/row]": expected_log_likelihood(model, guide, Y),
+            }
+            if task.hidden is not None:
+                values["hidden RMSE"] = hidden_rmse * task.scale
+            if steps == checkpoints[-1]:
+                values["held-out log lik. [nats/row]"] = held_out_log_likelihood(model, guide, task.Y[~rows], draws=task.draws)
+            for metric, value in values.items():
+                yield Measurement(f"{dataset}, {steps} steps", name, metric, value, seconds, settings)

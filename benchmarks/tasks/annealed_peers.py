@@ -1,0 +1,116 @@
+"""Annealed guides beside NumPyro's AutoSemiDAIS and AutoDAIS on oil flow: bound, reconstruction and step time."""
+
+import statistics
+from collections.abc import Iterator
+from itertools import product
+
+import jax
+import numpyro
+from jaxtyping import Float
+from torch import Tensor
+from tqdm import tqdm
+
+from benchmarks.core.contestant import Case, Contestant
+from benchmarks.core.report import Measurement, Row, Settings
+from benchmarks.peers.numpyro_dais import NumPyroDAIS
+from benchmarks.tasks.oilflow import BATCH_SIZE, LATENT_DIM, LEARNING_RATE, NUM_INDUCING, standardised
+from pyro_lvgp.guides import AutoAnnealedLangevin
+from pyro_lvgp.infer import CompiledELBO, MeanFieldELBO
+from pyro_lvgp.models import BayesianGPLVM
+
+NUM_THREADS = 1
+PEER = f"NumPyro {numpyro.__version__}"
+PUBLISHED: list[Row] = []
+NOTES = """\
+One model, one start, one Adam rate; K transitions for all.  AutoSemiDAIS anneals the latents of the rows in a mini-batch, as
+ours does; AutoDAIS anneals latents and inducing outputs together, on all rows at every step.  Bounds are each library's own:
+both bound the same evidence; NumPyro draws u, ours integrates it out.  Our chains are underdamped.  Both compile a whole step,
+ours by `CompiledELBO`; "compile" is what our slowest step takes over the median, a part of "fit", and for NumPyro the time of
+`lower().compile()`, which "fit" leaves out; torch finds earlier compilations on the
+disk.  Blocks of steps alternate between the methods, and each has one core at most.  NumPyro's guides are mended in two
+places, see `benchmarks/peers/numpyro_dais.py`; with what they come with, AutoDAIS does not follow the hyperparameters."""
+
+
+class Ours(Contestant):
+    """Our model under an annealed guide."""
+
+    def __init__(self, Y: Float[Tensor, "N D"], *, num_steps: int, batch_size: int | None, seed: int, compile: bool):
+        def make() -> Case:
+            model = BayesianGPLVM(len(Y), Y.shape[1], LATENT_DIM, num_inducing=NUM_INDUCING).to(Y)
+            guide = AutoAnnealedLangevin(model.initialize(Y, seed=seed), num_steps=num_steps)
+            bound = MeanFieldELBO(num_samples=1, max_plate_nesting=1)
+            return Case(model, guide, CompiledELBO(bound) if compile else bound, (Y,), batch_size, LEARNING_RATE)
+
+        self._Y = Y
+        super().__init__(make)
+
+    def predict(self) -> Float[Tensor, "N D"]:
+        """Mean of f at draws of latents and u, averaged over 64 of them."""
+        with self.own_parameters():
+            return self.model.reconstruct(self.guide, self._Y).f_mean
+
+
+def run(*, quick: bool, seeds: int, device: str = "cpu") -> Iterator[Measurement]:
+    """Measure all methods for each seed."""
+    num_steps, lengths = (100, (5,)) if quick else (3000, (5, 10))
+    with jax.default_device(jax.devices("gpu" if device == "cuda" else device)[0]):
+        for seed in range(seeds):
+            yield from measure(num_steps=num_steps, seed=seed, lengths=lengths, device=device)
+
+
+def measure(
+    *,
+    num_steps: int,
+    seed: int,
+    lengths: tuple[int, ...] = (5, 10),
+    block: int = 250,
+    compile: bool = True,
+    device: str = "cpu",
+) -> Iterator[Measurement]:
+    """Fit all methods by turns, a block of steps each, and measure them.
+
+    :param num_steps: steps of each method.
+    :param seed: seed of the start, of mini-batches and of noise.
+    :param lengths: numbers K of transitions, each on mini-batches and on all rows.
+    :param block: steps of a method before the next has its turn.
+    :param compile: compile our steps.
+    :param device: of ours; NumPyro takes JAX's default.
+    """
+    Y = standardised().to(device)
+    methods: dict[str, Ours | NumPyroDAIS] = {}
+    for batch_size, K in product((BATCH_SIZE, None), lengths):
+        rows = f"{batch_size or 'all'} rows"
+        ours = Ours(Y, num_steps=K, batch_size=batch_size, seed=seed, compile=compile)
+        peer = "AutoSemiDAIS" if batch_size else "AutoDAIS"
+        methods[f"pyro_lvgp, K = {K}, {rows}"] = ours
+        methods[f"{PEER} {peer}, K = {K}, {rows}"] = NumPyroDAIS(
+            Y,
+            ours.model,
+            num_steps=K,
+            learning_rate=LEARNING_RATE,
+            batch_size=batch_size,
+            guide="semi" if batch_size else "full",
+        )
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
+    with tqdm(total=num_steps * len(methods), desc=f"annealed_peers, seed {seed}", unit="step") as bar:
+        for done in range(0, num_steps, block):
+            for name, method in methods.items():
+                steps = min(block, num_steps - done)
+                seconds[name] += method.train(steps, seed=seed * num_steps + done)
+                bar.update(steps)
+    settings: Settings = {
+        "Q": LATENT_DIM,
+        "M": NUM_INDUCING,
+        "steps": num_steps,
+        "optimiser": f"Adam, rate {LEARNING_RATE:g}",
+        "dtype": "float64",
+    }
+    for name, method in methods.items():
+        values = {
+            "negative bound [nats/row]": method.negative_bound(num_evaluations=32),
+            "reconstruction MSE": (method.predict().to(device) - Y).square().mean().item(),
+            "step [ms]": 1e3 * statistics.median(seconds[name]),
+            "compile [s]": method.compile_seconds,
+        }
+        for metric, value in values.items():
+            yield Measurement("oilflow", name, metric, value, sum(seconds[name]), settings)

@@ -1,0 +1,196 @@
+"""Steps of models, guides and bounds with and without compilation: milliseconds, and after how many steps it pays."""
+
+import math
+import statistics
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch._inductor.utils import fresh_inductor_cache
+from tqdm import tqdm
+
+from benchmarks.core.contestant import Case, Contestant
+from benchmarks.core.report import Measurement, Row, Settings
+from benchmarks.tasks import gpvae as gpvae_benchmark
+from benchmarks.tasks.oilflow import standardised
+from pyro_lvgp._utils.seeding import seeded
+from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide, SparseStructuredGPGuide, StructuredGPGuide
+from pyro_lvgp.infer import CompiledELBO, ImportanceWeightedELBO, LocalELBO, MeanFieldELBO, StructuredELBO
+from pyro_lvgp.kernels import RBF
+from pyro_lvgp.models import GPVAE, BayesianGPLVM, SparseGPVAE
+from pyro_lvgp.networks import MLP, IndexNet
+
+NUM_THREADS = 1
+LEARNING_RATE, BATCH_SIZE = 1e-3, 200
+PUBLISHED: list[Row] = []
+NOTES = """\
+"steps": each model, guide and bound with `CompiledELBO` and without; medians of the steps of `fit`, of which blocks alternate
+between the two.  "compile" is what the slowest step takes over the median, with nothing compiled before, and "pays after" the
+number of steps whose savings make up for it.  The Bayesian GPLVM is of oil flow: 1000 × 12, mini-batches of 200, Q = 10, M =
+30.  GP-VAEs are of the EEG: 256 × 7 with gaps, Q = 3, IndexNet, a decoder with one layer of 20; mini-batches of 100, as in the
+thesis, or all points and 30 inducing points.  The user's own model is Poisson factorisation of 500 × 30 counts with a latent
+of 5 dimensions for each row, of which 100 make a mini-batch.
+
+"chains": annealed guides of the Bayesian GPLVM, all rows at each step, in float32: as they are; "transition", with one
+transition compiled by `AutoAnnealedLangevin(compile=True)`; "all", with all of a step compiled by `CompiledELBO`; and "both",
+where what is compiled of a step calls one compiled transition again and again."""
+
+
+def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:
+    """Measure all cases for each seed, or one part."""
+    num_steps, block = (6, 3) if quick else (600, 100)
+    for seed in range(seeds):
+        for task in [only] if only else list(TASKS):
+            measured, cases = TASKS[task]
+            for case in tqdm(cases, desc=f"{task}, seed {seed}", unit="case"):
+                yield from measured(case, num_steps=num_steps, block=block, seed=seed)
+
+
+def measure(name: str, *, num_steps: int, block: int, seed: int, backend: str = "inductor") -> Iterator[Measurement]:
+    """Take steps of both by turns.
+
+    :param name: what is fitted, one of ``CASES``.
+    :param num_steps: steps of each.
+    :param block: steps of one before the other has its turn.
+    :param seed: of the start and of the fit.
+    :param backend: of :class:`~pyro_lvgp.infer.CompiledELBO`.
+    """
+    plain, compiled = contestants(CASES[name], seed=seed, backend=backend)
+    slow, fast = take_turns([plain, compiled], num_steps=num_steps, block=block, seed=seed)
+    values = {
+        "step [ms]": 1e3 * slow,
+        "compiled [ms]": 1e3 * fast,
+        "ratio": slow / fast,
+        "compile [s]": compiled.compile_seconds,
+        "pays after [steps]": compiled.compile_seconds / (slow - fast) if fast < slow else math.inf,
+    }
+    settings: Settings = {"steps": num_steps, "optimiser": f"fused Adam, rate {LEARNING_RATE:g}", "dtype": "float64"}
+    for metric, value in values.items():
+        yield Measurement("steps", name, metric, value, sum(compiled.seconds), settings)
+
+
+def measure_chain(length: int, *, num_steps: int, block: int, seed: int, backend: str = "inductor") -> Iterator[Measurement]:
+    """Take steps of an annealed guide by turns: as it is, with its transition compiled, with all of it, and with both.
+
+    :param length: of the chain, K.
+    :param num_steps: steps of each.
+    :param block: steps of one before another has its turn.
+    :param seed: of the start and of the fit.
+    :param backend: of :class:`~pyro_lvgp.infer.CompiledELBO`.
+    """
+    plain, everything = contestants(lambda: all_rows(length), seed=seed, backend=backend)
+    transition, both = contestants(lambda: all_rows(length, compile=True), seed=seed, backend=backend)
+    compiled = {"transition": transition, "all": everything, "both": both}
+    seconds = take_turns([plain, *compiled.values()], num_steps=num_steps, block=block, seed=seed)
+    values = {"step [ms]": 1e3 * seconds[0]}
+    values |= {f"{what} compiled [ms]": 1e3 * median for what, median in zip(compiled, seconds[1:], strict=True)}
+    values |= {f"compile {what} [s]": contestant.compile_seconds for what, contestant in compiled.items()}
+    settings: Settings = {"steps": num_steps, "optimiser": f"fused Adam, rate {LEARNING_RATE:g}", "dtype": "float32"}
+    for metric, value in values.items():
+        yield Measurement("chains", f"K = {length}", metric, value, sum(plain.seconds), settings)
+
+
+def take_turns(fits: Sequence[Contestant], *, num_steps: int, block: int, seed: int) -> list[float]:
+    """Median seconds of the steps of each, taken in blocks by turns, with nothing compiled before."""
+    for contestant in fits:
+        with fresh_inductor_cache():
+            contestant.train(2, seed=seed)
+    for done in range(0, num_steps, block):
+        for contestant in fits:
+            contestant.train(min(block, num_steps - done), seed=seed + done)
+    return [statistics.median(contestant.seconds) for contestant in fits]
+
+
+def contestants(
+    make: Callable[[], Case], *, seed: int, backend: str, device: str | None = None
+) -> tuple[Contestant, Contestant]:
+    """A case as it is and with its bound compiled, from one start."""
+    start = seeded(seed)(make)
+
+    def compiled() -> Case:
+        case = start()
+        return case._replace(bound=CompiledELBO(case.bound, backend=backend))
+
+    return Contestant(start, device=device), Contestant(compiled, device=device)
+
+
+def gplvm(
+    bound: LocalELBO, guide: Callable[[BayesianGPLVM], Any] = MeanFieldGuide, dtype: torch.dtype = torch.float64
+) -> Case:
+    """Oil flow."""
+    Y = standardised().to(dtype)
+    model = BayesianGPLVM(len(Y), Y.shape[1], 10, num_inducing=30).to(dtype).initialize(Y)
+    return Case(model, guide(model), bound, (Y,), BATCH_SIZE, LEARNING_RATE)
+
+
+def all_rows(num_steps: int, **options: Any) -> Case:
+    """Oil flow, all of it at each step, in float32, with a chain."""
+    return gplvm(MeanFieldELBO(num_samples=1), annealed(num_steps, **options), torch.float32)._replace(batch_size=None)
+
+
+def eeg() -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N D"]]:
+    """Times from 0 to 1 and standardised electrodes, with gaps."""
+    y, _, _ = gpvae_benchmark.eeg().data
+    return torch.linspace(0.0, 1.0, len(y), dtype=y.dtype)[:, None], y
+
+
+def three_rbfs() -> RBF:
+    """Kernels of three latents over the times."""
+    return RBF(1, lengthscale=torch.full((3, 1), 0.05, dtype=torch.float64), batch_shape=(3,))
+
+
+def gpvae() -> Case:
+    """EEG."""
+    x, y = eeg()
+    model = GPVAE(three_rbfs(), MLP(3, y.shape[1], (20,)), num_data=len(x)).double()
+    guide = StructuredGPGuide(model, IndexNet(y.shape[1], 3)).double()
+    return Case(model, guide, StructuredELBO(), (x, y), 100, LEARNING_RATE)
+
+
+def sparse_gpvae() -> Case:
+    """EEG, projected sites, 30 inducing points."""
+    x, y = eeg()
+    Z = torch.linspace(0.0, 1.0, 30, dtype=torch.float64)[:, None]
+    model = SparseGPVAE(three_rbfs(), MLP(3, y.shape[1], (20,)), Z).double()
+    guide = SparseStructuredGPGuide(model, IndexNet(y.shape[1], 3)).double()
+    return Case(model, guide, StructuredELBO(), (x, y), None, LEARNING_RATE)
+
+
+def users_own() -> Case:
+    """Poisson factorisation, in plain Pyro."""
+    N, D, Q = 500, 30, 5
+    zeros, ones = torch.zeros(Q, dtype=torch.float64), torch.ones(D, dtype=torch.float64)
+
+    def model(y, idx=None):
+        W = pyro.sample("W", dist.Normal(zeros[:, None].expand(Q, D), 0.5).to_event(2))
+        with pyro.plate("data", N, subsample=idx):
+            x = pyro.sample("x", dist.Normal(zeros, 1.0).to_event(1))
+            rate = (x.unsqueeze(-2) @ W).squeeze(-2).exp()
+            pyro.sample("y", dist.Poisson(rate).to_event(1), obs=y)
+
+    guide = MeanFieldGuide(model, create_plates=lambda y, idx=None: pyro.plate("data", N, subsample=idx))
+    return Case(model, guide, MeanFieldELBO(), (torch.poisson(ones.expand(N, D)),), 100, LEARNING_RATE)
+
+
+def annealed(num_steps: int, **options: Any) -> Callable[[BayesianGPLVM], AutoAnnealedLangevin]:
+    """Guides of so many transitions."""
+    return lambda model: AutoAnnealedLangevin(model, num_steps=num_steps, **options)
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "Bayesian GPLVM, mean field": lambda: gplvm(MeanFieldELBO()),
+    "Bayesian GPLVM, IW, S = 5": lambda: gplvm(ImportanceWeightedELBO(num_samples=5)),
+    "Bayesian GPLVM, annealed, K = 5": lambda: gplvm(MeanFieldELBO(num_samples=1), annealed(5)),
+    "Bayesian GPLVM, annealed, K = 10": lambda: gplvm(MeanFieldELBO(num_samples=1), annealed(10)),
+    "GP-VAE": gpvae,
+    "GP-VAE, sparse": sparse_gpvae,
+    "a user's own, mean field": users_own,
+}
+TASKS: dict[str, tuple[Callable[..., Iterator[Measurement]], Collection[Any]]] = {
+    "steps": (measure, CASES),
+    "chains": (measure_chain, (5, 10, 20)),
+}

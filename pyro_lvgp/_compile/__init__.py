@@ -1,0 +1,1 @@
+"""Recording of tensor operations as graphs, and their compilation."""

@@ -1,0 +1,1 @@
+"""Validation, seeds, evaluation mode, interrupts and process groups."""

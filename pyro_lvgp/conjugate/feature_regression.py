@@ -1,0 +1,202 @@
+r"""Linear functions of features, :math:`f_d = \Phi a_d`, whose weights :math:`a_d \sim N(0, I_L)` are integrated out.
+
+What the data say about :math:`f_{nd}` is a quadratic site :math:`h_{nd} f - \tfrac12 w_{nd} f^2`: exactly so for Gaussian
+noise, with :math:`h = y / \sigma^2, w = 1 / \sigma^2`; as a bound for logistic likelihoods
+(:mod:`pyro_lvgp.likelihoods.polya_gamma`).  A missing entry has h = w = 0.  No matrix is larger than L × L for each output,
+whatever the number of rows.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from pyro_lvgp._compile.recording import assume
+from pyro_lvgp.ops.linalg import function_variance, invert_lower, pair_products, safe_cholesky
+
+
+class WeightPosterior(NamedTuple):
+    """Weights of each output ``a_d ~ N(mean_d, P_d⁻¹)``, with ``P_d = R_d R_dᵀ = I + Φᵀ diag(w_d) Φ``.
+
+    :param mean: ``P_d⁻¹ Φᵀ h_d``.
+    :param precision_tril: Cholesky factors R_d, or one for all outputs.
+    """
+
+    mean: Float[Tensor, "*batch D L"]
+    precision_tril: Float[Tensor, "*batch #D L L"]
+
+
+def gaussian_sites(
+    y: Float[Tensor, "N D"], observed: Bool[Tensor, "N D"], variance: Float[Tensor, "*#batch #D"]
+) -> tuple[Float[Tensor, "*batch N D"], Float[Tensor, "*batch N #D"]]:
+    """Sites ``h = y / σ²`` and ``w = 1 / σ²`` of Gaussian noise; with nothing missing and one σ², one column of w.
+
+    :param y: data, anything finite where missing.
+    :param observed: which entries are observed.
+    :param variance: σ², one for all outputs or one for each.
+
+    >>> h, w = gaussian_sites(torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), torch.tensor([0.5]))
+    >>> h.shape, w
+    (torch.Size([2, 3]), tensor([[2.],
+            [2.]]))
+    """
+    precision = variance.reciprocal().unsqueeze(-2)
+    told = observed[..., :1] if assume(observed.all()) else observed
+    return precision * observed * y, precision * told
+
+
+def precision_sum(
+    features: Float[Tensor, "*#batch N L"], precision: Float[Tensor, "*#batch N D"]
+) -> Float[Tensor, "*batch D L L"]:
+    """``Φᵀ diag(w_d) Φ`` of each output: what rows say about the weights.
+
+    The transpose of :func:`~pyro_lvgp.ops.linalg.function_variance`, and in as many operations: with many outputs by
+    products of two features.
+
+    :param features: Φ.
+    :param precision: precisions w of the sites, of each output.
+
+    >>> precision_sum(torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.tensor([[1.0], [3.0]]))
+    tensor([[[1., 2.],
+             [2., 7.]]])
+    """
+    L = features.shape[-1]
+    if precision.shape[-1] <= (L + 1) // 2:
+        weighted = features.mT.unsqueeze(-3) * precision.mT.unsqueeze(-2)
+        return weighted @ features.unsqueeze(-3)
+    rows, columns = torch.triu_indices(L, L, device=features.device)
+    where = torch.empty(L, L, dtype=torch.long, device=features.device)
+    where[rows, columns] = where[columns, rows] = torch.arange(len(rows), device=features.device)
+    return (precision.mT @ pair_products(features))[..., where]
+
+
+def weight_posterior(
+    features: Float[Tensor, "*#batch N L"], linear: Float[Tensor, "*#batch N D"], precision: Float[Tensor, "*#batch N #D"]
+) -> WeightPosterior:
+    """Weights given sites; one Cholesky factor for all outputs if they share a column of ``precision``.
+
+    :param features: Φ.
+    :param linear: linear terms h of the sites.
+    :param precision: precisions w of the sites.
+
+    Source: the Woodbury identity; Lázaro-Gredilla et al. (2010), "Sparse spectrum Gaussian process regression", eq. 9.
+
+    >>> posterior = weight_posterior(torch.ones(4, 1), torch.full((4, 1), 2.0), torch.ones(4, 1))
+    >>> posterior.mean, posterior.precision_tril.square()
+    (tensor([[1.6000]]), tensor([[[5.]]]))
+    """
+    identity = torch.eye(features.shape[-1], dtype=features.dtype, device=features.device)
+    return from_natural(linear.mT @ features, identity + precision_sum(features, precision))
+
+
+def gaussian_weight_posterior(
+    features: Float[Tensor, "*#batch N L"],
+    y: Float[Tensor, "N D"],
+    observed: Bool[Tensor, "N D"],
+    variance: Float[Tensor, "*#batch #D"],
+) -> WeightPosterior:
+    """Weights given data with Gaussian noise: those of :func:`gaussian_sites`, with fewer passes over the data.
+
+    The variances of a column scale what its rows sum to, not its rows; with nothing missing there is one sum for all columns.
+
+    :param features: Φ.
+    :param y: data, anything finite where missing.
+    :param observed: which entries are observed.
+    :param variance: σ², one for all outputs or one for each.
+
+    >>> ones = torch.ones(4, 1)
+    >>> posterior = gaussian_weight_posterior(ones, ones, ones.bool(), torch.tensor([0.5]))
+    >>> posterior.mean, posterior.precision_tril.square()
+    (tensor([[0.8889]]), tensor([[[9.]]]))
+    """
+    if assume(observed.all()):
+        observed = observed[..., :1]
+    else:
+        y = torch.where(observed, y, 0.0)
+    identity = torch.eye(features.shape[-1], dtype=features.dtype, device=features.device)
+    told, precision = precision_sum(features, observed.to(features)), variance.reciprocal().unsqueeze(-1)
+    return from_natural(precision * (y.mT @ features), identity + precision.unsqueeze(-1) * told)
+
+
+def from_natural(linear: Float[Tensor, "*batch D L"], precision: Float[Tensor, "*batch #D L L"]) -> WeightPosterior:
+    """Weights of natural parameters ``P_d m_d`` and ``P_d``.
+
+    :param linear: ``P_d m_d``.
+    :param precision: P, whose eigenvalues are 1 and larger; one for each output or for all.
+
+    >>> from_natural(torch.tensor([[8.0]]), torch.tensor([[[4.0]]]))
+    WeightPosterior(mean=tensor([[2.]]), precision_tril=tensor([[[2.]]]))
+    """
+    R = safe_cholesky(precision, jitter=0.0, name="weight precision")
+    if R.shape[-3] == 1:
+        return WeightPosterior(torch.cholesky_solve(linear.mT, R.squeeze(-3)).mT, R)
+    return WeightPosterior(torch.cholesky_solve(linear.unsqueeze(-1), R).squeeze(-1), R)
+
+
+def log_partition(posterior: WeightPosterior) -> Float[Tensor, "*batch D"]:
+    r""":math:`\log \int N(a; 0, I) \exp(h^T \Phi a - \tfrac12 a^T \Phi^T \mathrm{diag}(w) \Phi a)\, da
+    = \tfrac12 \|R^T m\|^2 - \sum_i \log R_{ii}` of each output.
+
+    :param posterior: what :func:`weight_posterior` returned.
+
+    >>> log_partition(weight_posterior(torch.ones(1, 1), torch.tensor([[2.0]]), torch.ones(1, 1)))  # h² / 4 − ½ log 2
+    tensor([0.6534])
+    """
+    RT_m = (posterior.precision_tril.mT @ posterior.mean.unsqueeze(-1)).squeeze(-1)
+    return 0.5 * RT_m.square().sum(-1) - posterior.precision_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def divergence_from_prior(posterior: WeightPosterior) -> Float[Tensor, "*batch D"]:
+    r""":math:`KL(N(m_d, P_d^{-1}) \,\|\, N(0, I)) = \tfrac12 (\mathrm{tr}\, P^{-1} + m^T m - L) + \sum_i \log R_{ii}`.
+
+    :param posterior: weights of each output.
+
+    >>> divergence_from_prior(WeightPosterior(torch.ones(3, 2), torch.eye(2)[None]))
+    tensor([1., 1., 1.])
+    """
+    R, mean = posterior.precision_tril, posterior.mean
+    trace = invert_lower(R).square().sum((-2, -1))
+    return 0.5 * (trace + mean.square().sum(-1) - mean.shape[-1]) + R.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def function_moments(
+    posterior: WeightPosterior, features: Float[Tensor, "*#batch N L"]
+) -> tuple[Float[Tensor, "*batch N D"], Float[Tensor, "*batch N #D"]]:
+    """Mean ``Φ m_d`` and variance ``diag(Φ P_d⁻¹ Φᵀ)`` of each output; one column of variances if they share P.
+
+    :param posterior: what :func:`weight_posterior` returned.
+    :param features: Φ at any inputs.
+
+    >>> posterior = from_natural(torch.tensor([[8.0]]), torch.tensor([[[4.0]]]))
+    >>> function_moments(posterior, torch.tensor([[1.0], [2.0]]))
+    (tensor([[2.],
+            [4.]]), tensor([[0.2500],
+            [1.0000]]))
+    """
+    variance = function_variance(features, invert_lower(posterior.precision_tril).mT)
+    return features @ posterior.mean.mT, variance
+
+
+def gaussian_log_density(
+    features: Float[Tensor, "*#batch N L"],
+    y: Float[Tensor, "N D"],
+    observed: Bool[Tensor, "N D"],
+    variance: Float[Tensor, "*#batch #D"],
+) -> Float[Tensor, "*batch D"]:
+    r""":math:`\log N(y_d;\, 0, \Phi\Phi^T + \sigma^2 I)` of what is observed of each output, by Woodbury's identity.
+
+    :param features: Φ.
+    :param y: data, anything finite where missing.
+    :param observed: which entries are observed.
+    :param variance: σ², one for all outputs or one for each.
+
+    Source: eq. 25 of the SRFLVM paper.
+
+    >>> gaussian_log_density(torch.zeros(2, 1), torch.zeros(2, 1), torch.ones(2, 1, dtype=torch.bool), torch.ones(1))
+    tensor([-1.8379])
+    """
+    posterior = gaussian_weight_posterior(features, y, observed, variance)
+    noise = (2.0 * math.pi * variance).log().unsqueeze(-2) + y.square() / variance.unsqueeze(-2)
+    return log_partition(posterior) - 0.5 * (observed * noise).sum(-2)

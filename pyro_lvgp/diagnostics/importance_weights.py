@@ -1,0 +1,112 @@
+"""What the weights of a guide say about it: how good it is for each datum, and how tight a bound."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from pyro import poutine
+from pyro.infer.autoguide import AutoGuide
+from pyro.ops.stats import fit_generalized_pareto
+from torch import Tensor
+
+from pyro_lvgp._utils.seeding import seeded
+from pyro_lvgp._utils.validation import check_sizes
+from pyro_lvgp.infer import ImportanceWeightedELBO, sample_traces
+
+
+def log_weights(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    *args: Any,
+    num_samples: int = 100,
+    local_plate: str | None = None,
+    vectorize: bool = True,
+    seed: int | None = 0,
+    **kwargs: Any,
+) -> Float[Tensor, "S ..."]:
+    r"""Log importance weights of draws from a guide.
+
+    For the sites of a plate over data, :math:`\log w_{sn} = \log p(y_n, x_{ns} \mid g) - \log q(x_{ns} \mid g)` at one draw of
+    the globals g, shaped [S, N]; without such a plate :math:`\log w_s = \log p(y, z_s) - \log q(z_s)`, shaped [S].
+
+    :param model: a Pyro model.
+    :param guide: its guide.
+    :param args: arguments of both; with a mini-batch, weights of its rows.
+    :param num_samples: number of draws S.
+    :param local_plate: the plate over data; by default the guide's ``local_plate`` or the model's, if there is one.
+    :param vectorize: False draws one by one, for models that do not broadcast over dimensions left of their plates.
+    :param seed: of the draws; None draws from the global state.
+
+    >>> import pyro
+    >>> import pyro.distributions as dist
+    >>> from pyro_lvgp.guides import MeanFieldGuide
+    >>> def model(y):
+    ...     with pyro.plate("data", len(y)):
+    ...         x = pyro.sample("x", dist.Normal(0.0, 1.0))
+    ...         pyro.sample("y", dist.Normal(x, 1.0), obs=y)
+    >>> log_weights(model, MeanFieldGuide(model), torch.zeros(4), num_samples=10, local_plate="data").shape
+    torch.Size([10, 4])
+    """
+    check_sizes(num_samples=num_samples)
+    if isinstance(guide, AutoGuide) and guide.prototype_trace is None:
+        with torch.no_grad(), seeded(seed), poutine.block():
+            guide(*args, **kwargs)  # which tells its plate
+    plate = local_plate or getattr(guide, "local_plate", getattr(model, "local_plate", None))
+    if plate is None:
+        options: Any = {"chunk_size": 1000, "predict": False, "log_likelihood": False}
+        options |= {"vectorize": vectorize, "seed": seed}
+        draws = sample_traces(model, guide, *args, num_samples=num_samples, **options, **kwargs)
+        return draws.log_p - draws.log_q
+    calls, at_once = (1, num_samples) if vectorize else (num_samples, 1)
+    bound = ImportanceWeightedELBO(plate, at_once, integrate=False)
+    with torch.no_grad(), seeded(seed):
+        return torch.cat([bound.log_weights(model, guide, *args, **kwargs) for _ in range(calls)])
+
+
+def effective_sample_size(log_weights: Float[Tensor, "S *batch"]) -> Float[Tensor, "*batch"]:
+    """Kish's effective number ``(Σ_s w_s)² / Σ_s w_s²`` of the S draws, between 1 and S.
+
+    :param log_weights: log weights, draws first.
+
+    >>> effective_sample_size(torch.zeros(8, 2))
+    tensor([8., 8.])
+    """
+    weights = (log_weights - log_weights.amax(0)).exp()
+    return weights.sum(0).square() / weights.square().sum(0)
+
+
+def pareto_k(log_weights: Float[Tensor, "S *batch"]) -> Float[Tensor, "*batch"]:
+    """Shape k̂ of a Pareto tail fitted to the largest weights; above 0.7 the guide misses too much to be corrected by them.
+
+    Equal weights have no tail, −∞; where all but a few vanish beside the largest it is ∞, and NaN where a weight is.
+
+    :param log_weights: log weights, draws first; some hundred draws for a reliable answer.
+    :raises ValueError: with fewer than 25 draws.
+
+    Source: Vehtari et al. (2024), "Pareto smoothed importance sampling"; Yao et al. (2018), "Yes, but did it work?".
+
+    >>> pareto_k(torch.randn(200, 2)).shape
+    torch.Size([2])
+    """
+    S = len(log_weights)
+    if S < 25:
+        raise ValueError(f"expected 25 draws or more to fit a tail, got {S}; some hundred are better")
+    tail = math.ceil(min(0.2 * S, 3.0 * math.sqrt(S)))
+    columns = (log_weights - log_weights.amax(0)).double().reshape(S, -1).sort(0).values[-tail - 1 :].exp().T
+    shapes = [_tail_shape(column[1:] - column[0]) for column in columns]
+    return torch.as_tensor(shapes, dtype=log_weights.dtype, device=log_weights.device).reshape(log_weights.shape[1:])
+
+
+def _tail_shape(excess: Float[Tensor, " tail"]) -> float:
+    """K̂ of sorted excesses over a threshold: those that tie with it tell nothing, and others that all tie make no tail."""
+    told = excess[excess > 0.0]
+    if torch.isnan(excess).any():
+        return math.nan
+    if not len(told) or (len(told) >= _FEWEST and told[0] == told[-1]):
+        return -math.inf
+    return fit_generalized_pareto(told)[0] if len(told) >= _FEWEST else math.inf
+
+
+_FEWEST = 5  # excesses to fit a tail to

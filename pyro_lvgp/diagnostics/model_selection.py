@@ -1,0 +1,227 @@
+"""Choice between models, or weights for all of them, by what they predict of entries that are hidden in addition.
+
+Bounds of different models, and of different runs of one, need not stand in the order of what they predict.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+import pyro
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from tqdm import tqdm
+
+from pyro_lvgp._utils.validation import check_tensors
+
+
+class Predictive(Protocol):
+    """What a model predicts: for example a :class:`~pyro_lvgp.models.MixturePrediction`, or a ``Normal`` of entries."""
+
+    def log_prob(self, y: Tensor, /) -> Tensor:
+        """Log density, entry by entry."""
+        ...
+
+
+def gap_folds(
+    y: Float[Tensor, "..."], num_folds: int = 3, *, consecutive: bool = False, seed: int = 0
+) -> Bool[Tensor, "folds N D"]:
+    """Entries to hide from a fit and to predict, in folds with gaps like those of the data.
+
+    Rows that have what is missing elsewhere are dealt out to the folds.  In each of its rows a fold hides what another row,
+    drawn at random, misses, except for the first entry if nothing would be left; with ``consecutive``, all columns that have
+    gaps.  Rows with nothing observed count as padding: their gaps are imitated only if there are no others.
+
+    :param y: data [N, D], NaN where missing.
+    :param num_folds: number of folds.
+    :param consecutive: for gaps that are blocks of time: deal out runs of rows without a gap, and not rows here and there.
+    :param seed: of the rows here and there, and of the gaps that they are given.
+    :raises ValueError: if the data are no matrix, have no gap, or fewer rows to deal out than folds.
+    :raises TypeError: if they are no tensor.
+
+    >>> y = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, torch.nan]])
+    >>> gap_folds(y, 2, consecutive=True).long()
+    tensor([[[0, 1],
+             [0, 0],
+             [0, 0]],
+    <BLANKLINE>
+            [[0, 0],
+             [0, 1],
+             [0, 0]]])
+    """
+    check_tensors([y])
+    if y.dim() != 2:
+        raise ValueError(f"expected data [rows, columns], got {list(y.shape)}; make folds of each series, and stack them")
+    missing = torch.isnan(y)
+    of_told_rows = missing & ~missing.all(1, keepdim=True)
+    gaps = of_told_rows if of_told_rows.any() else missing
+    columns = gaps.any(0)
+    rows = (~missing.any(1) if consecutive else (columns & ~missing).any(1)).nonzero().squeeze(1)
+    if not missing.any():
+        raise ValueError("expected data with gaps to imitate, got complete data; hide entries of your choice as folds")
+    if not 1 <= num_folds <= len(rows):
+        raise ValueError(f"expected from 1 to {len(rows)} folds, the number of rows that can be dealt out, got {num_folds}")
+    hidden = columns.expand(len(rows), -1)
+    if not consecutive:
+        generator = torch.Generator().manual_seed(seed)
+        rows = rows[torch.randperm(len(rows), generator=generator, device="cpu").to(y.device)]
+        others = gaps[gaps.any(1)]
+        hidden = others[torch.randint(len(others), (len(rows),), generator=generator, device="cpu").to(y.device)]
+    folds = torch.zeros(num_folds, *y.shape, dtype=torch.bool, device=y.device)
+    for fold, dealt, gap in zip(folds, rows.tensor_split(num_folds), hidden.tensor_split(num_folds), strict=True):
+        fold[dealt] = gap & ~missing[dealt]
+    if not consecutive and of_told_rows.any():  # one entry stays of each row that gaps of two would leave with none
+        emptied, first_told = (folds | missing).all(-1, keepdim=True), ~missing & ((~missing).cumsum(-1) == 1)
+        folds &= ~(emptied & first_told)
+    return folds
+
+
+def held_out_nll(
+    candidates: Mapping[str, Callable[[Tensor], Predictive]],
+    y: Float[Tensor, "*shape"],
+    folds: Iterable[Bool[Tensor, "..."]],
+    *,
+    progress: bool = True,
+) -> dict[str, float]:
+    """Mean negative log density of hidden entries for each candidate, from the best to the worst.
+
+    The mean of minus :func:`held_out_log_prob`.  Take the first candidate, and fit it to all data.
+
+    :param candidates: for each name a function that fits a new model to data in which more is NaN, and predicts all entries.
+    :param y: data, NaN where missing.
+    :param folds: what to hide, each of the shape of the data, such as :func:`gap_folds`.
+    :param progress: show a progress bar.
+    :returns: nats per entry by name.
+    :raises ValueError: as :func:`held_out_log_prob`.
+    :raises TypeError: as :func:`held_out_log_prob`.
+
+    >>> from torch.distributions import Normal
+    >>> y = torch.tensor([[0.0, 1.0], [0.1, 1.1], [0.2, torch.nan]])
+    >>> def columns(y):
+    ...     return Normal(y.nanmean(0), 0.1)
+    >>> def everything(y):
+    ...     return Normal(y.nanmean(), 0.5)
+    >>> list(held_out_nll({"everything": everything, "columns": columns}, y, gap_folds(y, 2), progress=False))
+    ['columns', 'everything']
+    """
+    log_prob = held_out_log_prob(candidates, y, folds, progress=progress)
+    return dict(sorted(((name, -values.mean().item()) for name, values in log_prob.items()), key=lambda item: item[1]))
+
+
+def held_out_log_prob(
+    candidates: Mapping[str, Callable[[Tensor], Predictive]],
+    y: Float[Tensor, "*shape"],
+    folds: Iterable[Bool[Tensor, "..."]],
+    *,
+    progress: bool = True,
+) -> dict[str, Float[Tensor, " held"]]:
+    r"""Log densities of hidden entries for each candidate.
+
+    .. math::
+
+        \log p(y_{nd} \mid y_{O \setminus H_k}), \quad (n, d) \in H_k
+
+    with the entries :math:`H_k` of fold k and all observed ones O.  Each fit has a Pyro parameter store of its own.
+
+    :param candidates: for each name a function that fits a new model to data in which more is NaN, and predicts all entries.
+    :param y: data, NaN where missing.
+    :param folds: what to hide, each of the shape of the data, such as :func:`gap_folds`.
+    :param progress: show a progress bar.
+    :returns: nats of each hidden entry by name, fold after fold.
+    :raises ValueError: if the folds are not of the shape of the data or hide nothing that was observed, or a candidate
+        predicts NaN or for other shapes.
+    :raises TypeError: if data or folds are no tensors, the data are whole numbers, the folds no booleans, or a candidate's
+        prediction has no ``log_prob``.
+
+    >>> from torch.distributions import Normal
+    >>> y = torch.tensor([[0.0, 1.0], [0.1, 1.1], [0.2, torch.nan]])
+    >>> held_out_log_prob({"columns": lambda y: Normal(y.nanmean(0), 0.1)}, y, gap_folds(y, 2), progress=False)
+    {'columns': tensor([0.8836, 0.8836])}
+    """
+    folds = list(folds)
+    check_tensors([y, *folds])
+    if not y.is_floating_point():
+        raise TypeError(
+            f"expected data of a floating-point dtype, in which NaN marks what is hidden, got {y.dtype}; use "
+            "y.to(torch.get_default_dtype())"
+        )
+    for fold in folds:
+        if fold.dtype != torch.bool:
+            raise TypeError(f"expected folds of booleans, True where an entry is hidden, got {fold.dtype}; use fold.bool()")
+        if fold.shape != y.shape:
+            raise ValueError(f"expected folds of the data's shape {list(y.shape)}, got {list(fold.shape)}; see gap_folds")
+    missing = torch.isnan(y)
+    held = [fold & ~missing for fold in folds]
+    if not any(fold.any() for fold in held):
+        raise ValueError("expected folds that hide observed entries, got none")
+    filled = torch.where(missing, y[~missing].min(), y)  # with a value in the support, whose density nobody asks for
+    found = {}
+    with tqdm(total=len(candidates) * len(held), disable=not progress, unit="fit") as bar:
+        for name, predict in candidates.items():
+            bar.set_description(name)
+            parts = []
+            for fold in held:
+                with pyro.get_param_store().scope():  # no fit starts where another ended
+                    prediction = predict(y.masked_fill(fold, torch.nan))
+                    if not hasattr(prediction, "log_prob"):
+                        raise TypeError(
+                            f"expected a prediction with log_prob from candidate {name!r}, such as a MixturePrediction or a "
+                            f"Normal, got {type(prediction).__name__}; of moments make Normal(mean, stddev)"
+                        )
+                    log_prob = prediction.log_prob(filled)
+                if log_prob.shape != y.shape:
+                    raise ValueError(
+                        f"expected log densities of shape {list(y.shape)} from candidate {name!r}, one for each entry, got "
+                        f"{list(log_prob.shape)}; does its distribution take entries as one event?"
+                    )
+                parts.append(log_prob[fold])
+                bar.update()
+            found[name] = torch.cat(parts)
+            if found[name].isnan().any():
+                raise ValueError(f"expected log densities from candidate {name!r}, got NaN; does it predict what is hidden?")
+    return found
+
+
+def stacking_weights(
+    log_prob: Mapping[str, Float[Tensor, " held"]], *, tolerance: float = 1e-6, max_steps: int = 10_000
+) -> dict[str, float]:
+    r"""Weights of the candidates in the mixture that predicts hidden entries best.
+
+    .. math::
+
+        \max_w \frac{1}{H} \sum_{h=1}^H \log \sum_k w_k p_k(y_h), \quad w_k \ge 0, \; \sum_k w_k = 1
+
+    A concave problem, solved by expectation-maximisation, :math:`w_k \leftarrow w_k \frac{1}{H} \sum_h p_k(y_h) / p_w(y_h)`.
+    Fit all candidates to all data, and predict by ``MixturePrediction.pool`` with these weights.  The mixture may predict
+    better than each of them.
+
+    :param log_prob: nats of each hidden entry by name, such as of :func:`held_out_log_prob`.
+    :param tolerance: how far below the maximum to end, in nats per entry.
+    :param max_steps: of expectation-maximisation.
+    :returns: weights by name.
+    :raises ValueError: if there are no candidates or entries, not one number from each for every entry, or an entry to which
+        none gives a finite density.
+
+    Source: Yao, Vehtari, Simpson and Gelman (2018), "Using stacking to average Bayesian predictive
+    distributions", Bayesian Analysis 13, 917-1003.
+
+    >>> stacking_weights({"first": torch.tensor([-1.0, -3.0]), "second": torch.tensor([-3.0, -1.0])})
+    {'first': 0.5, 'second': 0.5}
+    """
+    if not log_prob or len({values.shape for values in log_prob.values()}) != 1:
+        shapes = {name: list(values.shape) for name, values in log_prob.items()}
+        raise ValueError(f"expected the log densities of the same entries from one candidate or more, got shapes {shapes}")
+    stacked = torch.stack(list(log_prob.values())).double()
+    if not (finite := stacked.logsumexp(0).isfinite()).any() or not finite.all():
+        raise ValueError(
+            "expected entries to each of which a candidate gives a finite density, none NaN, got "
+            f"{int(finite.sum())} of {finite.numel()}"
+        )
+    weights = torch.full((len(stacked),), 1.0 / len(stacked), dtype=stacked.dtype, device=stacked.device)
+    for _ in range(max_steps):
+        log_joint = weights.log()[:, None] + stacked
+        gain = (stacked - log_joint.logsumexp(0)).exp().mean(1)
+        if gain.max().log() < tolerance:
+            break
+        weights = weights * gain
+    return dict(zip(log_prob, weights.tolist(), strict=True))

@@ -1,0 +1,245 @@
+"""Gaussian processes at given inputs as Pyro distributions: the prior, and its posterior under Gaussian sites."""
+
+from functools import cached_property
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float
+from pyro.distributions import constraints
+from torch import Tensor
+from torch.distributions import MultivariateNormal, register_kl
+
+from pyro_lvgp.kernels import Kernel
+from pyro_lvgp.kernels.base import Theta, theta_in_double
+from pyro_lvgp.ops import gaussian_sites, state_space
+from pyro_lvgp.ops.gaussian_sites import Posterior
+from pyro_lvgp.ops.linalg import safe_cholesky
+from pyro_lvgp.ops.state_space import Series
+
+# Where a training step is as fast with matrices as in state space: `python -m benchmarks longseries`.
+_MANY_POINTS = 200
+
+
+class _Process(dist.TorchDistribution):
+    """A distribution over vectors of function values, one matrix for all members of an expanded batch."""
+
+    arg_constraints = {}  # noqa: RUF012
+    support = constraints.real_vector
+    has_rsample = True
+
+    def expand(self, batch_shape, _instance=None):
+        new = self._get_checked_instance(type(self), _instance)
+        # What was computed is shared, what was not is computed for the unexpanded batch.
+        new.__dict__.update(self.__dict__, _unexpanded=self._unexpanded)
+        new._batch_shape = torch.Size(batch_shape)
+        return new
+
+    @property
+    def _full_shape(self) -> torch.Size:
+        return self.batch_shape + self.event_shape
+
+
+class GaussianProcess(_Process):
+    r"""A zero-mean Gaussian process at inputs: ``f ~ N(0, k(X, X))``.
+
+    Its matrix is made when it is first needed, and factorised for a draw or a density only: a guide that brings a posterior
+    of its own (:class:`~pyro_lvgp.guides.StructuredGPGuide`) needs neither of the model's.  Draws and densities at more than
+    200 points are taken in linear time, without the matrix, if that is possible: see :attr:`is_markov`.
+
+    :param kernel: k, or a batch of them.
+    :param X: inputs ``[*batch, N, P]``, which broadcast against the kernel's batch.
+    :param theta: parameters of the kernel, read by the model; the present ones if omitted.
+
+    >>> from pyro_lvgp.kernels import RBF
+    >>> prior = GaussianProcess(RBF(1, batch_shape=(3,)), torch.linspace(0.0, 1.0, 5)[:, None])
+    >>> prior.batch_shape, prior.event_shape, prior.sample().shape
+    (torch.Size([3]), torch.Size([5]), torch.Size([3, 5]))
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        X: Float[Tensor, "*#batch N P"],
+        theta: Theta | None = None,
+        validate_args: bool | None = None,
+    ):
+        self.kernel, self.X, self.theta = kernel, X, kernel.theta() if theta is None else theta
+        self._unexpanded = self
+        self._diagonal = kernel.diagonal(X, self.theta)
+        super().__init__(self._diagonal.shape[:-1], X.shape[-2:-1], validate_args=validate_args)
+
+    def at(self, X: Float[Tensor, "*#batch M P"]) -> "GaussianProcess":
+        """The same process at other inputs.
+
+        :param X: the inputs.
+        """
+        return GaussianProcess(self.kernel, X, self.theta)
+
+    def double(self) -> "GaussianProcess":
+        """The same process in double precision."""
+        return GaussianProcess(self.kernel, self.X.double(), theta_in_double(self.theta))
+
+    @property
+    def is_markov(self) -> bool:
+        """Whether this is a Gauss–Markov chain: one column of inputs, Matérn kernels, and sums and products of them."""
+        return self.kernel.is_markov and self.X.shape[-1] == 1
+
+    @property
+    def prefers_state_space(self) -> bool:
+        """Whether the linear-time algorithms are possible, and faster."""
+        return self.is_markov and self.event_shape[0] > _MANY_POINTS
+
+    @cached_property
+    def series(self) -> Series:
+        """The Gauss–Markov chain, of the batch before it was expanded."""
+        if self._unexpanded is not self:
+            return self._unexpanded.series
+        steps, order, inverse = state_space.in_order(self.X.squeeze(-1))
+        return Series(self.kernel.chain(steps, self.theta), order, inverse)
+
+    @cached_property
+    def covariance_matrix(self) -> Float[Tensor, "*batch N N"]:
+        """K(X, X), of the batch before it was expanded."""
+        if self._unexpanded is not self:
+            return self._unexpanded.covariance_matrix
+        return self.kernel.covariance(self.X, self.X, self.theta)
+
+    @cached_property
+    def scale_tril(self) -> Float[Tensor, "*batch N N"]:
+        """Cholesky factor of K(X, X) with the least jitter that it takes."""
+        if self._unexpanded is not self:
+            return self._unexpanded.scale_tril
+        return safe_cholesky(self.covariance_matrix, name="K(X, X)", describe=self.kernel._parameters_text)
+
+    def covariance_with(self, X: Float[Tensor, "*#batch M P"]) -> Float[Tensor, "*batch M N"]:
+        """K(X', X) with other inputs.
+
+        :param X: X'.
+        """
+        return self.kernel.covariance(X, self.X, self.theta)
+
+    @property
+    def mean(self):
+        return self._diagonal.new_zeros(()).expand(self._full_shape)
+
+    @property
+    def variance(self):
+        return self._diagonal.expand(self._full_shape)
+
+    def rsample(self, sample_shape=()):
+        if self.prefers_state_space:
+            return self.rsample_chain(sample_shape)
+        noise = self._diagonal.new_empty(torch.Size(sample_shape) + self._full_shape).normal_()
+        return (self.scale_tril @ noise[..., None]).squeeze(-1)
+
+    def rsample_chain(self, sample_shape=()):
+        """Draws of the Gauss–Markov chain, which need no jitter."""
+        shape = torch.Size(sample_shape) + self._full_shape
+        noise = self._diagonal.new_empty(*shape, self.series.chain.h.shape[-1]).normal_()
+        return state_space.draw_prior(self.series, noise)
+
+    def log_prob(self, value):
+        if self._validate_args:
+            self._validate_sample(value)
+        if self.prefers_state_space:
+            return state_space.log_prob(self.series, value.expand(torch.broadcast_shapes(value.shape, self._full_shape)))
+        return MultivariateNormal(self.mean, scale_tril=self.scale_tril, validate_args=False).log_prob(value)
+
+
+class StructuredPosterior(_Process):
+    r"""A Gaussian prior times Gaussian sites: ``q(f) ∝ p(f) ∏_n N(f_n; μ_n, v_n)``.
+
+    Mean, variance and the KL from the prior take one Cholesky factorisation, of ``I + W K W``; a joint draw and a density also
+    take that of the prior.
+
+    :param prior: a :class:`GaussianProcess` or ``MultivariateNormal``.
+    :param site_mean: μ.
+    :param site_precision: 1/v, zero where a site says nothing.
+
+    Source: eqs. 3.5 to 3.9 of the GP-VAE thesis; see :mod:`pyro_lvgp.ops.gaussian_sites`.
+
+    >>> prior = dist.MultivariateNormal(torch.zeros(2), torch.eye(2))
+    >>> posterior = StructuredPosterior(prior, torch.tensor([2.0, 5.0]), torch.tensor([1.0, 0.0]))
+    >>> posterior.mean, posterior.variance
+    (tensor([1., 0.]), tensor([0.5000, 1.0000]))
+    """
+
+    def __init__(
+        self,
+        prior: Any,
+        site_mean: Float[Tensor, "*#batch N"],
+        site_precision: Float[Tensor, "*#batch N"],
+        validate_args: bool | None = None,
+    ):
+        self.prior, self.site_mean, self.site_precision = prior, site_mean, site_precision
+        self._unexpanded = self
+        shape = torch.broadcast_shapes(prior.batch_shape + prior.event_shape, site_mean.shape, site_precision.shape)
+        super().__init__(shape[:-1], shape[-1:], validate_args=validate_args)
+
+    @cached_property
+    def posterior(self) -> Posterior:
+        """Moments and factors, of the batch before it was expanded."""
+        if self._unexpanded is not self:
+            return self._unexpanded.posterior
+        prior = self.prior
+        return gaussian_sites.condition(prior.covariance_matrix, prior.mean, self.site_mean, self.site_precision)
+
+    @property
+    def mean(self):
+        return self.posterior.mean.expand(self._full_shape)
+
+    @property
+    def variance(self):
+        return self.posterior.variance.expand(self._full_shape)
+
+    def rsample(self, sample_shape=()):
+        """Joint draws, by Matheron's rule."""
+        prior = self.prior.expand(self.batch_shape)
+        drawn = prior.rsample(sample_shape) - prior.mean
+        return prior.mean + gaussian_sites.draw(self.posterior, drawn, self.prior.covariance_matrix, torch.randn_like(drawn))
+
+    def rsample_marginals(self) -> Float[Tensor, "*batch N"]:
+        """A draw whose entries have the right marginals and are independent of each other: for terms of one f_n at a time."""
+        mean = self.mean
+        return mean + self.variance.sqrt() * torch.randn_like(mean)
+
+    def log_prob(self, value):
+        sites = gaussian_sites.log_sites(self.posterior, value - self.prior.mean).sum(-1)
+        return self.prior.log_prob(value) + sites - gaussian_sites.log_normaliser(self.posterior)
+
+    def at(self, X: Float[Tensor, "*#batch M P"], *, joint: bool = False) -> Any:
+        """The posterior of the process at other inputs.
+
+        :param X: inputs.
+        :param joint: their joint distribution instead of their marginals.
+        :returns: ``Normal`` with the marginals, or a ``MultivariateNormal``.
+        :raises TypeError: if the prior is not a :class:`GaussianProcess`, which alone knows other inputs.
+        """
+        if not isinstance(self.prior, GaussianProcess):
+            raise TypeError(
+                f"expected a GaussianProcess prior, which can be continued to other inputs, got {type(self.prior).__name__}; "
+                "run the guide on old and new inputs together, with NaN for the new data"
+            )
+        if joint and X.dtype != torch.float64:
+            # Sharp sites leave less of the prior's covariance than single precision rounds it by.
+            exact = StructuredPosterior(self.prior.double(), self.site_mean.double(), self.site_precision.double())
+            f = exact.at(X.double(), joint=True)
+            return dist.MultivariateNormal(f.loc.to(X), scale_tril=f.scale_tril.to(X))
+        new, K_new = self.prior.at(X), self.prior.covariance_with(X)
+        mean, variance = gaussian_sites.predict(self.posterior, K_new, new._diagonal, torch.zeros_like(new._diagonal))
+        if not joint:
+            return dist.Normal(mean, variance.sqrt())
+        covariance = gaussian_sites.predictive_covariance(self.posterior, K_new, new.covariance_matrix)
+        rounding = sum(K_new.shape[-2:]) * torch.finfo(X.dtype).eps * new._diagonal  # of what it was taken from
+        covariance = covariance + torch.diag_embed(rounding)
+        return dist.MultivariateNormal(mean, scale_tril=safe_cholesky(covariance, name="posterior covariance"))
+
+
+@register_kl(StructuredPosterior, GaussianProcess)
+@register_kl(StructuredPosterior, MultivariateNormal)
+def _kl_from_prior(q, p):
+    """KL from the prior that q was made of, which p is."""
+    if getattr(q.prior, "kernel", None) is not getattr(p, "kernel", None):
+        raise NotImplementedError
+    return gaussian_sites.kl_divergence(q.posterior).expand(q.batch_shape)

@@ -1,0 +1,96 @@
+"""The posterior of a Gauss–Markov process under Gaussian sites as a Pyro distribution, in linear time."""
+
+from functools import cached_property
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from pyro_lvgp.distributions.gaussian_process import GaussianProcess, StructuredPosterior, _Process
+from pyro_lvgp.ops import state_space
+from pyro_lvgp.ops.gaussian_sites import Posterior
+
+
+class StateSpacePosterior(StructuredPosterior):
+    """The same posterior in linear time, where the prior is a Gauss–Markov chain.
+
+    All is done by a Kalman filter and smoother, whose steps run in parallel: O(N) work and memory at a depth of O(log N).
+
+    :param prior: a :class:`GaussianProcess` with one column of inputs and a Matérn kernel, or sums and products of them.
+    :param site_mean: μ.
+    :param site_precision: 1/v, zero where a site says nothing.
+    :raises ValueError: if the prior is no such chain.
+
+    Source: Särkkä and García-Fernández (2021), "Temporal parallelization of Bayesian smoothers"; see
+    :mod:`pyro_lvgp.ops.state_space`.
+
+    >>> from pyro_lvgp.kernels import Matern
+    >>> prior = GaussianProcess(Matern(1, 1.5), torch.linspace(0.0, 1000.0, 10_000)[:, None])
+    >>> StateSpacePosterior(prior, torch.zeros(10_000), torch.ones(10_000)).rsample((2,)).shape
+    torch.Size([2, 10000])
+    """
+
+    def __init__(
+        self,
+        prior: GaussianProcess,
+        site_mean: Float[Tensor, "*#batch N"],
+        site_precision: Float[Tensor, "*#batch N"],
+        validate_args: bool | None = None,
+    ):
+        if not (isinstance(prior, GaussianProcess) and prior.is_markov):
+            what = type(getattr(prior, "kernel", prior)).__name__
+            raise ValueError(
+                "expected a GaussianProcess over one column of inputs, with a Matérn kernel without active_dims or sums and "
+                f'products of them, for linear time, got {what}; use method="dense" or method="auto"'
+            )
+        super().__init__(prior, site_mean, site_precision, validate_args)
+
+    @cached_property
+    def posterior(self) -> Posterior:
+        if self._unexpanded is not self:
+            return self._unexpanded.posterior
+        return state_space.condition(self.prior.series, self.site_mean, self.site_precision)
+
+    def rsample(self, sample_shape=()):
+        drawn = self.prior.expand(self.batch_shape).rsample_chain(sample_shape)
+        return state_space.draw(self.prior.series, self.posterior, drawn, torch.randn_like(drawn))
+
+    def at(self, X: Float[Tensor, "*#batch M P"], *, joint: bool = False) -> Any:
+        """The posterior of the process at other inputs: that at old and new ones together, with no sites at the new.
+
+        :param X: inputs.
+        :param joint: their joint distribution instead of their marginals.
+        """
+        num, prior = X.shape[-2], self.prior
+        batch = torch.broadcast_shapes(prior.X.shape[:-2], X.shape[:-2])
+        both = torch.cat([part.expand(*batch, *part.shape[-2:]) for part in (prior.X, X)], -2)
+        site_mean, site_precision = (F.pad(part, (0, num)) for part in (self.site_mean, self.site_precision))
+        last = _LastOf(StateSpacePosterior(prior.at(both), site_mean, site_precision), num)
+        return last if joint else dist.Normal(last.mean, last.variance.sqrt())
+
+
+class _LastOf(_Process):
+    """The last M values of a posterior, which have no sites."""
+
+    def __init__(self, whole: StateSpacePosterior, num: int):
+        self._whole, self._num = whole, num
+        self._unexpanded = self
+        super().__init__(whole.batch_shape, torch.Size([num]), validate_args=False)
+
+    @property
+    def mean(self):
+        return self._whole.mean[..., -self._num :].expand(self._full_shape)
+
+    @property
+    def variance(self):
+        return self._whole.variance[..., -self._num :].expand(self._full_shape)
+
+    def rsample(self, sample_shape=()):
+        return self._whole.expand(self.batch_shape).rsample(sample_shape)[..., -self._num :]
+
+    def log_prob(self, value):
+        whole, value = self._whole, value.expand(torch.broadcast_shapes(value.shape, self._full_shape))
+        return state_space.log_prob(whole.prior.series, value, whole.posterior)

@@ -1,0 +1,176 @@
+"""Gaussian processes seen through their values at inducing points, as Pyro distributions."""
+
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float, Int
+from pyro.distributions.util import eye_like
+from torch import Tensor
+
+from pyro_lvgp.kernels import Kernel
+from pyro_lvgp.kernels.base import Theta, theta_in_double
+from pyro_lvgp.ops import sparse_sites
+from pyro_lvgp.ops.linalg import FIRST_JITTER, safe_cholesky, solve_lower
+
+
+class SparseProcess:
+    r"""Q zero-mean Gaussian processes at N inputs, given their values at M inducing points.
+
+    .. math::
+
+        v \sim N(0, I_M), \qquad f_n \mid v \sim N\big(A_n^T v,\; k(x_n, x_n) - A_n^T A_n\big), \qquad
+        A = L^{-1} k(Z, X), \quad L L^T = k(Z, Z) + \epsilon I
+
+    Different f_n are taken together by :meth:`trajectories` only; else time is O(N M² + M³) and memory O(N M).
+
+    :param kernel: a batch of Q kernels.
+    :param Z: inducing points ``[M, P]``, or ``[*batch, 1, Q, M, P]`` if each process has its own.
+    :param X: inputs ``[1, N, P]``, or ``[*batch, 1, 1, N, P]`` with dimensions of size 1 for a plate of points and for the
+        processes.
+    :param theta: parameters of the kernel, read by the model; the present ones if omitted.
+    :param jitter: ε, in units of the mean prior variance at the inducing points.
+    :param weight: how many data each input stands for, in a mini-batch of N of them; one number, or one for each.
+
+    >>> from pyro_lvgp.kernels import RBF
+    >>> process = SparseProcess(RBF(1, batch_shape=(2,)), torch.rand(5, 1), torch.rand(1, 100, 1))
+    >>> mean, variance = process.marginals(process.prior().sample())
+    >>> mean.shape
+    torch.Size([2, 100])
+
+    Source: Titsias (2009), "Variational learning of inducing variables in sparse Gaussian processes".
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        Z: Float[Tensor, "*#batch M P"],
+        X: Float[Tensor, "*#batch N P"],
+        theta: Theta | None = None,
+        *,
+        jitter: float = 1e-5,
+        weight: float | Tensor = 1.0,
+    ):
+        self.kernel, self.Z, self.X, self.theta = kernel, Z, X, kernel.theta() if theta is None else theta
+        self.jitter, self.weight = jitter, weight
+        self.Kuf = kernel.covariance(Z, X, self.theta)
+        self.Kff = kernel.diagonal(X, self.theta)
+        Kuu = self._at_inducing_points(Z)
+        self.Kuu_diagonal = Kuu.diagonal(dim1=-2, dim2=-1)
+        self.L = safe_cholesky(Kuu, jitter=0.0, name="Kuu", describe=kernel._parameters_text)
+        self.A = solve_lower(self.L, self.Kuf)
+
+    def _at_inducing_points(self, Z: Tensor) -> Tensor:
+        """K(Z, Z) of this process's inducing points and others, with the jitter that a point shares with itself alone."""
+        variance = self.kernel.diagonal(self.Z, self.theta).mean(-1)[..., None, None]
+        same = (Z[..., :, None, :] == self.Z[..., None, :, :]).all(-1)
+        return self.kernel.covariance(Z, self.Z, self.theta) + self.jitter * variance * same
+
+    def moved(self, Z: Float[Tensor, "*#batch K P"]) -> "SparseProcess":
+        """The same process seen through other inducing points.
+
+        :param Z: the points.
+        """
+        return SparseProcess(self.kernel, Z, self.X, self.theta, jitter=self.jitter, weight=self.weight)
+
+    def double(self) -> "SparseProcess":
+        """The same process in double precision."""
+        theta = theta_in_double(self.theta)
+        return SparseProcess(self.kernel, self.Z.double(), self.X.double(), theta, jitter=self.jitter, weight=self.weight)
+
+    def whitened_covariance(self, other: "SparseProcess") -> Float[Tensor, "*batch M K"]:
+        """Covariance of the whitened values at these inducing points and at those of the same process moved.
+
+        :param other: what :meth:`moved` returned.
+        """
+        return solve_lower(self.L, solve_lower(other.L, other._at_inducing_points(self.Z).mT).mT)
+
+    def offsets(self, index: Int[Tensor, "*batch N T"]) -> Float[Tensor, "*out N T P"]:
+        """Differences z − x of each input and some of the inducing points.
+
+        :param index: indices of T inducing points for each input.
+        """
+        Z, lead = self.Z.expand(*index.shape[:-2], *self.Z.shape[-2:]), index.shape[:-2]
+        near = Z.gather(-2, index.flatten(-2)[..., None].expand(*lead, -1, Z.shape[-1])).unflatten(-2, index.shape[-2:])
+        return near - self.X[..., None, :]
+
+    def given_one(self, index: Int[Tensor, "*#batch N T"]) -> tuple[Float[Tensor, "*out N T"], Float[Tensor, "*out N T"]]:
+        """Gain a and variance c of ``f_n | u_m ~ N(a u_m, c)``, given a single inducing value.
+
+        :param index: indices m of T inducing points for each input.
+        """
+        index = index.expand(*torch.broadcast_shapes(index.shape[:-2], self.Kuf.shape[:-2]), -1, -1)
+        lead = index.shape[:-2]
+        Kfu = self.Kuf.mT.expand(*lead, -1, -1).gather(-1, index)
+        diagonal = self.Kuu_diagonal[..., None, :].expand(*lead, index.shape[-2], -1).gather(-1, index)
+        gain = Kfu / diagonal
+        return gain, (self.Kff[..., None] - gain * Kfu).clamp_min(0.0)
+
+    @property
+    def num_latents(self) -> int:
+        """Number Q of processes."""
+        return self.Kff.shape[-2]
+
+    @property
+    def num_inducing(self) -> int:
+        """Number M of inducing points."""
+        return self.Z.shape[-2]
+
+    @property
+    def similarity(self) -> Float[Tensor, "*batch q M N"]:
+        """Prior correlation of inducing values and f_n; its mean over the processes, q = 1, if they share their points.
+
+        What does not vary, as a linear function at zero, has none with anything.
+        """
+        scaled = self.Kuf * self.Kuu_diagonal.rsqrt()[..., :, None] * self.Kff.rsqrt()[..., None, :]
+        correlation = scaled.detach().nan_to_num(0.0)
+        return correlation.mean(-3, keepdim=True) if self.Z.dim() == 2 or self.Z.shape[-3] == 1 else correlation
+
+    def prior(self) -> "InducingValues":
+        """p(v), of batch shape ``[*batch, Q, M]``."""
+        shape = torch.broadcast_shapes(self.A.shape[:-2], self.Kff.shape[:-1])
+        return InducingValues(self, shape[:-2] + shape[-1:])
+
+    def marginals(
+        self, v: Float[Tensor, "*batch Q M"], scale_tril: Float[Tensor, "*batch Q M M"] | None = None
+    ) -> tuple[Float[Tensor, "*out Q N"], Float[Tensor, "*out Q N"]]:
+        """Means and variances of f given v, or for Gaussian v.
+
+        :param v: whitened inducing values, or their means.
+        :param scale_tril: Cholesky factors of their covariances.
+        """
+        wide = None if scale_tril is None else scale_tril.unsqueeze(-4)
+        mean, variance = sparse_sites.marginals(self.A, self.Kff, v.unsqueeze(-3), wide)
+        return mean.squeeze(-3), variance.squeeze(-3)
+
+    def trajectories(self, v: Float[Tensor, "*batch Q M"]) -> Float[Tensor, "*out Q N"]:
+        """Draws of f at all inputs jointly, given v, in O(N³): f is smooth between and beyond inducing points too.
+
+        :param v: whitened inducing values.
+        """
+        # u leaves less of the covariance than single precision rounds it by.
+        exact = self.double()
+        jitter = FIRST_JITTER[torch.float64] * exact.Kff.mean(-1)[..., None, None] * eye_like(exact.A, exact.A.shape[-1])
+        covariance = self.kernel.covariance(exact.X, exact.X, exact.theta) - exact.A.mT @ exact.A + jitter
+        scale_tril = safe_cholesky(covariance, name="Kff given u", describe=self.kernel._parameters_text).to(self.A)
+        mean = (v.unsqueeze(-3).unsqueeze(-2) @ self.A).squeeze(-2)
+        return (mean + (scale_tril @ torch.randn_like(mean)[..., None]).squeeze(-1)).squeeze(-3)
+
+
+class InducingValues(dist.Normal):
+    """Standard normal values of a process at its inducing points, whitened, which know the process.
+
+    :param process: the process.
+    :param batch_shape: ``[*batch, Q]``.
+    """
+
+    def __init__(self, process: SparseProcess, batch_shape: torch.Size):
+        self.process = process
+        super().__init__(process.L.new_zeros(*batch_shape, process.num_inducing), 1.0)
+
+    def expand(self, batch_shape, _instance=None):
+        new = self._get_checked_instance(InducingValues, _instance)
+        new.process = self.process
+        return super().expand(batch_shape, new)
+
+    def __getstate__(self):
+        # The process holds parameters of the model, which is not for a guide that remembers this prior to copy.
+        return self.__dict__ | {"process": None}

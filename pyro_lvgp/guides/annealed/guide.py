@@ -1,0 +1,388 @@
+"""Annealed importance sampling with Langevin transitions, as a guide."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any, get_args
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.distributions import constraints
+from pyro.distributions.util import sum_rightmost
+from pyro.infer.autoguide import AutoCallable, AutoGuide
+from pyro.infer.autoguide.utils import deep_setattr
+from pyro.infer.util import is_validation_enabled
+from pyro.nn import PyroModule, PyroParam
+from pyro.ops.provenance import detach_provenance
+from pyro.poutine import Trace
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from pyro_lvgp._utils.validation import check_sizes
+from pyro_lvgp.distributions.path_delta import PathDelta
+from pyro_lvgp.guides._handlers import TakePlates
+from pyro_lvgp.guides._sampled import SampledGuide
+from pyro_lvgp.guides.annealed import schedules, transitions
+from pyro_lvgp.guides.annealed._compiled_chain import CompiledChain
+from pyro_lvgp.guides.annealed._targets import (
+    Bases,
+    HasLogJoint,
+    TracedScore,
+    Whitened,
+    pure_score,
+    read_statistics,
+    replayable,
+)
+from pyro_lvgp.guides.annealed.schedules import Schedule
+from pyro_lvgp.guides.annealed.transitions import STEPS, Coordinates, Dynamics, Score, State
+from pyro_lvgp.guides.mean_field import MeanFieldGuide
+from pyro_lvgp.infer.elbo.handlers import is_integrating
+
+
+class AutoAnnealedLangevin(SampledGuide):
+    r"""Guide that anneals a Gaussian base towards the posterior by K Langevin transitions.
+
+    .. math::
+
+        h_0 \sim q_0, \qquad h_k \sim t_k(h_k \mid h_{k-1}), \qquad
+        \log w = \log p(y, h_K) - \log q_0(h_0) + \sum_{k=1}^K \log \frac{r_k(h_{k-1} \mid h_k)}{t_k(h_k \mid h_{k-1})}
+
+    along the bridges :math:`\log q_k = (1 - \beta_k) \log q_0 + \beta_k \log p(y, \cdot)`, with :math:`E[w] = p(y)`, so that
+    :math:`E[\log w]` is a lower bound, the tighter the longer the chain.  It serves any Pyro model with continuous latents.
+
+    Sites in ``local_plate`` have one chain for each datum, a weight for each datum, and scores without the factor N/B of a
+    mini-batch.  Sites that are not annealed are drawn once, shared by chain and bound; under a bound that integrates them
+    (:class:`~pyro_lvgp.infer.MeanFieldELBO`) the chain does too.  Chains run in the whitened coordinates of the base, where
+    step sizes are pure numbers; one for each latent dimension is a diagonal preconditioner.  K transitions cost K + 1 scores.
+
+    Each annealed site is emitted as a ``Delta`` at :math:`h_K` whose log density is that of the path, so that
+    ``Trace_ELBO``, ``Predictive``, ``Importance`` and :class:`~pyro_lvgp.infer.ImportanceWeightedELBO` take it as it is.
+
+    :param model: a Pyro model.  If it offers ``log_joint``, as :class:`~pyro_lvgp.models.BayesianGPLVM` does,
+        scores come from there; otherwise it is traced.
+    :param local_plate: name of the plate over data, whose sites are annealed.  By default the model's own ``local_plate`` if
+        it has one, else None: all sites are annealed jointly.
+    :param sites: anneal these only.
+    :param num_steps: number K of transitions.
+    :param dynamics: ``"underdamped"`` Langevin, with a momentum, or ``"overdamped"``.
+    :param schedule: β_1 … β_K: ``"learned"``, ``"linear"``, ``"sigmoid"``, or the power p of ``(k / K)^p``.
+    :param step_size: initial step size η, in units of the base's standard deviation; a gradient moves a datum by η² / 2 of
+        itself, or by η if overdamped.
+    :param learn_step_size: learn step sizes, for each transition and latent dimension.
+    :param max_step_size: they stay below it; unadjusted Langevin diverges above 2 / λ_max.
+    :param damping: initial γ of the momentum, which is learned.
+    :param differentiate_score: differentiate through the scores; False is cheaper, and its gradient biased.
+    :param base_guide: a :class:`MeanFieldGuide` of the model, whose Gaussians the chains start from: diagonal, with full
+        covariances, or amortised.  By default ``MeanFieldGuide(model)``.
+    :param global_guide: a guide for the sites that are not annealed; by default those of the base guide.
+    :param surrogate_model: a model of the same sites that the chain climbs instead; the bound remains that of ``model``.
+    :param compile: compile a transition and its gradient, for models with ``log_joint``: seconds on first use, however many
+        transitions, and again for draws of other shapes.  Together with :class:`~pyro_lvgp.infer.CompiledELBO`, or
+        ``fit(compile=True)``, it halves the time of a step.  Either of these alone saves more and is for any model, but takes
+        longer to compile for longer chains.
+    :param create_plates: as for Pyro's autoguides; by default the base guide's.
+    :raises ValueError: for arguments out of range, unknown sites, a base guide that has run already, sites outside plates
+        annealed under subsampling, sites outside the local plate that depend on those inside, or ``compile`` without
+        ``log_joint``; when called, while Pyro validates, if a chain diverges.
+    :raises TypeError: for a ``num_steps`` that is no integer, or a base guide that is no :class:`MeanFieldGuide`.
+
+    >>> from pyro.infer import SVI, Trace_ELBO
+    >>> from pyro.optim import Adam
+    >>> def model(y, idx=None):
+    ...     with pyro.plate("data", 100, subsample=idx):
+    ...         x = pyro.sample("x", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    ...         pyro.sample("y", dist.Poisson(x.exp()).to_event(1), obs=y)
+    >>> plates = lambda y, idx=None: pyro.plate("data", 100, subsample=idx)
+    >>> guide = AutoAnnealedLangevin(model, local_plate="data", num_steps=4, create_plates=plates)
+    >>> loss = SVI(model, guide, Adam({"lr": 0.01}), Trace_ELBO()).step(torch.ones(10, 2), torch.arange(10))
+
+    References: eqs. 13 to 18 of the annealed-GPLVM paper, with the sign of eq. 15; Geffner and Domke (2021), "MCMC variational
+    inference via uncorrected Hamiltonian annealing"; NumPyro's ``AutoDAIS`` and ``AutoSemiDAIS``.
+    """
+
+    prototype_trace: Any
+    increments: Any
+    beta: Tensor
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        local_plate: str | None = None,
+        sites: Sequence[str] | None = None,
+        num_steps: int = 8,
+        dynamics: Dynamics = "underdamped",
+        schedule: Schedule = "learned",
+        step_size: float = 0.4,
+        learn_step_size: bool = True,
+        max_step_size: float = 1.0,
+        damping: float = 0.8,
+        differentiate_score: bool = True,
+        base_guide: MeanFieldGuide | None = None,
+        global_guide: Callable[..., Any] | None = None,
+        surrogate_model: Callable[..., Any] | None = None,
+        compile: bool = False,
+        create_plates: Callable[..., Any] | None = None,
+    ):
+        check_sizes(num_steps=num_steps)
+        if dynamics not in get_args(Dynamics):
+            raise ValueError(f"expected dynamics in {get_args(Dynamics)}, got {dynamics!r}")
+        if not 0 < step_size < max_step_size:
+            raise ValueError(f"expected 0 < step_size < max_step_size, got {step_size} and {max_step_size}")
+        if not 0 < damping < 1:
+            raise ValueError(f"expected damping between 0 and 1, got {damping}")
+        schedules.fixed_schedule(schedule, num_steps)
+        if isinstance(sites, str):
+            raise ValueError(f"expected a list of sites, got {sites!r}; write [{sites!r}]")
+        if not (base_guide is None or isinstance(base_guide, MeanFieldGuide)):
+            raise TypeError(
+                f"expected pyro_lvgp.guides.MeanFieldGuide(model, ...) as a base guide, got {type(base_guide).__name__}; any "
+                "guide can be the global_guide"
+            )
+        if base_guide is not None and getattr(base_guide, "prototype_trace", None) is not None:
+            raise ValueError(
+                "expected a base guide that has not run, got one that has; pass a new one, and set its locs and scales after "
+                "the first call of this guide"
+            )
+        base_guide = base_guide or MeanFieldGuide(model, create_plates=create_plates)
+        create_plates = create_plates or base_guide.create_plates
+        super().__init__(model, create_plates=create_plates)
+        self.num_steps, self.dynamics, self.differentiate_score = num_steps, dynamics, differentiate_score
+        self.local_plate: str | None = local_plate or getattr(model, "local_plate", None)
+        self._requested, self._requested_plate = sites, local_plate
+        self.annealed: tuple[str, ...] = ()
+        self._schedule, self._step_size, self._learn, self._max = schedule, step_size, learn_step_size, max_step_size
+        self._damping = damping
+        self._surrogate = (surrogate_model,)  # in a tuple, as Pyro keeps the model: not a submodule
+        self._within_plate = False  # whether that has been looked at
+        self._compile = compile
+        self._compiled: CompiledChain | None = None
+        if compile and not (isinstance(model, HasLogJoint) and surrogate_model is None):
+            raise ValueError(
+                f"compile=True needs a model with log_joint, got {type(model).__name__}"
+                f"{'' if surrogate_model is None else ' with a surrogate_model'}; pass compile=False to trace the model"
+            )
+        # This guide opens the plates for all its parts.
+        base_guide.create_plates = None
+        self.base_guide = base_guide
+        if global_guide is not None and not isinstance(global_guide, AutoGuide):
+            global_guide = AutoCallable(model, global_guide)
+        if isinstance(global_guide, AutoGuide):
+            global_guide.create_plates = None
+        self.global_guide = global_guide
+
+    def _check_prototype(self, part_trace: Trace) -> None:
+        """Called by the parts of this guide when they trace the model."""
+
+    def _make_parameters(self, *args, **kwargs) -> None:
+        self.base_guide._setup_prototype(*args, **kwargs)
+        latents = dict(self.prototype_trace.iter_stochastic_nodes())
+        frames = {name: [f.name for f in site["cond_indep_stack"]] for name, site in latents.items()}
+        plate = self.local_plate
+        names = self._requested
+        if names is None:
+            names = [name for name in latents if plate is None or plate in frames[name]]
+        if not names or not set(names) <= set(latents):
+            raise ValueError(
+                f"expected latent sites to anneal, among {sorted(latents)}, got {sorted(names)} for plate {plate!r}; pass "
+                "local_plate=<the plate over data> or sites=[...]"
+            )
+        if plate is not None and not all(plate in frames[name] for name in names):
+            if self._requested_plate is not None:
+                raise ValueError(
+                    f"expected sites in plate {plate!r}, got {sorted(names)}; leave local_plate out to anneal sites inside "
+                    "and outside of a plate jointly"
+                )
+            self.local_plate = None
+        self._others = tuple(name for name in self.base_guide.coordinates if name not in names)
+        self._whitened = Whitened(tuple((name, self.base_guide.coordinates[name]) for name in names))
+        offers = isinstance(self.model, HasLogJoint) and self.model.local_sites == set(names) and _is_whole(type(self.model))
+        self._pure = offers and self._surrogate[0] is None
+        if self._compile and not self._pure:
+            raise ValueError(f"compile=True anneals the sites of the model's log_joint, got {sorted(names)}; see sites=")
+        self._add_parameters(args)
+        self.annealed = tuple(names)
+
+    def _add_parameters(self, args: tuple) -> None:
+        self.step_sizes = PyroModule()
+        for name, site in self._whitened.sites:
+            loc = self.base_guide.loc_and_scale(name, args)[0].detach()
+            size = loc.new_full((self.num_steps, *loc.shape[loc.dim() - site.event_dim :]), self._step_size)
+            learned = PyroParam(size, constraints.interval(0.0, self._max))
+            deep_setattr(self.step_sizes, name, learned if self._learn else nn.Buffer(size))
+        beta = schedules.fixed_schedule(self._schedule, self.num_steps)
+        if beta is None:
+            self.increments = PyroParam(loc.new_ones(self.num_steps), constraints.positive)
+        else:
+            self.register_buffer("beta", beta.to(loc))
+        if self.dynamics == "underdamped":
+            self.damping = PyroParam(loc.new_tensor(self._damping), constraints.unit_interval)
+
+    def forward(self, *args, **kwargs) -> dict[str, Tensor]:
+        return self._sample_path(None, args, kwargs)
+
+    def sample_globals(self, *args, local_plate: str, **kwargs) -> dict[str, Tensor]:
+        """Draw the sites outside the plate over data, without a chain; all sites, if they are annealed jointly.
+
+        :param args: arguments of the model.
+        :param local_plate: the plate.
+        """
+        if not self.annealed:
+            self._setup_prototype(*args, **kwargs)
+        if self.local_plate != local_plate:
+            return self(*args, **kwargs)
+        with self._pyro_context:
+            self._create_plates(*args, **kwargs)
+            self.base_guide._create_plates(*args, **kwargs)
+            return self._sample_others(args, kwargs)
+
+    def reverse(self, latents: Mapping[str, Tensor]) -> Callable[..., dict[str, Tensor]]:
+        """The guide with its chain run downwards, from given values of the annealed sites.
+
+        If they are exact posterior draws, the weights of the result have ``E[1 / w] = 1 / p(y)``
+        (see :func:`~pyro_lvgp.diagnostics.bound_sandwich`).
+
+        :param latents: values of the annealed sites; with a mini-batch, those of its rows.
+        :raises ValueError: when called, if a value is not of the shape of its site.
+        """
+
+        def guide(*args, **kwargs) -> dict[str, Tensor]:
+            with self._pyro_context:
+                return self._sample_path(latents, args, kwargs)
+
+        return guide
+
+    def _sample_path(self, end: Mapping[str, Tensor] | None, args: tuple, kwargs: dict) -> dict[str, Tensor]:
+        """Emit all sites; the chain ends at ``end`` and is drawn backwards, or, with None, starts at the base."""
+        # Chains need gradients, also where Pyro or the user has switched them off.
+        differentiable = torch.is_grad_enabled()
+        with torch.inference_mode(False), torch.set_grad_enabled(differentiable):
+            args, kwargs = tree_map(_outside_inference_mode, (args, kwargs))
+            if not self.annealed:
+                self._setup_prototype(*args, **kwargs)
+            with poutine.trace() as drawn:
+                self._create_plates(*args, **kwargs)
+                self.base_guide._create_plates(*args, **kwargs)
+                values = self._sample_others(args, kwargs)
+            if self._pure:
+                self._check_drawn(drawn.trace)
+            noise, bases = self._sample_base(args)
+            whitened = self._whitened.sites
+            if end is None:
+                start = noise
+            else:
+                start = tuple(
+                    site.to_white(_checked(name, site.unconstrain(end[name]), base[0]), *base).expand_as(z)
+                    for (name, site), base, z in zip(whitened, bases, noise, strict=True)
+                )
+            state = self._run(start, bases, replayable(drawn.trace), end is not None, args, kwargs)
+            if is_validation_enabled():
+                transitions.check_finite(state.z)
+            base_z, last_z = (start, state.z) if end is None else (state.z, start)
+            sign = 1.0 if end is None else -1.0
+            for (name, site), base, z_0, z_K, log_ratio in zip(whitened, bases, base_z, last_z, state.log_ratio, strict=True):
+                value, log_det = site.constrain(site.from_white(z_K, *base))
+                path = -0.5 * (z_0.square() + _LOG_2PI) - sign * log_ratio
+                log_q = sum_rightmost(path, site.event_dim) - site.log_det(base[1]) - log_det
+                with self.base_guide.in_plates(name):
+                    event_dim = self.prototype_trace.nodes[name]["fn"].event_dim
+                    values[name] = pyro.sample(name, PathDelta(value, log_q, event_dim))
+        return values
+
+    def _sample_others(self, args: tuple, kwargs: dict) -> dict[str, Tensor]:
+        if self.global_guide is None:
+            return self.base_guide.sample_sites(self._others, args)
+        with poutine.trace() as drawn, TakePlates(self.plates):
+            self.global_guide(*args, **kwargs)
+        sites: Any = drawn.trace.nodes
+        return {name: sites[name]["value"] for name, _ in self.prototype_trace.iter_stochastic_nodes() if name in sites}
+
+    def _check_drawn(self, drawn: Trace) -> None:
+        """Raise if the chain would climb a draw from the prior."""
+        latents = {name for name, _ in self.prototype_trace.iter_stochastic_nodes()}
+        if missing := sorted(latents - set(self.annealed) - drawn.nodes.keys()):
+            raise ValueError(
+                f"expected every latent site to be in the guide, got {missing}, neither annealed nor drawn by the global guide"
+            )
+
+    def _sample_base(self, args: tuple) -> tuple[Coordinates, Bases]:
+        """White noise for each annealed site, with whatever draws or particles the context asks for, and its base."""
+        noise, bases = [], []
+        for name, site in self._whitened.sites:
+            with self.base_guide.in_plates(name):
+                base = self.base_guide.loc_and_scale(name, args)
+                prior = dist.Normal(torch.zeros_like(base[0]), 1.0).to_event(site.event_dim)
+                # In no trace, nor in a graph of what depends on what: the Delta accounts for it.
+                untraced: Any = {"is_auxiliary": True, "_do_not_trace": True}
+                noise.append(detach_provenance(pyro.sample(f"_pyro_lvgp_start_of_{name}", prior, infer=untraced)))
+            bases.append(base)
+        if len(num_draws := {z.numel() // max(loc.numel(), 1) for z, (loc, _) in zip(noise, bases, strict=True)}) > 1:
+            raise ValueError(
+                f"expected as many draws of each annealed site, got {sorted(num_draws)}: the bound draws those in its plate "
+                "again and not the others, but a chain has one weight for all; take num_samples=1 or Trace_ELBO, or anneal "
+                "that plate alone by local_plate"
+            )
+        return tuple(noise), tuple(bases)
+
+    def _run(self, z: Coordinates, bases: Bases, drawn: Trace, downwards: bool, args: tuple, kwargs: dict) -> State:
+        beta = self.beta if self._schedule != "learned" else schedules.increasing_schedule(self.increments)
+        step_size = tuple(attrgetter(name)(self.step_sizes) for name in self.annealed)
+        if downwards:
+            beta, step_size = beta.flip(0), tuple(eta.flip(0) for eta in step_size)
+        # η lines up with the event; between K and the event it makes room for plates.
+        step_size = tuple(
+            eta.reshape(eta.shape[:1] + (1,) * (x.dim() - eta.dim() + 1) + eta.shape[1:])
+            for eta, x in zip(step_size, z, strict=True)
+        )
+        damping: Any = self.damping if self.dynamics == "underdamped" else torch.zeros(())
+        through = self.differentiate_score and torch.is_grad_enabled()
+        if not self._pure:
+            score: Score = self._traced_score(bases, drawn, through, args, kwargs)
+        else:
+            statistics = read_statistics(self.model, drawn, is_integrating(), args, kwargs)
+            score = partial(pure_score, self.model, self._whitened, bases, statistics, through)
+        state = transitions.initial_state(score, z, self.dynamics)
+        if not self._compile:
+            return transitions.anneal(partial(STEPS[self.dynamics], score, damping=damping), state, beta, step_size)
+        if self._compiled is None:
+            self._compiled = CompiledChain(self.dynamics, self.model, self._whitened)
+        what = {"bases": bases, "statistics": statistics, "damping": damping, "through": through}
+        return self._compiled.anneal(state, beta, step_size, **what)
+
+    def _traced_score(self, bases: Bases, drawn: Trace, through: bool, args: tuple, kwargs: dict) -> TracedScore:
+        model, plate = self._surrogate[0] or self.model, self.local_plate
+        score = TracedScore(model, self._whitened, bases, drawn, is_integrating(), plate, through, args, kwargs)
+        if plate is not None and not self._within_plate:
+            score.check_plate()
+            self._within_plate = True
+        return score
+
+    def __getstate__(self):
+        return super().__getstate__() | {"_surrogate": (None,), "_compiled": None}
+
+
+def _is_whole(model: type) -> bool:
+    """Whether the log joint is that of the model's forward, which a subclass may have changed alone."""
+    defines = next(vars(cls).keys() for cls in model.__mro__ if {"forward", "log_joint"} & vars(cls).keys())
+    return "log_joint" in defines
+
+
+def _outside_inference_mode(value: Any) -> Any:
+    """Autograd does not take tensors made in inference mode, only their clones."""
+    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
+
+
+def _checked(name: str, value: Tensor, loc: Tensor) -> Tensor:
+    """The unconstrained value of a site, if it has a row for each of the base."""
+    if value.shape[-loc.dim() :] != loc.shape:
+        raise ValueError(
+            f"expected a value of site {name!r} of shape {list(loc.shape)} in unconstrained space, got {list(value.shape)}; "
+            "with a mini-batch, give the values of its rows"
+        )
+    return value
+
+
+_LOG_2PI = math.log(2.0 * math.pi)

@@ -1,0 +1,402 @@
+"""The approximate posterior of the random-feature latent variable model."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, get_args
+
+import pyro
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float, Int
+from pyro.distributions import constraints
+from pyro.nn import PyroModule, PyroParam
+from torch import Tensor, nn
+
+from pyro_lvgp import conjugate
+from pyro_lvgp._utils.seeding import normal_draws
+from pyro_lvgp._utils.validation import check_init_scale
+from pyro_lvgp.distributions.normal import DrawnNormal, PrecisionNormal, PrecisionNormalAtMean
+from pyro_lvgp.guides._sampled import SampledGuide
+from pyro_lvgp.guides.random_feature._frequencies import GaussianFrequencies, MixtureFrequencies
+from pyro_lvgp.guides.random_feature._weights import CollapsedWeights, KeptWeights
+from pyro_lvgp.infer import Block
+from pyro_lvgp.infer.elbo.handlers import is_bounding
+from pyro_lvgp.likelihoods import Gaussian
+from pyro_lvgp.models import RandomFeatureLVM
+from pyro_lvgp.networks.pyro_module import adopt
+
+Frequencies = Literal["mixture", "gaussian"]
+Weights = Literal["collapsed", "filled", "explicit", "shared"]
+_KEPT = ("explicit", "shared")  # from step to step, as parameters
+_DAMPING_OF_KEPT = 0.1
+
+
+class RandomFeatureGuide(SampledGuide):
+    r"""Posterior of a :class:`~pyro_lvgp.models.RandomFeatureLVM`, for sweeps of closed forms and gradients, or for SVI.
+
+    .. math::
+
+        q = \mathrm{Gamma}(\alpha)\, \prod_c \mathrm{Beta}(v_c)\, \prod_l q(\omega_l)\,
+        \prod_n N(x_n;\, m_n, \mathrm{diag}\, s_n^2)\, \prod_d N(a_d;\, m_d, P_d^{-1})
+
+    :param model: the model.
+    :param frequencies: ``"mixture"``, :math:`q(\omega_l) = \sum_c \phi_{lc} N(\mu_c, \sigma_c^2)` with the components of the
+        prior and assignments φ, as in the paper; or ``"gaussian"``, a Gaussian for each frequency, which then stays
+        where it is from step to step, with the best assignments in closed form.  By default ``"gaussian"`` with explicit or
+        shared weights, else ``"mixture"``.
+    :param weights: ``"collapsed"``, the exact :math:`q(a_d \mid X, \omega, y)` of a Gaussian likelihood, or for logistic ones
+        that of their Pólya-gamma bound; it costs a pass over all rows at each step, and where entries are missing an L × L
+        factor for each output.  ``"filled"`` is that of Gaussian data whose gaps are filled: one factor for all, and a looser
+        bound.  After such a fit, ``guide.weights = "collapsed"`` predicts by the exact weights given the latents found, and
+        ``"filled"`` goes back; no other choice can be changed once the guide has run.
+        ``"explicit"`` keeps a Gaussian for each output, for mini-batches and other likelihoods; it wants frequencies that stay
+        where they are, hence ``"gaussian"`` ones.  ``"shared"`` is the same with one covariance for all outputs, one factor
+        instead of D: of Gaussian data with one variance and no gaps it has the same bound, elsewhere a looser one.  By
+        default ``"collapsed"`` if the likelihood allows it, else ``"explicit"``.
+    :param encoder: amortises the latents: a module that maps data [B, D], NaN where missing, to loc and scale [B, Q], such as
+        an :class:`~pyro_lvgp.networks.IndexNet`.  Every step then moves the latents of all rows, which mini-batches of many
+        rows need, and new rows cost one pass; it starts where its parameters are, not at the model's initial latents.  It is
+        turned into a ``PyroModule`` in place.
+    :param init_scale: first standard deviation of the latents, without an encoder.
+    :param seed: seed of the first assignments or frequencies.
+    :raises ValueError: for an unknown choice, or one that the likelihood or the other choice rules out; for a call without
+        data if an encoder wants them, or an encoder that is not one of ``latent_dim`` latents with a scale each.
+
+    Parameters go by site: ``alpha.shape``, ``alpha.rate``; ``v.a``, ``v.b``; ``omega.logits`` [F, C], or ``omega.loc`` and
+    ``omega.scale`` [F, Q]; ``X.loc``, ``X.scale`` [N, Q], or the encoder's; of collapsed weights ``a.c`` [N, D], where the
+    bound touches a logistic likelihood; of filled ones the f in gaps, ``a.gaps`` [N, D]; of explicit ones the natural
+    ``a.linear`` [D, L] and ``a.precision`` [D, L, L], of shared ones [1, L, L].
+
+    Collapsed and filled weights need all data.  The guide keeps those of its last call without ``idx``: later calls on some
+    rows, as for predictions, condition the weights on all of them, and a bound on a mini-batch is unbiased.
+
+    Source: eqs. 20 to 42 of the SRFLVM paper.
+
+    >>> from pyro.infer import SVI, TraceMeanField_ELBO
+    >>> from pyro.optim import Adam
+    >>> Y = torch.randn(20, 3)
+    >>> model = RandomFeatureLVM(20, 3, latent_dim=2, num_frequencies=10).initialize(Y)
+    >>> guide = RandomFeatureGuide(model)
+    >>> loss = SVI(model, guide, Adam({"lr": 0.01}), TraceMeanField_ELBO()).step(Y)
+    >>> guide.median()["X"].shape
+    torch.Size([20, 2])
+    >>> guide.latents(Y[:3], torch.arange(3)).mean.shape, guide.assignments().shape
+    (torch.Size([3, 2]), torch.Size([10, 20]))
+    >>> 1.0 <= guide.num_components_in_use() <= 10.0
+    True
+    """
+
+    a: Any
+    omega: Any
+
+    def __init__(
+        self,
+        model: RandomFeatureLVM,
+        *,
+        frequencies: Frequencies | None = None,
+        weights: Weights | None = None,
+        encoder: nn.Module | None = None,
+        init_scale: float = 0.1,
+        seed: int = 0,
+    ):
+        weights = weights or ("collapsed" if model.is_conjugate else "explicit")
+        frequencies = frequencies or ("gaussian" if weights in _KEPT else "mixture")
+        _check_choice("frequencies", frequencies, Frequencies)
+        _check_weights(weights, model, frequencies)
+        check_init_scale(init_scale)
+        super().__init__(model)
+        self.encoders = PyroModule()
+        if encoder is not None:
+            adopt(self.encoders, "X", encoder)
+        self.frequencies, self._weights, self._init_scale, self._seed = frequencies, weights, init_scale, seed
+
+    @property
+    def weights(self) -> Weights:
+        """Which posterior the weights have; after a fit with filled ones, it can be set to ``"collapsed"`` and back.
+
+        :raises ValueError: if it is set to what the constructor would not take, or, once the guide has run, to what it has no
+            parameters for.
+        """
+        return self._weights
+
+    @weights.setter
+    def weights(self, value: Weights) -> None:
+        _check_weights(value, self.model, self.frequencies)
+        if self.prototype_trace is not None and value != self.weights:
+            if not hasattr(self.a, "gaps") or value in _KEPT:
+                raise ValueError(
+                    f'expected weights="{self.weights}" of a guide that has run with them, got {value!r}; only filled weights '
+                    "can be collapsed later, and filled again: make a new guide"
+                )
+            self.a.fill(value == "filled")
+        self._weights = value
+
+    def _make_parameters(self, y: Tensor | None = None, idx: Tensor | None = None) -> None:
+        if self.weights not in _KEPT and idx is not None:
+            raise _data_not_seen()
+        known = {"alpha", "v", "omega", "X", "a"}
+        if others := {name for name, _ in self.prototype_trace.iter_stochastic_nodes()} - known:
+            raise ValueError(f"expected the sites {sorted(known)} only, got {sorted(others)} too; learn these as parameters")
+        model, like = self.model, self.model.mean
+        F, C = model.num_frequencies, model.num_components
+        noise = normal_draws(F, max(C, model.latent_dim), seed=self._seed, like=like)
+        self.alpha, self.v = PyroModule(), PyroModule()
+        self.omega = MixtureFrequencies(model, noise) if self.frequencies == "mixture" else GaussianFrequencies(model, noise)
+        self.X = PyroModule()
+        self.alpha.shape, self.alpha.rate = (_positive(x.clone()) for x in model.concentration)
+        if not hasattr(self.encoders, "X"):
+            X = model.initial_values.get("X")
+            X = like.new_zeros(model.num_data, model.latent_dim) if X is None else X.to(like, copy=True)
+            self.X.loc = PyroParam(X, constraints.real)
+            self.X.scale = _positive(torch.full_like(X, self._init_scale))
+        if self.weights in _KEPT:
+            if y is None:
+                y, idx = like.new_full((1, model.data_dim), torch.nan), torch.zeros_like(like[:1]).long()
+            with torch.no_grad():
+                self.a = KeptWeights(model, y, self._draw_features(y, idx), shared=self.weights == "shared")
+        else:
+            self.register_buffer("data", like.new_full((model.num_data, model.data_dim), torch.nan))
+            self.a = CollapsedWeights(model, y, filled=self.weights == "filled")
+        a, b = conjugate.stick_breaking(like.new_full((F, C), 1.0 / C), model.concentration[0] / model.concentration[1])
+        self.v.a, self.v.b = _positive(a), _positive(b)
+
+    def forward(self, y: Float[Tensor, "B D"] | None = None, idx: Int[Tensor, " B"] | None = None) -> dict[str, Tensor]:
+        """Draw all sites.
+
+        :param y: observations, NaN where missing.
+        :param idx: indices of the rows in y; None for all rows.
+        """
+        if self.prototype_trace is None:
+            self._setup_prototype(y, idx)
+        if y is not None and idx is None and self.weights not in _KEPT:
+            self.data = y.detach().clone()  # whoever fills the gaps of y later does not tell us
+        values = self._sample_spectrum()
+        with self.model.data_plate(y, idx):
+            values["X"] = pyro.sample("X", self.latents(y, idx).to_event(1))
+        X = None if self.weights in _KEPT else self._all_latents(values["X"], y, idx)
+        return values | self._sample_weights(values["omega"], X, has_all=y is not None and idx is None)
+
+    def sample_globals(self, *args, local_plate: str) -> dict[str, Tensor]:
+        """Draw the sites that rows share; weights, if collapsed, given new draws of the latents of all rows.
+
+        :param args: arguments of the model, which are looked at before the first call only.
+        :param local_plate: the plate over rows, ``"data"``.
+        """
+        if self.prototype_trace is None:
+            self._setup_prototype(*args)
+        with self._pyro_context:
+            values = self._sample_spectrum()
+            X = None if self.weights in _KEPT else self._latents_of_data().rsample()
+            return values | self._sample_weights(values["omega"], X, has_all=False)
+
+    def _sample_spectrum(self) -> dict[str, Tensor]:
+        return {
+            "alpha": pyro.sample("alpha", dist.Gamma(self.alpha.shape, self.alpha.rate)),
+            "v": pyro.sample("v", dist.Beta(self.v.a, self.v.b).to_event(1)),
+            "omega": pyro.sample("omega", dist.Independent(self.omega.posterior(self.model), 1)),
+        }
+
+    def _sample_weights(self, omega: Tensor, X: Tensor | None, *, has_all: bool) -> dict[str, Tensor]:
+        """Those kept, or given the latents of all rows."""
+        if X is None:
+            loc = self.a.posterior().mean
+            posterior = DrawnNormal(loc, precision_matrix=self.a.precision, validate_args=False)
+        else:
+            posterior = self._collapsed_weights(omega, X, has_all)
+        with pyro.plate("outputs", self.model.data_dim, dim=-1):
+            return {"a": pyro.sample("a", posterior)}
+
+    def latents(self, y: Float[Tensor, "B D"] | None = None, idx: Int[Tensor, " B"] | None = None) -> dist.Normal:
+        """The posterior ``q(X)`` of all rows or of some, entry by entry; a ``median`` draws weights and frequencies besides.
+
+        :param y: observations, which an encoder needs, NaN where missing.
+        :param idx: indices of the rows in y; None for all rows.
+        :raises ValueError: if the guide has an encoder and y is None, or none and y are not all rows nor the rows ``idx``; if
+            the encoder is for latents of another shape.
+        :raises RuntimeError: if the guide has not run yet.
+        """
+        self._check_has_run()
+        if hasattr(self.encoders, "X"):
+            if y is None:
+                raise ValueError("expected data for the encoder, got none; call the guide with them")
+            loc, scale = self.encoders.X(y)
+            expected = (*y.shape[:-1], self.model.latent_dim)
+            if not loc.shape == scale.shape == expected:
+                raise ValueError(
+                    f"expected loc and scale of shape {list(expected)} from the encoder, got {list(loc.shape)} and "
+                    f'{list(scale.shape)}; give it latent_dim={self.model.latent_dim} and covariance="diagonal"'
+                )
+            return dist.Normal(loc, scale)
+        loc, scale = self.X.loc, self.X.scale
+        if y is not None and idx is None and len(y) != len(loc):
+            raise ValueError(
+                f"expected all {len(loc)} rows, or the indices of some in training, got {len(y)} rows; those of new ones are "
+                "model.infer_latents(guide, Y)"
+            )
+        return dist.Normal(loc, scale) if idx is None else dist.Normal(loc[idx], scale[idx])
+
+    def _check_has_run(self) -> None:
+        if self.prototype_trace is None:
+            raise RuntimeError("expected a guide that has run once, got a new one, without parameters; call guide(Y) first")
+
+    def _all_latents(self, X: Tensor, y: Tensor | None, idx: Tensor | None) -> Tensor:
+        """Latents of all rows: those drawn already, and new draws of the others."""
+        if idx is None:
+            return X
+        q = self._latents_of_data()
+        everyone = q.expand((*X.shape[:-2], *q.batch_shape)).rsample()
+        if y is not None:  # an encoder that is shown nothing of a row does not know which it is
+            X = torch.where(torch.isnan(y).all(-1, keepdim=True), everyone[..., idx, :], X)
+        return everyone.index_copy(-2, idx, X)
+
+    def _latents_of_data(self) -> dist.Normal:
+        """Q(X) of all rows."""
+        if torch.isnan(self.data).all():
+            raise _data_not_seen()
+        return self.latents(self.data, None)
+
+    def _collapsed_weights(self, omega: Tensor, X: Tensor, has_all: bool) -> PrecisionNormal:
+        """Q(a | X, ω), its batch laid out for the plate of the outputs.
+
+        If it is exact, a bound of all rows is the same at every a.
+        """
+        features = self.model.features(X.unsqueeze(-3), omega)
+        mean, precision_tril = self.a.posterior(self.model, self.data, features)
+        is_exact = self.weights == "collapsed" and isinstance(self.model.likelihood, Gaussian)
+        family = PrecisionNormalAtMean if is_exact and has_all and is_bounding() else PrecisionNormal
+        return family(mean.squeeze(-3), precision_tril.squeeze(-4), validate_args=False)
+
+    def assignments(self) -> Float[Tensor, "F C"]:
+        """Probability φ of each frequency to belong to each component."""
+        return self.omega.assignments(self.model, conjugate.stick_log_weights(self.v.a, self.v.b))
+
+    @torch.no_grad()
+    def num_components_in_use(self) -> float:
+        """Expected number of components that some frequency belongs to, ``Σ_c [1 − Π_l (1 − φ_lc)]``.
+
+        :raises RuntimeError: if the guide has not run yet.
+        """
+        self._check_has_run()
+        return float((1.0 - (1.0 - self.assignments()).prod(0)).sum())
+
+    def blocks(
+        self,
+        *,
+        learning_rate: float = 0.02,
+        num_steps: int = 1,
+        schedule: Callable[[int], float] | None = None,
+        damping: float | Any = None,
+    ) -> list[Block]:
+        """Blocks for a :class:`~pyro_lvgp.infer.BlockCoordinateVI`, in the order of a sweep.
+
+        ``"gradient"``: latents, frequencies with their components or assignments, and parameters of kernel and likelihood, by
+        Adam; ``"sticks"`` and ``"concentration"``, by closed forms (with Gaussian frequencies, those of a lower bound in which
+        each frequency is assigned to components once); and, depending on the weights, ``"touching-points"`` (collapsed,
+        logistic likelihood), by a fixed point, ``"gaps"`` (filled), at their means, or ``"weights"`` (explicit or shared), by
+        natural gradients.
+
+        Natural gradients of likelihoods that are not Gaussian are halved, output by output, where they would lower the bound;
+        not on mini-batches, where that would bias them.
+
+        :param learning_rate: of Adam.
+        :param num_steps: gradient steps in a sweep.
+        :param schedule: maps the number of sweeps taken to a factor on the learning rate.
+        :param damping: ρ of the last block; by default 1, but 0.1 for explicit or shared weights, which so average over some
+            draws of latents and frequencies.  On mini-batches, a function of the sweep t that falls like (t + delay)^−κ, κ in
+            (½, 1]; a delay of 10 or more keeps the first batches from deciding all.
+        """
+        if damping is None:
+            damping = _DAMPING_OF_KEPT if self.weights in _KEPT else 1.0
+        latents = "guide.encoders.*" if hasattr(self.encoders, "X") else "guide.X.*"
+        moved, adam = ["model.*", "guide.omega.*", latents], partial(torch.optim.Adam, lr=learning_rate)
+        blocks = [
+            Block("gradient", params=moved, optim=adam, num_steps=num_steps, schedule=schedule),
+            Block("sticks", params=["guide.v.*"], update=self._update_sticks),
+            Block("concentration", params=["guide.alpha.*"], update=self._update_concentration),
+        ]
+        if self.weights in _KEPT:
+            name = "weights"
+        elif self.weights == "filled":
+            name = "gaps"
+        elif isinstance(self.model.likelihood, Gaussian):
+            return blocks
+        else:
+            name = "touching-points"
+        return [*blocks, Block(name, params=["guide.a.*"], update=self._update_weights, damping=damping)]
+
+    def _update_sticks(self, *args, **kwargs) -> dict[str, Tensor]:
+        a, b = conjugate.stick_breaking(self.assignments(), self.alpha.shape / self.alpha.rate)
+        return {"guide.v.a": a, "guide.v.b": b}
+
+    def _update_concentration(self, *args, **kwargs) -> dict[str, Tensor]:
+        prior_shape, prior_rate = self.model.concentration
+        shape, rate = conjugate.concentration(prior_shape, prior_rate, self.v.a, self.v.b)
+        return {"guide.alpha.shape": shape, "guide.alpha.rate": rate}
+
+    def _update_weights(self, y: Tensor, idx: Tensor | None = None) -> dict[str, Tensor]:
+        if self.weights in _KEPT:
+            new = self.a.updated(self.model, y, self._draw_features(y, idx), is_whole=idx is None)
+        else:
+            new = self.a.updated(self.model, self.data, self._draw_features(self.data, None))
+        return {f"guide.a.{name}": value for name, value in new.items()}
+
+    def _draw_features(self, y: Tensor, idx: Tensor | None) -> Tensor:
+        """Features [B, L] at one draw of latents and frequencies."""
+        return self.model.features(self.latents(y, idx).sample(), self.omega.posterior(self.model).sample())
+
+    def sample_posterior(self, num_samples: int, *args, chunk_size: int = 1, **kwargs) -> dict[str, Tensor]:
+        """As every guide's; one draw at a time, since each takes the weights of all outputs.
+
+        :param num_samples: how many.
+        :param args: arguments of the model.
+        :param chunk_size: how many at once.
+        """
+        return super().sample_posterior(num_samples, *args, chunk_size=chunk_size, **kwargs)
+
+    @torch.no_grad()
+    def quantiles(self, quantiles: list[float] | Tensor, *args, **kwargs) -> dict[str, Tensor]:
+        """As every guide's, by draws, but exact for X.
+
+        :param quantiles: probabilities between 0 and 1.
+        :param args: arguments of the model.
+        """
+        result = super().quantiles(quantiles, *args, **kwargs)
+        y, idx = (args[i] if len(args) > i else kwargs.get(name) for i, name in enumerate(("y", "idx")))
+        result["X"] = self.latents(y, idx).icdf(torch.as_tensor(quantiles).to(self.model.mean)[:, None, None])
+        return result
+
+    def __getstate__(self):
+        # The prototype holds priors, and they parameters, of the model.
+        return super().__getstate__() | {"prototype_trace": None}
+
+
+def _data_not_seen() -> ValueError:
+    return ValueError(
+        "expected a guide that has seen all data, on which collapsed weights depend, got one that has not; call guide(Y) "
+        'first, or use weights="explicit"'
+    )
+
+
+def _check_choice(name: str, value: str, known: Any) -> None:
+    if value not in get_args(known):
+        raise ValueError(f"expected {name} in {get_args(known)}, got {value!r}")
+
+
+def _check_weights(weights: Weights, model: RandomFeatureLVM, frequencies: Frequencies) -> None:
+    _check_choice("weights", weights, Weights)
+    if weights == "collapsed" and not model.is_conjugate:
+        raise ValueError(
+            "expected a Gaussian or logistic likelihood (Bernoulli, binomial, negative binomial) for collapsed weights, got "
+            f'{type(model.likelihood).__name__}; use weights="explicit"'
+        )
+    if weights == "filled" and not isinstance(model.likelihood, Gaussian):
+        raise ValueError(f'expected a Gaussian likelihood for weights="filled", got {type(model.likelihood).__name__}')
+    if weights in _KEPT and frequencies == "mixture":
+        raise ValueError(
+            f'expected frequencies="gaussian" with {weights} weights, got "mixture": its draws are other frequencies at '
+            "each step, for which the weights do not hold"
+        )
+
+
+def _positive(value: Tensor) -> PyroParam:
+    return PyroParam(value, constraints.positive)

@@ -1,0 +1,123 @@
+"""The parameters of a model and a guide, by name."""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+from torch.distributions import constraints, transform_to
+
+from pyro_lvgp._utils.seeding import forked
+
+
+@dataclass(frozen=True, eq=False)
+class Parameter:
+    """The unconstrained tensor that optimisers move, the constraint on its value, and whether it is the guide's."""
+
+    tensor: Tensor
+    constraint: Any
+    of_guide: bool
+
+    def towards(self, value: Tensor, rho: float, name: str) -> Tensor:
+        """The unconstrained tensor of ``(1 − ρ) old + ρ value``."""
+        transform = transform_to(self.constraint)
+        old = transform(self.tensor)
+        if value.shape != old.shape:
+            raise ValueError(f"expected a new value of {name!r} of shape {list(old.shape)}, got {list(value.shape)}")
+        value = value.to(old)
+        if not self._admits(value):
+            raise ValueError(
+                f"expected a new value of {name!r} in {self.constraint}, got values outside, or NaN; "
+                "a smaller damping or float64 may help"
+            )
+        return transform.inv(value if rho == 1.0 else torch.lerp(old, value, rho)).clone()
+
+    def _admits(self, value: Tensor) -> bool:
+        """Whether a value survives the way to unconstrained space and back; torch's own checks leave no room for rounding."""
+        if self.constraint is constraints.real:
+            return not value.isnan().any()
+        transform = transform_to(self.constraint)
+        # 0 and infinity survive as infinite logarithms.
+        if isinstance(self.constraint, constraints.greater_than):
+            return bool((self.constraint.check(value) & value.isfinite()).all())
+        try:
+            back = transform(transform.inv(value))
+        except torch.linalg.LinAlgError:  # it is not positive definite
+            return False
+        tolerance = torch.finfo(value.dtype).eps ** 0.5
+        largest = value.nan_to_num(0.0, 0.0, 0.0).abs().max() if value.numel() else 0.0
+        return torch.allclose(back, value, rtol=tolerance, atol=tolerance * float(largest))
+
+
+def find_parameters(
+    model: Callable[..., Any], guide: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any]
+) -> dict[str, Parameter]:
+    """Run guide and model once; return all parameters of those that are modules, and all that the others use.
+
+    The state of random numbers is left alone.
+    """
+    modules = {name: part for name, part in (("model", model), ("guide", guide)) if isinstance(part, nn.Module)}
+    frozen = [tensor for module in modules.values() for tensor in module.parameters() if not tensor.requires_grad]
+    with forked():
+        guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
+        model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
+    for tensor in frozen:
+        # Pyro's param store unfreezes an nn.Parameter when it first meets it.
+        tensor.requires_grad_(False)
+    found = [
+        (name, Parameter(tensor, constraint, prefix == "guide"))
+        for prefix, module in modules.items()
+        for name, tensor, constraint in _of_module(module, prefix)
+    ]
+    stored = pyro.get_param_store().get_state()["constraints"]
+    for trace in (model_trace, guide_trace):
+        for name, site in trace.nodes.items():
+            if site["type"] == "param":
+                constraint = stored.get(name, site["kwargs"].get("constraint", constraints.real))
+                found.append((name, Parameter(unconstrained(site), constraint, trace is guide_trace)))
+    # The first name counts: of model before guide, of modules before the param store.
+    first: dict[Tensor, tuple[str, Parameter]] = {}
+    for name, parameter in found:
+        first.setdefault(parameter.tensor, (name, parameter))
+    return dict(first.values())
+
+
+def unconstrained(site: Mapping[str, Any]) -> Tensor:
+    """The tensor behind a ``pyro.param`` statement."""
+    value = site["value"]
+    return value.unconstrained() if hasattr(value, "unconstrained") else value
+
+
+def _of_module(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor, Any]]:
+    """Name, unconstrained tensor and constraint of each parameter."""
+    for path, part in module.named_modules(prefix=prefix):
+        constrained = part._pyro_params if isinstance(part, PyroModule) else {}
+        for attribute, tensor in part.named_parameters(recurse=False):
+            name = attribute.removesuffix("_unconstrained")
+            constraint, _ = constrained.get(name, (constraints.real, None))
+            yield f"{path}.{name}", tensor, constraint
+
+
+@contextmanager
+def held(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Tensors that require no gradients for now.
+
+    ``poutine.block`` would hide them from the optimiser only, and let gradients pile up on them.
+    """
+    frozen = [tensor for tensor in tensors if tensor.requires_grad]
+    for tensor in frozen:
+        tensor.requires_grad_(False)
+    try:
+        with warnings.catch_warnings():
+            # pyro.module warns of parameters that it has registered already.
+            warnings.filterwarnings("ignore", ".* was not registered in the param store because requires_grad=False")
+            yield
+    finally:
+        for tensor in frozen:
+            tensor.requires_grad_(True)

@@ -1,0 +1,175 @@
+"""An importance-weighted bound whose weights are per datum."""
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from pyro.distributions import Delta, Independent, MaskedDistribution, Unit
+from pyro.distributions.util import detach, scale_and_mask
+from torch import Tensor
+
+from pyro_lvgp.distributions.path_delta import PathDelta
+from pyro_lvgp.infer.elbo.local_plate import SAMPLES, LocalELBO
+from pyro_lvgp.infer.elbo.terms import Sites, log_ratio
+
+
+class ImportanceWeightedELBO(LocalELBO):
+    r"""Importance-weighted bound with weights per datum of one plate, right under subsampling and with global sites.
+
+    .. math::
+
+        E_{g \sim q}\Big[ \tfrac{N}{B} \sum_{n \in \text{batch}} E \log \tfrac{1}{S} \sum_{s=1}^S
+        \frac{p(y_n, x_{ns} \mid g)}{q(x_{ns} \mid g)} \Big] - KL(q(g) \,\|\, p(g)).
+
+    The globals g, every site outside the plate, are drawn once and shared by the S draws of the locals; their KL is
+    analytic where it is known.  All terms of a datum are inside the logarithm, and the subsampling factor is outside.
+    (``pyro.infer.RenyiELBO`` weighs all data jointly and puts the factor inside, which is not a bound.)
+
+    :param local_plate: name of the plate over data.
+    :param num_samples: S; 1 is the ordinary bound.
+    :param gradient: ``"standard"``, or ``"dreg"`` for the doubly reparameterised gradient of the local guide's parameters,
+        whose signal does not vanish as S grows; not for annealed sites, whose density has no parameters apart from its draws.
+    :param integrate: take the expectation over Gaussian globals in closed form where the model can (see
+        :class:`~pyro_lvgp.infer.IntegrateGaussians`), inside the logarithm.  That bound is a little looser, and its gradient
+        has less noise; False draws the globals, as in the formula.
+    :param num_particles: draws of the globals to average over.
+    :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
+    :raises ValueError: if the plate is missing or a loop, a plate inside it is subsampled, a guide site cannot be
+        reparameterised, the guide draws all data jointly, as ``AutoMultivariateNormal`` does, or ``gradient="dreg"`` meets
+        local guide sites that are annealed or depend on each other.
+
+    >>> import pyro, pyro.distributions as dist
+    >>> from pyro.infer.autoguide import AutoNormal
+    >>> def model(y):
+    ...     loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+    ...     with pyro.plate("data", len(y)):
+    ...         x = pyro.sample("x", dist.Normal(loc, 1.0))
+    ...         pyro.sample("y", dist.Normal(x, 1.0), obs=y)
+    >>> loss = ImportanceWeightedELBO("data", num_samples=8)(model, AutoNormal(model))
+    >>> loss(torch.zeros(5)).shape
+    torch.Size([])
+
+    References: Burda et al. (2016), "Importance weighted autoencoders"; Tucker et al. (2019), "Doubly reparameterized
+    gradient estimators"; Salimbeni et al. (2019), eq. 5 of the annealed-GPLVM paper with the sum over outputs inside.
+    """
+
+    def __init__(
+        self,
+        local_plate: str = "data",
+        num_samples: int = 10,
+        *,
+        gradient: str = "standard",
+        integrate: bool = True,
+        num_particles: int = 1,
+        max_plate_nesting: int | float = math.inf,
+    ):
+        if gradient not in ("standard", "dreg"):
+            raise ValueError(f'expected gradient "standard" or "dreg", got {gradient!r}')
+        super().__init__(
+            local_plate,
+            num_samples,
+            integrate=integrate,
+            num_particles=num_particles,
+            max_plate_nesting=max_plate_nesting,
+        )
+        self.gradient = gradient
+
+    def log_weights(self, model: Any, guide: Any, *args, **kwargs) -> Tensor:
+        """Log w_sn = log p(y_n, x_ns | g) − log q(x_ns | g) for one draw of the globals: [S, ...plates], e.g. [S, B]."""
+        model_sites, guide_sites = self._sample_sites(model, guide, args, kwargs)
+        local_guide, global_guide = self._split(guide_sites)
+        self._check_draws(local_guide, global_guide)
+        log_w, _, kept_dims = self._weights(self._split(model_sites)[0], local_guide)
+        return log_w.reshape(log_w.shape[:1] + tuple(log_w.shape[dim] for dim in kept_dims))
+
+    def _particle(self, model_sites: Sites, guide_sites: Sites) -> Tensor:
+        dreg = self.gradient == "dreg" and torch.is_grad_enabled()
+        local_model, global_model = self._split(model_sites)
+        local_guide, global_guide = self._split(guide_sites)
+        self._check_draws(local_guide, global_guide)
+        log_w, scale, _ = self._weights(local_model, local_guide, path_only=dreg)
+        globals_ = log_ratio(global_model, global_guide)
+        bound = (scale * (torch.logsumexp(log_w, 0) - math.log(self.num_samples))).sum() + globals_
+        if not dreg:
+            return bound
+        # With w̃ = w / Σw held fixed, Σ w̃ log w has the gradient of the model; the draws' wants another factor w̃.
+        weights = torch.softmax(log_w.detach(), 0)
+        for draw in _independent_draws(local_guide):
+            draw.register_hook(partial(torch.mul, weights.reshape(weights.shape + (1,) * (draw.dim() - weights.dim()))))
+        surrogate = (scale * (weights * log_w).sum(0)).sum() + globals_
+        return surrogate + (bound - surrogate).detach()
+
+    def _check_draws(self, local_guide: Sites, global_guide: Sites) -> None:
+        """Raise if there is one draw of the local sites, made outside the plate, and not S."""
+        outside = [name for name, site in global_guide.items() if site["infer"].get("is_auxiliary")]
+        is_copy = bool(local_guide) and all(type(_base(site["fn"])) is Delta for site in local_guide.values())
+        if outside and is_copy and self.num_samples > 1:
+            raise ValueError(
+                f"expected a guide that draws the sites of plate {self.local_plate!r} inside it, datum by datum, got one that "
+                f"draws {outside} outside of it: take a guide such as AutoNormal or MeanFieldGuide, or weigh all data jointly"
+            )
+
+    def _weights(self, model_sites: Sites, guide_sites: Sites, *, path_only: bool = False) -> tuple[Tensor, float, list[int]]:
+        """Log w [S, *plates] with size one at plates summed over, the plates' scale, and the dims of the others."""
+        if not model_sites:
+            raise ValueError(
+                f"expected sites in a plate named {self.local_plate!r}, got none; pass local_plate=<the plate over data>"
+            )
+        frames = (frame for site in model_sites.values() for frame in site["cond_indep_stack"])
+        if any(frame.name == self.local_plate and not frame.vectorized for frame in frames):
+            raise ValueError(
+                f"expected the data of plate {self.local_plate!r} side by side, each with its weight, got a loop over them; "
+                "write `with pyro.plate(...)` for `for ... in pyro.plate(...)`"
+            )
+        stacks = [
+            {f.name: f for f in site["cond_indep_stack"] if f.vectorized and f.name != SAMPLES}
+            for site in (*model_sites.values(), *guide_sites.values())
+        ]
+        kept = {name: frame for name, frame in stacks[0].items() if all(name in stack for stack in stacks)}
+        for name, frame in {name: frame for stack in stacks for name, frame in stack.items()}.items():
+            if name not in kept and frame.full_size not in (None, frame.size):
+                raise ValueError(
+                    f"plate {name!r} inside {self.local_plate!r} is subsampled ({frame.size} of {frame.full_size}): a weight "
+                    "needs all terms of its datum; subsample only the local plate"
+                )
+        scale = math.prod((frame.full_size or frame.size) / frame.size for frame in kept.values())
+        kept_dims = sorted(frame.dim for frame in kept.values())
+        total = torch.zeros(())
+        for sign, sites in ((1, model_sites), (-1, guide_sites)):
+            for site in sites.values():
+                # Held fixed in log q are the parameters, not the draw; a Delta's density is a function of other draws.
+                fixed = path_only and sign < 0 and not isinstance(_base(site["fn"]), Delta)
+                fn = detach(site["fn"]) if fixed else site["fn"]
+                log_prob = scale_and_mask(fn.log_prob(site["value"]), site["scale"] / scale, site["mask"])
+                log_prob = log_prob.reshape((1,) * (1 + int(self.max_plate_nesting) - log_prob.dim()) + log_prob.shape)
+                inner = [dim for dim in range(1 - log_prob.dim(), 0) if dim not in kept_dims]
+                total = total + sign * (log_prob.sum(inner, keepdim=True) if inner else log_prob)
+        return total, scale, kept_dims
+
+
+def _base(fn: Any) -> Any:
+    while isinstance(fn, Independent | MaskedDistribution):
+        fn = fn.base_dist
+    return fn
+
+
+def _independent_draws(sites: Sites) -> list[Tensor]:
+    """The random draws among guide sites, which must not be annealed or depend on each other."""
+    if annealed := [name for name, site in sites.items() if isinstance(_base(site["fn"]), PathDelta)]:
+        raise ValueError(f'gradient="dreg" is not defined for the chains of {annealed}; use gradient="standard"')
+    draws = {
+        name: site["value"]
+        for name, site in sites.items()
+        if site["value"].requires_grad and not isinstance(_base(site["fn"]), Delta | Unit)
+    }
+    names = list(draws)
+    for i, name in enumerate(names):
+        for earlier in names[:i]:
+            (path,) = torch.autograd.grad(draws[name].sum(), draws[earlier], retain_graph=True, allow_unused=True)
+            if path is not None:
+                raise ValueError(
+                    f'gradient="dreg" needs local guide sites drawn independently, but {name!r} depends on {earlier!r}; use '
+                    'gradient="standard"'
+                )
+    return list(draws.values())

@@ -1,0 +1,148 @@
+"""What bounds with several draws of the local sites have in common."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from pyro import poutine
+from pyro.infer.util import is_validation_enabled
+from pyro.poutine import Trace
+from pyro.poutine.broadcast_messenger import BroadcastMessenger
+from pyro.poutine.indep_messenger import CondIndepStackFrame
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import prune_subsample_sites, site_is_factor
+from pyro.util import check_model_guide_match
+from torch import Tensor
+
+from pyro_lvgp._utils.validation import check_sizes
+from pyro_lvgp.infer._sites import is_deterministic
+from pyro_lvgp.infer.elbo.base import DifferentiableELBO
+from pyro_lvgp.infer.elbo.handlers import Bounding, IntegrateGaussians, Integrating
+from pyro_lvgp.infer.elbo.terms import Sites, check_reparameterised, share_masks, trace_guide
+
+SAMPLES = "_local_samples"
+
+
+class _LocalSamples(Messenger):
+    """Draw each site of one plate ``num_samples`` times, along a dimension left of every plate."""
+
+    def __init__(self, plate: str, num_samples: int, dim: int):
+        super().__init__()
+        self._plate = plate
+        self._frame = CondIndepStackFrame(SAMPLES, dim, num_samples, 0)
+
+    def _pyro_sample(self, msg):
+        if any(frame.name == self._plate for frame in msg["cond_indep_stack"]):
+            msg["cond_indep_stack"] = (self._frame, *msg["cond_indep_stack"])
+            BroadcastMessenger._pyro_sample(msg)
+
+
+class LocalELBO(DifferentiableELBO):
+    """Base of bounds that draw the globals once and the sites of one plate S times.
+
+    Sites outside the plate must not depend on draws inside it, in the model or in the guide.
+
+    You implement ``_particle(model_sites, guide_sites)``, the bound of one draw of the globals.  You get
+    ``differentiable_loss``, and with it all of a bound.
+
+    :param local_plate: name of the plate over data.
+    :param num_samples: number S of draws of the sites in the plate.
+    :param integrate: take the expectation over Gaussian globals in closed form where the model can.
+    :param num_particles: draws of the globals to average over.
+    :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
+    :raises ValueError: if there are no draws.
+    """
+
+    def __init__(
+        self,
+        local_plate: str,
+        num_samples: int,
+        *,
+        integrate: bool,
+        num_particles: int,
+        max_plate_nesting: int | float,
+    ):
+        check_sizes(num_samples=num_samples, num_particles=num_particles)
+        super().__init__(num_particles=num_particles, max_plate_nesting=max_plate_nesting)
+        self.local_plate, self.num_samples, self.integrate = local_plate, num_samples, integrate
+
+    @abstractmethod
+    def _particle(self, model_sites: Sites, guide_sites: Sites) -> Tensor:
+        """The bound of one draw of the globals."""
+
+    def differentiable_loss(self, model: Any, guide: Any, *args, **kwargs) -> Tensor:
+        """Minus an estimate of the bound, to differentiate."""
+        total = torch.zeros(())
+        for _ in range(self.num_particles):
+            model_sites, guide_sites = self._sample_sites(model, guide, args, kwargs)
+            check_reparameterised(guide_sites)
+            total = total - self._particle(model_sites, guide_sites)
+        return total / self.num_particles
+
+    def _sample_sites(self, model: Any, guide: Any, args: tuple, kwargs: dict) -> tuple[Sites, Sites]:
+        model_trace, guide_trace = self._get_trace(model, guide, args, kwargs)
+        return _sample_sites(model_trace), _sample_sites(guide_trace)
+
+    def _get_trace(self, model: Any, guide: Any, args: tuple, kwargs: dict) -> tuple[Trace, Trace]:
+        if self.max_plate_nesting == math.inf:
+            self._guess_max_plate_nesting(model, guide, args, kwargs)
+        samples = _LocalSamples(self.local_plate, self.num_samples, -1 - int(self.max_plate_nesting))
+        with Integrating() if self.integrate else Bounding():
+            guide_trace = trace_guide(samples(guide), args, kwargs)
+        model = IntegrateGaussians(guide_trace)(model) if self.integrate else model
+        model_trace = poutine.trace(poutine.replay(samples(model), guide_trace)).get_trace(*args, **kwargs)
+        share_masks(model_trace, guide_trace)
+        pruned = prune_subsample_sites(model_trace), prune_subsample_sites(guide_trace)
+        if is_validation_enabled():
+            for trace in pruned:
+                self._split(_sample_sites(trace))  # its error says more
+                _check_plates(_sample_sites(trace))
+            check_model_guide_match(model_trace, guide_trace, self.max_plate_nesting + 1)
+        return pruned
+
+    def _split(self, sites: Sites) -> tuple[Sites, Sites]:
+        """Sites inside and outside the local plate; refuse what is outside but depends on draws from inside."""
+        local: dict[str, Any] = {}
+        outside: dict[str, Any] = {}
+        for name, site in sites.items():
+            inside = any(frame.name == self.local_plate for frame in site["cond_indep_stack"])
+            (local if inside else outside)[name] = site
+        for name, site in outside.items():
+            shape = site["fn"].batch_shape
+            if _is_undeclared(shape, {frame.dim for frame in site["cond_indep_stack"]}):
+                raise ValueError(
+                    f"site {name!r} outside plate {self.local_plate!r} has batch shape {tuple(shape)}, more than its plates "
+                    "declare: a site that depends on draws inside the plate must be in the plate or be drawn before it, or "
+                    "there must be one draw, num_samples=1; other batch dimensions need .to_event(...)"
+                )
+        return local, outside
+
+
+def _check_plates(sites: Mapping[str, Any]) -> None:
+    """Raise if a site has a batch dimension without a plate, which would be taken for draws."""
+    for name, site in sites.items():
+        dims = {frame.dim: frame.name for frame in site["cond_indep_stack"]}
+        shapes = [(site["fn"].batch_shape, set(dims))]
+        # Data have no draws; a value that is a function of latent sites has.
+        is_function = is_deterministic(site) or site_is_factor(site) or site["value"].requires_grad
+        if site["is_observed"] and torch.is_grad_enabled() and not is_function:
+            value = site["value"]
+            of_data = {dim for dim, plate in dims.items() if plate != SAMPLES}
+            shapes.append((value.shape[: value.dim() - site["fn"].event_dim], of_data))
+        for shape, declared in shapes:
+            if _is_undeclared(shape, declared):
+                raise ValueError(
+                    f"expected a plate for each batch dimension of site {name!r}, got batch shape {tuple(shape)} in plates "
+                    f"{sorted(set(dims.values()) - {SAMPLES})}; add pyro.plate(...) or .to_event(...)"
+                )
+
+
+def _is_undeclared(shape: torch.Size, dims: Collection[int | None]) -> bool:
+    """Whether a batch shape has more than these dimensions."""
+    return any(size > 1 and dim - len(shape) not in dims for dim, size in enumerate(shape))
+
+
+def _sample_sites(trace: Trace) -> Sites:
+    return {name: site for name, site in trace.nodes.items() if site["type"] == "sample"}

@@ -1,0 +1,175 @@
+"""Sums, products and batches of kernels."""
+
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from pyro.nn.module import PyroModuleList
+from torch import Tensor
+
+from pyro_lvgp.kernels.base import Kernel, Theta
+from pyro_lvgp.ops.state_space import Chain, add, constant, multiply, pad
+
+
+class _Constant(Kernel):
+    """The kernel k(x, z) = c, for a number c ≥ 0 that is not learned."""
+
+    def __init__(self, value: float | int) -> None:
+        super().__init__()
+        if not 0 <= value < math.inf:
+            raise ValueError(f"expected a finite number ≥ 0 in a sum or product of kernels, got {value}; it is a variance.")
+        self.value = float(value)
+
+    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
+        batch = torch.broadcast_shapes(X.shape[:-2], Z.shape[:-2])
+        return X.new_full((), self.value).expand(*batch, X.shape[-2], Z.shape[-2])
+
+    def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
+        return X.new_full((), self.value).expand(X.shape[:-1])
+
+    is_markov = True
+
+    def chain(self, steps: Float[Tensor, "*#batch T"], theta: Theta) -> Chain:
+        return constant(steps, self.value)
+
+    def _parameters_text(self) -> str:
+        return f"{self.value:g}"
+
+
+class Combination(Kernel):
+    """Base of kernels that are made of others; numbers count as constant ones.
+
+    :param kernels: the parts.
+    :raises ValueError: if there are none.
+    """
+
+    def __init__(self, *kernels: Kernel | float | int) -> None:
+        if not kernels:
+            raise ValueError(f"expected one or more kernels, got none; give kernels to {type(self).__name__}(...).")
+        parts = [k if isinstance(k, Kernel) else _Constant(k) for k in kernels]
+        super().__init__(batch_shape=self._joint_batch_shape([k.batch_shape for k in parts]))
+        self.kernels: Iterable[Any] = PyroModuleList(parts)
+
+    def _joint_batch_shape(self, shapes: list[torch.Size]) -> Sequence[int]:
+        return torch.broadcast_shapes(*shapes)
+
+    def check_columns(self, num_columns: int, name: str = "X") -> None:
+        for k in self.kernels:
+            k.check_columns(num_columns, name)
+
+    # The parts are read without entering Pyro's context, which this kernel has entered if it is to be entered.
+    def theta(self) -> Theta:
+        return tuple(k.theta() for k in self.kernels)
+
+    def _covariances(self, X: Tensor, Z: Tensor, theta: Theta) -> list[Tensor]:
+        return [k.covariance(X, Z, part) for k, part in zip(self.kernels, theta, strict=True)]
+
+    def _diagonals(self, X: Tensor, theta: Theta) -> list[Tensor]:
+        return [k.diagonal(X, part) for k, part in zip(self.kernels, theta, strict=True)]
+
+    @property
+    def is_markov(self) -> bool:
+        return all(k.is_markov for k in self.kernels)
+
+    def _chains(self, steps: Tensor, theta: Theta) -> list[Chain]:
+        return [k.chain(steps, part) for k, part in zip(self.kernels, theta, strict=True)]
+
+    def _parameters_text(self) -> str:
+        return ", ".join(f"{type(k).__name__.strip('_')}({k._parameters_text()})" for k in self.kernels)
+
+
+class Sum(Combination):
+    """Sum of kernels, ``k(x, z) = Σ_i k_i(x, z)``; ``k1 + k2`` makes one, and so does ``k + 0.1``.
+
+    :param kernels: kernels, or finite numbers ≥ 0, each of which is a constant kernel and not learned.
+    :raises ValueError: if there is no kernel, a number is negative or not finite, or a sum or product has run in a model.
+
+    Source: Rasmussen and Williams (2006), section 4.2.4.
+
+    >>> from pyro_lvgp.kernels import RBF, Linear
+    >>> kernel = RBF(2, lengthscale=0.5) + Linear(2)
+    >>> kernel(torch.randn(4, 10, 2)).shape
+    torch.Size([4, 10, 10])
+    """
+
+    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
+        return reduce(operator.add, self._covariances(X, Z, theta))
+
+    def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
+        return reduce(operator.add, self._diagonals(X, theta))
+
+    def chain(self, steps: Float[Tensor, "*#batch T"], theta: Theta) -> Chain:
+        return add(self._chains(steps, theta))
+
+
+class Product(Combination):
+    """Product of kernels, ``k(x, z) = Π_i k_i(x, z)``; ``k1 * k2`` makes one, and so does ``2.0 * k``.
+
+    :param kernels: kernels, or finite numbers ≥ 0, each of which is a constant kernel and not learned.
+    :raises ValueError: if there is no kernel, a number is negative or not finite, or a sum or product has run in a model.
+
+    Source: Rasmussen and Williams (2006), section 4.2.4.
+
+    >>> from pyro_lvgp.kernels import Matern, Periodic
+    >>> kernel = 0.5 * Matern(1, 2.5, lengthscale=10.0) * Periodic(1, period=7.0)
+    >>> kernel.diag(torch.randn(3, 1)).detach()
+    tensor([0.5000, 0.5000, 0.5000])
+    """
+
+    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
+        return reduce(operator.mul, self._covariances(X, Z, theta))
+
+    def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
+        return reduce(operator.mul, self._diagonals(X, theta))
+
+    def chain(self, steps: Float[Tensor, "*#batch T"], theta: Theta) -> Chain:
+        return reduce(multiply, self._chains(steps, theta))
+
+
+class Stack(Combination):
+    """Different kernels as one batch: ``k_q(x, z)``, q = 1 … Q, one process or function each.
+
+    Points ``[*batch, 1, N, P]``, or ``[N, P]``, give matrices ``[*batch, Q, N, M]``.
+
+    :param kernels: kernels, each with batch shape ``()``, which counts once, or ``(q,)``.
+    :raises ValueError: if a kernel has another batch shape, a batch of points has no dimension of size 1 for it, or a sum or
+        product has run in a model.
+
+    >>> from pyro_lvgp.kernels import RBF, Periodic
+    >>> kernel = Stack(RBF(1, batch_shape=(2,)), RBF(1) * Periodic(1))
+    >>> kernel(torch.randn(10, 1)).shape
+    torch.Size([3, 10, 10])
+    """
+
+    def _joint_batch_shape(self, shapes: list[torch.Size]) -> Sequence[int]:
+        if any(len(shape) > 1 for shape in shapes):
+            raise ValueError(f"expected kernels of batch shape () or (q,), got {list(map(tuple, shapes))}; stack simpler ones")
+        return (sum(shape.numel() for shape in shapes),)
+
+    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
+        return self._concatenate(self._covariances(X, Z, theta), 2)
+
+    def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
+        return self._concatenate(self._diagonals(X, theta), 1)
+
+    def chain(self, steps: Float[Tensor, "*#batch T"], theta: Theta) -> Chain:
+        chains = self._chains(steps, theta)
+        size = max(chain.h.shape[-1] for chain in chains)
+        P, A, Q, h = zip(*(pad(chain, size) for chain in chains), strict=True)
+        return Chain(self._concatenate(P, 2), self._concatenate(A, 3), self._concatenate(Q, 3), self._concatenate(h, 1))
+
+    def _concatenate(self, parts: Sequence[Tensor], event_dim: int) -> Tensor:
+        """Along the dimension left of the event, [*batch, q, *event] each, where one without it counts once."""
+        parts = [part if part.dim() > event_dim else part.unsqueeze(0) for part in parts]
+        batch = torch.broadcast_shapes(*(part.shape[: -event_dim - 1] for part in parts))
+        stack = torch.cat([part.expand(*batch, *part.shape[-event_dim - 1 :]) for part in parts], -event_dim - 1)
+        if (got := stack.shape[-event_dim - 1]) != (expected := self.batch_shape[0]):
+            raise ValueError(
+                f"expected {expected} kernels, got {got} from a batch of points or parameters; give points as "
+                "X.unsqueeze(-3), and kernels that have priors batch_shape=(1,)"
+            )
+        return stack

@@ -1,0 +1,167 @@
+"""The kernels with parameters of their own."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pyro_lvgp.kernels._parametric import _Parametric, _Value
+from pyro_lvgp.kernels.base import Theta
+from pyro_lvgp.ops import covariance
+from pyro_lvgp.ops.state_space import Chain, matern
+
+# What a chain must agree with.
+_OF_THE_COVARIANCE = {"_covariance", "covariance", "_diagonal", "diagonal", "_select", "theta"}
+
+
+class _Stationary(_Parametric):
+    variance: Tensor
+    lengthscale: Tensor
+
+    def __init__(
+        self,
+        input_dim: int,
+        *,
+        variance: _Value,
+        lengthscale: _Value,
+        ard: bool,
+        batch_shape: Sequence[int],
+        active_dims: Sequence[int] | None,
+        **per_column: _Value,
+    ) -> None:
+        columns = (input_dim if ard else 1,)
+        vectors = {"lengthscale": lengthscale, **per_column}
+        super().__init__(
+            input_dim,
+            batch_shape,
+            active_dims,
+            {"variance": (variance, ()), **{name: (value, columns) for name, value in vectors.items()}},
+        )
+
+    def theta(self) -> Theta:
+        return self.variance, self._per_column("lengthscale")
+
+    def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
+        variance, lengthscale, *_ = theta
+        # The lengthscale decides nothing here but the batch shape, so that it is that of the matrix.
+        batch = torch.broadcast_shapes(X.shape[:-2], variance.shape, lengthscale.shape[:-1])
+        return variance[..., None].expand(*batch, X.shape[-2])
+
+
+class RBF(_Stationary):
+    r"""Squared exponential kernel, for very smooth functions.
+
+    .. math:: k(x, z) = \sigma^2 \exp\Bigl(-\tfrac12 \sum_q (x_q - z_q)^2 / \ell_q^2\Bigr)
+
+    :param input_dim: number of columns the kernel acts on.
+    :param variance: σ², of shape ``batch_shape``.
+    :param lengthscale: ℓ in units of the inputs, of shape ``batch_shape + (input_dim,)``, or ``+ (1,)`` if not ``ard``.
+    :param ard: whether every column has a lengthscale of its own.
+    :param batch_shape: shape of a batch of kernels.
+    :param active_dims: the columns to act on; all by default.
+    :raises ValueError: if a parameter is not positive, or has the wrong shape.
+    :raises TypeError: if ``input_dim`` is no integer.
+
+    Source: Rasmussen and Williams (2006), eq. 4.9.
+
+    >>> kernel = RBF(2, variance=2.0, lengthscale=torch.tensor([0.5, 1.0]))
+    >>> X, Z = torch.zeros(3, 2), torch.ones(4, 2)
+    >>> kernel(X, Z).shape, kernel.diag(X).shape
+    (torch.Size([3, 4]), torch.Size([3]))
+
+    A prior on the lengthscale:
+
+    >>> import pyro.distributions as dist
+    >>> from pyro.nn import PyroSample
+    >>> kernel.lengthscale = PyroSample(dist.LogNormal(0.0, 1.0).expand([2]).to_event(1))
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        *,
+        variance: _Value = 1.0,
+        lengthscale: _Value = 1.0,
+        ard: bool = True,
+        batch_shape: Sequence[int] = (),
+        active_dims: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(
+            input_dim,
+            variance=variance,
+            lengthscale=lengthscale,
+            ard=ard,
+            batch_shape=batch_shape,
+            active_dims=active_dims,
+        )
+
+    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
+        variance, lengthscale = theta
+        return covariance.rbf(X, Z, lengthscale, variance)
+
+
+class Matern(_Stationary):
+    r"""Matérn kernel of smoothness ν = ½, 3⁄2 or 5⁄2, for functions with 0, 1 or 2 derivatives.
+
+    .. math:: k(x, z) = \sigma^2 \times \begin{cases}
+        e^{-r} & \nu = 1/2 \\
+        (1 + \sqrt3 r) e^{-\sqrt3 r} & \nu = 3/2 \\
+        (1 + \sqrt5 r + \tfrac53 r^2) e^{-\sqrt5 r} & \nu = 5/2
+        \end{cases}, \qquad r^2 = \sum_q (x_q - z_q)^2 / \ell_q^2
+
+    Distances are taken by differences, which needs N·M·Q memory.
+
+    :param input_dim: number of columns the kernel acts on.
+    :param nu: ν, one of 0.5, 1.5, 2.5.
+    :param variance: σ², of shape ``batch_shape``.
+    :param lengthscale: ℓ in units of the inputs, of shape ``batch_shape + (input_dim,)``, or ``+ (1,)`` if not ``ard``.
+    :param ard: whether every column has a lengthscale of its own.
+    :param batch_shape: shape of a batch of kernels.
+    :param active_dims: the columns to act on; all by default.
+    :raises ValueError: if a parameter is not positive or has the wrong shape, or ``nu`` is none of the three.
+    :raises TypeError: if ``input_dim`` is no integer.
+
+    Source: Rasmussen and Williams (2006), eqs. 4.16 and 4.17.
+
+    >>> kernel = Matern(1, 2.5, lengthscale=0.2, batch_shape=(3,))
+    >>> kernel(torch.randn(10, 1)).shape
+    torch.Size([3, 10, 10])
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        nu: float = 1.5,
+        *,
+        variance: _Value = 1.0,
+        lengthscale: _Value = 1.0,
+        ard: bool = True,
+        batch_shape: Sequence[int] = (),
+        active_dims: Sequence[int] | None = None,
+    ) -> None:
+        if nu not in (0.5, 1.5, 2.5):
+            raise ValueError(f"expected nu of 0.5, 1.5 or 2.5, got {nu}; for smoother functions use RBF.")
+        super().__init__(
+            input_dim,
+            variance=variance,
+            lengthscale=lengthscale,
+            ard=ard,
+            batch_shape=batch_shape,
+            active_dims=active_dims,
+        )
+        self.nu = nu
+
+    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
+        variance, lengthscale = theta
+        return covariance.matern(X, Z, lengthscale, variance, self.nu)
+
+    @property
+    def is_markov(self) -> bool:
+        # The chain of a class is not that of a subclass with another covariance.
+        last = next(cls for cls in type(self).__mro__ if not vars(cls).keys().isdisjoint({"chain", *_OF_THE_COVARIANCE}))
+        return "chain" in vars(last) and self.input_dim == 1 and self.active_dims is None
+
+    def chain(self, steps: Float[Tensor, "*#batch T"], theta: Theta) -> Chain:
+        variance, lengthscale = theta
+        return matern(steps, lengthscale.squeeze(-1), variance, self.nu)

@@ -1,0 +1,5 @@
+"""Estimators for scikit-learn."""
+
+from pyro_lvgp.sklearn.gplvm import GPLVM
+
+__all__ = ["GPLVM"]

@@ -1,0 +1,177 @@
+"""An estimator of scikit-learn, for whoever wants latents without writing Pyro code."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pyro
+import torch
+from jaxtyping import Float
+from numpy.random import RandomState
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils import Tags, check_array, check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from pyro_lvgp._utils.seeding import seeded
+from pyro_lvgp._utils.validation import check_sizes, check_values
+from pyro_lvgp.guides import MeanFieldGuide
+from pyro_lvgp.infer import MeanFieldELBO
+from pyro_lvgp.infer._fit import FitResult, fit
+from pyro_lvgp.likelihoods import Likelihood
+from pyro_lvgp.models import BayesianGPLVM
+
+
+class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    r"""Bayesian Gaussian process latent variable model as a transformer.
+
+    It fits a :class:`~pyro_lvgp.models.BayesianGPLVM` under a :class:`~pyro_lvgp.guides.MeanFieldGuide`:
+
+    .. math::
+
+        x_n \sim N(0, I_Q), \qquad f_d \sim GP(0, k), \qquad y_{nd} \sim p\big(y \mid f_d(x_n)\big).
+
+    NaN marks a missing entry, in training and later; ``inverse_transform(transform(X))`` fills them.  Data of the default
+    likelihood are standardised column by column; others see them as they are.  The fit is in the precision of the data.
+
+    :param n_components: number Q of latent dimensions.
+    :param likelihood: p(y | f) of :mod:`pyro_lvgp.likelihoods`; a Gaussian by default.
+    :param n_inducing: number of inducing points, at most that of the rows.
+    :param max_iter: number of steps of Adam.
+    :param batch_size: rows in a step; None for all.
+    :param learning_rate: of Adam, falling to zero along a cosine.
+    :param random_state: seed of start, mini-batches and draws.
+    :param verbose: show a progress bar.
+
+    After ``fit`` there are
+
+    - ``embedding_``: means of the latents [N, Q] of the training rows as fitted, which ``transform`` finds nearly again;
+    - ``model_``, ``guide_`` and ``history_``: what was fitted, and its bounds;
+    - ``scaler_``: what standardises the columns;
+    - ``n_iter_``: number of steps taken;
+    - ``n_features_in_``, and ``feature_names_in_`` where columns have names.
+
+    A fitted estimator can be pickled.
+
+    Source: Titsias and Lawrence (2010), "Bayesian Gaussian process latent variable model".
+
+    >>> from sklearn.datasets import load_iris
+    >>> gplvm = GPLVM(n_components=2, max_iter=20, random_state=0)
+    >>> gplvm.fit_transform(load_iris().data).shape
+    (150, 2)
+    """
+
+    embedding_: Float[np.ndarray, "N Q"]
+    model_: BayesianGPLVM
+    guide_: MeanFieldGuide
+    history_: FitResult
+    scaler_: StandardScaler
+
+    def __init__(
+        self,
+        n_components: int = 2,
+        *,
+        likelihood: Likelihood | None = None,
+        n_inducing: int = 50,
+        max_iter: int = 2000,
+        batch_size: int | None = 256,
+        learning_rate: float = 0.02,
+        random_state: int | RandomState | None = None,
+        verbose: bool | int = False,
+    ):
+        self.n_components = n_components
+        self.likelihood = likelihood
+        self.n_inducing = n_inducing
+        self.max_iter = max_iter
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any = None) -> "GPLVM":
+        """Learn latents and functions of them.
+
+        :param X: rows [N, D], NaN where missing.
+        :param y: not used.
+        :raises ValueError: for rows or columns of which nothing is observed, infinite entries, what the likelihood does not
+            support, or sizes that are not positive.
+        """
+        check_sizes(n_components=self.n_components, n_inducing=self.n_inducing, max_iter=self.max_iter)
+        X = validate_data(self, X, ensure_min_samples=2, **_ROWS)
+        check_values(torch.tensor(X), name="X")
+        standardised = self.likelihood is None
+        self.scaler_ = StandardScaler(with_mean=standardised, with_std=standardised)
+        Y = torch.tensor(self.scaler_.fit_transform(X))
+        self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        self._local = pyro.settings.get("module_local_params")
+        N, D = Y.shape
+        with self._pyro_as_fitted(), seeded(self._seed):
+            likelihood, num_inducing = deepcopy(self.likelihood), min(self.n_inducing, N)
+            model = BayesianGPLVM(N, D, self.n_components, likelihood=likelihood, num_inducing=num_inducing)
+            self.model_ = model.to(Y.dtype).initialize(Y, seed=self._seed)
+            self.guide_ = MeanFieldGuide(self.model_)
+            self.history_ = fit(
+                self.model_,
+                self.guide_,
+                Y,
+                loss=MeanFieldELBO(max_plate_nesting=1),
+                num_steps=self.max_iter,
+                batch_size=None if self.batch_size is None else min(self.batch_size, N),
+                learning_rate=self.learning_rate,
+                schedule="cosine",
+                seed=self._seed,
+                progress=bool(self.verbose),
+            )
+            self.n_iter_ = len(self.history_.losses)
+            self.embedding_ = self.guide_.median(Y)["X"].numpy(force=True)
+        return self
+
+    def transform(self, X: Any) -> Float[np.ndarray, "N Q"]:
+        """Means of the latents of rows, of those seen in training too, by Laplace's approximation to their posteriors.
+
+        :param X: rows [N, D], NaN where missing.
+        :raises ValueError: for rows of which nothing is observed.
+        """
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, **_ROWS)
+        check_values(torch.tensor(X), columns=False, name="X")
+        Y = torch.tensor(self.scaler_.transform(X)).to(self.model_.mean)
+        with self._pyro_as_fitted():
+            parts: list[Any] = [
+                self.model_.infer_latents(self.guide_, rows, method="laplace", seed=self._seed) for rows in Y.split(_FEW)
+            ]
+        return torch.cat([part.mean for part in parts]).numpy(force=True)
+
+    def inverse_transform(self, X: Any) -> Float[np.ndarray, "N D"]:
+        """Predictive means at latents.
+
+        :param X: latents [N, Q].
+        """
+        check_is_fitted(self)
+        latents = torch.tensor(check_array(X, dtype=_ROWS["dtype"])).to(self.model_.mean)
+        with self._pyro_as_fitted(), seeded(self._seed):
+            Y = self.model_.predict(self.guide_, latents).mean
+        return self.scaler_.inverse_transform(Y.numpy(force=True))
+
+    @contextmanager
+    def _pyro_as_fitted(self) -> Iterator[None]:
+        """Under the setting that model and guide were made under, and with a store in which no others have their names."""
+        setting = pyro.settings.context(module_local_params=self._local)
+        with torch.inference_mode(False), setting, pyro.get_param_store().scope():
+            yield
+
+    @property
+    def _n_features_out(self) -> int:
+        return self.embedding_.shape[1]
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+
+_FEW = 1000  # rows at a time, to bound the memory that new ones take
+_ROWS: dict[str, Any] = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}

@@ -1,0 +1,91 @@
+"""Compiled against eager chains of the annealed guide: values, gradients, number of graphs, and in a compiled bound."""
+
+from unittest.mock import patch
+
+import pyro
+import torch
+
+from pyro_lvgp._compile.recording import record
+from pyro_lvgp.guides import AutoAnnealedLangevin
+from pyro_lvgp.guides.annealed import _compiled_chain
+from pyro_lvgp.infer import CompiledELBO, MeanFieldELBO
+from pyro_lvgp.likelihoods import Bernoulli
+from pyro_lvgp.models import BayesianGPLVM
+
+BOUND = MeanFieldELBO(max_plate_nesting=1)
+
+
+def new_guide(model, Y, **options):
+    pyro.clear_param_store()
+    torch.manual_seed(4)
+    guide = AutoAnnealedLangevin(model, **options)
+    guide._setup_prototype(Y)
+    return guide
+
+
+def value_and_gradients(model, guide, Y):
+    torch.manual_seed(5)
+    loss = BOUND.differentiable_loss(model, guide, Y)
+    return loss, torch.autograd.grad(loss, [*model.parameters(), *guide.parameters()])
+
+
+def compare(model, Y, num_steps, dynamics):
+    """The number of graphs compiled for a chain, whose first run is not."""
+    eager, eager_gradients = value_and_gradients(model, new_guide(model, Y, num_steps=num_steps, dynamics=dynamics), Y)
+    guide = new_guide(model, Y, num_steps=num_steps, dynamics=dynamics, compile=True)
+    with patch.object(_compiled_chain, "compile_graph", wraps=_compiled_chain.compile_graph) as compiler:
+        for _ in range(2):
+            compiled, gradients = value_and_gradients(model, guide, Y)
+            assert torch.allclose(compiled, eager, rtol=1e-10), (compiled, eager)
+            for a, b in zip(gradients, eager_gradients, strict=True):
+                assert torch.allclose(a, b, rtol=1e-7, atol=1e-9), (a, b)
+    return compiler.call_count
+
+
+def assert_draws_without_gradients(model, Y):
+    found = []
+    for compile in (False, True):
+        guide = new_guide(model, Y, num_steps=2, compile=compile)
+        for _ in range(2):  # the first run is not compiled
+            torch.manual_seed(5)
+            draws = guide.sample_posterior(3, Y)["X"]
+        found.append(draws)
+    torch.testing.assert_close(found[1], found[0])
+
+
+def operations_of_a_step(model, Y, num_steps):
+    """How many make up the bound and its gradients, apart from the draws, and how many of them are chains."""
+    guide = new_guide(model, Y, num_steps=num_steps, compile=True)
+    value_and_gradients(model, guide, Y)
+    graph = record(lambda: value_and_gradients(model, guide, Y)[1], [Y]).graph.graph
+    calls = [str(node.target) for node in graph.nodes if node.op == "call_function"]
+    return len(calls), [calls.count(f"pyro_lvgp.{name}.default") for name in ("climb", "descend")]
+
+
+def assert_part_of_a_compiled_bound(model, Y):
+    losses = []
+    for bound in (BOUND, CompiledELBO(BOUND)):
+        guide = new_guide(model, Y, num_steps=2, compile=True)
+        for step in range(3):
+            torch.manual_seed(step)
+            losses.append(bound.loss_and_grads(model, guide, Y))
+        losses.append(guide.base_guide.locs.X_unconstrained.grad.sum().item())
+    torch.testing.assert_close(losses[:4], losses[4:], rtol=1e-9, atol=1e-9)
+
+
+if __name__ == "__main__":
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    Y = torch.randn(8, 3)
+    Y[2, 1] = torch.nan
+    model = BayesianGPLVM(8, 3, 2, num_inducing=4).initialize(Y)
+    assert [compare(model, Y, num_steps, "overdamped") for num_steps in (2, 6)] == [2, 2]
+    assert_draws_without_gradients(model, Y)
+    # By quadrature, whose gradient autograd takes.
+    pyro.clear_param_store()
+    binary = BayesianGPLVM(8, 3, 2, num_inducing=4, likelihood=Bernoulli()).initialize((Y > 0.0).double())
+    assert compare(binary, (Y > 0.0).double(), 2, "underdamped") == 2
+    short, long = (operations_of_a_step(model, Y, num_steps) for num_steps in (3, 6))
+    assert short == long, (short, long)
+    assert short[1] == [1, 1], short
+    assert_part_of_a_compiled_bound(model, Y)
