@@ -68,7 +68,11 @@ def test_a_gp_vae_stays_where_its_data_are(device, sparse):
     model = SparseGPVAE(kernel, decoder, x[::4].cpu(), likelihood) if sparse else GPVAE(kernel, decoder, likelihood)
     model = model.to(device)
     encoder = IndexNet(D, Q, (4,)).to(device)
-    guide = SparseStructuredGPGuide(model, encoder) if sparse else StructuredGPGuide(model, encoder)
+    guide = (
+        SparseStructuredGPGuide(model, encoders={"u": encoder})
+        if sparse
+        else StructuredGPGuide(model, encoders={"f": encoder})
+    )
     history = fit(
         lambda y, idx=None: model(x, y),
         lambda y, idx=None: guide(x, y),

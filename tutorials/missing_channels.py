@@ -11,7 +11,7 @@
 #
 # Seven electrodes record an EEG for a second.  In its last 100 samples three of them, FZ, F1 and F2, are hidden.  What did
 # they record?  A GP-VAE explains all channels by a few latent processes, and predicts hidden entries from the channels that
-# are left and from what is near in time.  We fit it twice: as the bound stands, and with `masking`, which hides from the
+# are left and from what is near in time.  We fit it twice: as the bound stands, and with `corruption`, which hides from the
 # encoder gaps like those of the data, so that it learns to fill them.
 
 # %%
@@ -37,7 +37,7 @@ from pyro_lvgp.infer import StructuredELBO, fit
 from pyro_lvgp.kernels import Matern
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import GPVAE
-from pyro_lvgp.networks import IndexNet, Masking, hide_like_shifted
+from pyro_lvgp.networks import Corruption, IndexNet, mask_like_shifted
 
 
 class Recording(NamedTuple):
@@ -83,7 +83,7 @@ class Filled(NamedTuple):
     seconds: float
 
 
-def fill(recording: Recording, masking: Masking | None, num_steps: int) -> Filled:
+def fill(recording: Recording, corruption: Corruption | None, num_steps: int) -> Filled:
     """Fit, and predict everything."""
     num_electrodes = recording.seen.shape[1]
     torch.manual_seed(0)
@@ -91,8 +91,8 @@ def fill(recording: Recording, masking: Masking | None, num_steps: int) -> Fille
     decoder = nn.Linear(SMOOTH + WHITE, num_electrodes)
     model = GPVAE(kernel, decoder, Gaussian(0.1, data_dim=num_electrodes), independent_dim=WHITE).double()
     encoders = {"f": IndexNet(num_electrodes, SMOOTH).double(), "w": IndexNet(num_electrodes, WHITE).double()}
-    guide = StructuredGPGuide(model, sites=encoders)
-    loss = StructuredELBO(masking=masking, max_plate_nesting=1)
+    guide = StructuredGPGuide(model, encoders=encoders)
+    loss = StructuredELBO(corruption=corruption, max_plate_nesting=1)
     history = fit(model, guide, recording.t, recording.seen, loss=loss, num_steps=num_steps, schedule="cosine")
     predicted = model.predict(guide, recording.t, recording.seen, num_samples=200)
     quantiles = guide.quantiles([0.1586553, 0.5], recording.t, recording.seen)["f"]
@@ -163,16 +163,16 @@ def main() -> None:
 
     recording = load()
     fills = {}
-    for name, masking in {"GP-VAE": None, "GP-VAE, masking": hide_like_shifted}.items():
+    for name, corruption in {"GP-VAE": None, "GP-VAE, corruption": mask_like_shifted}.items():
         print(f"\n{name}")
-        fills[name] = fill(recording, masking, options.steps)
+        fills[name] = fill(recording, corruption, options.steps)
     rows = {name: (*scores(recording, filled.mean, filled.stddev), filled.seconds) for name, filled in fills.items()}
     rows = {"Bayesian ridge": (*scores(recording, *ridge(recording)), math.nan), **rows}
     print("\n| method | SMSE | NLL | seconds |\n|---|---:|---:|---:|")
     for name, (smse, nll, seconds) in rows.items():
         print(f"| {name} | {smse:.3f} | {nll:.3f} | {'–' if math.isnan(seconds) else round(seconds)} |")
 
-    best = fills["GP-VAE, masking"]
+    best = fills["GP-VAE, corruption"]
     t, (_, truth, seen, scale, centre, names) = recording.t[:, 0], recording
     microvolts = {"seen": centre + scale * seen, "truth": centre + scale * truth}
     figures = {

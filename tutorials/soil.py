@@ -34,7 +34,7 @@ from pyro_lvgp.infer import StructuredELBO, fit
 from pyro_lvgp.kernels import Matern
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import GPVAE
-from pyro_lvgp.networks import IndexNet, hide_like_rows
+from pyro_lvgp.networks import IndexNet, mask_like_rows
 
 METALS = ("Cd", "Ni", "Zn")
 
@@ -64,7 +64,7 @@ def load() -> Survey:
 # ## Model and guide
 #
 # Two rough processes over the plane and two latents of each place alone, through a linear decoder: in geostatistics, a linear
-# model of coregionalisation.  The encoder learns to do without cadmium, since `hide_like_rows` hides of each place what
+# model of coregionalisation.  The encoder learns to do without cadmium, since `mask_like_rows` hides of each place what
 # is missing at another, drawn at random.
 
 # %%
@@ -78,8 +78,8 @@ def train(survey: Survey, num_steps: int) -> tuple[GPVAE, StructuredGPGuide]:
     decoder, likelihood = nn.Linear(SMOOTH + LOCAL, len(METALS)), Gaussian(0.1, data_dim=len(METALS))
     model = GPVAE(kernel, decoder, likelihood, independent_dim=LOCAL).double()
     encoders = {"f": IndexNet(len(METALS), SMOOTH).double(), "w": IndexNet(len(METALS), LOCAL).double()}
-    guide = StructuredGPGuide(model, sites=encoders)
-    loss = StructuredELBO(masking=hide_like_rows, max_plate_nesting=1)
+    guide = StructuredGPGuide(model, encoders=encoders)
+    loss = StructuredELBO(corruption=mask_like_rows, max_plate_nesting=1)
     fit(model, guide, survey.places, survey.seen, loss=loss, num_steps=num_steps, schedule="cosine")
     return model, guide
 

@@ -115,8 +115,8 @@ def make_guides() -> dict[str, AutoGuide]:
     start = init_to_value(values={"weights": 0.6 * torch.randn(NUM_NEURONS, NUM_LATENTS)})
     return {
         MEAN_FIELD: MeanFieldGuide(model),
-        OWN: StructuredGPGuide(model, sites={"f": None}, init_scale=1.0),
-        ENCODED: StructuredGPGuide(model, sites={"f": CountNet(NUM_NEURONS, NUM_LATENTS)}, init_loc_fn=start),
+        OWN: StructuredGPGuide(model, encoders={"f": None}, init_scale=1.0),
+        ENCODED: StructuredGPGuide(model, encoders={"f": CountNet(NUM_NEURONS, NUM_LATENTS)}, init_loc_fn=start),
     }
 
 

@@ -32,7 +32,7 @@ from pyro_lvgp.infer import StructuredELBO, fit
 from pyro_lvgp.kernels import Matern
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import SparseGPVAE
-from pyro_lvgp.networks import IndexNet, hide_entries
+from pyro_lvgp.networks import IndexNet, mask_entries
 
 FIRST_DAY, NUM_STATIONS, NUM_LATENTS = np.datetime64("1996-01-01"), 20, 4
 DAYS, WEEK, KEPT = 366, 7, 8  # of the training year, of a piece, and weeks of inducing points to keep
@@ -83,8 +83,8 @@ def train(stream: Stream, num_steps: int) -> tuple[SparseGPVAE, SparseStructured
     kernel = Matern(1, 1.5, lengthscale=torch.tensor([[3.0], [3.0], [5.0], [10.0]]), batch_shape=(NUM_LATENTS,))
     Z = torch.arange(0.0, DAYS, SPACING)[:, None]
     model = SparseGPVAE(kernel, nn.Linear(NUM_LATENTS, NUM_STATIONS), Z, Gaussian(0.1, data_dim=NUM_STATIONS)).double()
-    guide = SparseStructuredGPGuide(model, IndexNet(NUM_STATIONS, NUM_LATENTS, init_scale=0.3).double())
-    bound = StructuredELBO(masking=hide_entries(0.2))
+    guide = SparseStructuredGPGuide(model, encoders={"u": IndexNet(NUM_STATIONS, NUM_LATENTS, init_scale=0.3).double()})
+    bound = StructuredELBO(corruption=mask_entries(0.2))
     fit(model, guide, stream.day[:DAYS], stream.y[:DAYS], loss=bound, num_steps=num_steps, schedule="cosine")
     return model, guide
 

@@ -118,7 +118,7 @@ def train(weather: Weather, num_steps: int) -> tuple[SparseGPVAE, SparseStructur
         num_data=WEEKS,
     ).double()
     encoder = FactorNet(3, 3, (20,), init_scale=0.3, loadings=decoder.weight)
-    guide = SparseStructuredGPGuide(model, encoder.double())
+    guide = SparseStructuredGPGuide(model, encoders={"u": encoder.double()})
     fit(
         lambda y, idx: model(weather.x, y, idx),  # all weeks have the same inputs
         lambda y, idx: guide(weather.x, y, idx),

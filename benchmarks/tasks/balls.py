@@ -129,7 +129,7 @@ def train(task: Task, *, seed: int, num_steps: int | None = None, progress: bool
         model = GPVAE(kernel, decoder, Gaussian(0.1), num_data=NUM_TRAINED).double()
         whole = not torch.isnan(task.Y).any()
         encoder = ZeroImputation(D, Q, (50, 50)) if whole else IndexNet(D, Q, (32,), feature_dim=32)
-        guide = StructuredGPGuide(model, encoder.double())
+        guide = StructuredGPGuide(model, encoders={"f": encoder.double()})
         history = fit(
             model,
             guide,

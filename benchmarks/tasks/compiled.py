@@ -147,7 +147,7 @@ def gpvae() -> Case:
     """EEG."""
     x, y = eeg()
     model = GPVAE(three_rbfs(), MLP(3, y.shape[1], (20,)), num_data=len(x)).double()
-    guide = StructuredGPGuide(model, IndexNet(y.shape[1], 3)).double()
+    guide = StructuredGPGuide(model, encoders={"f": IndexNet(y.shape[1], 3)}).double()
     return Case(model, guide, StructuredELBO(), (x, y), 100, LEARNING_RATE)
 
 
@@ -156,7 +156,7 @@ def sparse_gpvae() -> Case:
     x, y = eeg()
     Z = torch.linspace(0.0, 1.0, 30, dtype=torch.float64)[:, None]
     model = SparseGPVAE(three_rbfs(), MLP(3, y.shape[1], (20,)), Z).double()
-    guide = SparseStructuredGPGuide(model, IndexNet(y.shape[1], 3)).double()
+    guide = SparseStructuredGPGuide(model, encoders={"u": IndexNet(y.shape[1], 3)}).double()
     return Case(model, guide, StructuredELBO(), (x, y), None, LEARNING_RATE)
 
 

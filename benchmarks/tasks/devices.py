@@ -97,9 +97,11 @@ def gpvae(num_points: int, num_inducing: int | None = None) -> Case:
     encoder = IndexNet(20, 3)
     if num_inducing is None:
         dense = GPVAE(kernel, decoder)
-        return Case(dense, StructuredGPGuide(dense, encoder), StructuredELBO(), (x, Y), None, LEARNING_RATE)
+        return Case(dense, StructuredGPGuide(dense, encoders={"f": encoder}), StructuredELBO(), (x, Y), None, LEARNING_RATE)
     sparse = SparseGPVAE(kernel, decoder, torch.linspace(0.0, 1.0, num_inducing)[:, None])
-    return Case(sparse, SparseStructuredGPGuide(sparse, encoder), StructuredELBO(), (x, Y), None, LEARNING_RATE)
+    return Case(
+        sparse, SparseStructuredGPGuide(sparse, encoders={"u": encoder}), StructuredELBO(), (x, Y), None, LEARNING_RATE
+    )
 
 
 def waves(x: Tensor, data_dim: int) -> Tensor:

@@ -14,7 +14,7 @@ from benchmarks.core.isolated import isolated
 from benchmarks.core.report import Measurement, Row, Settings
 from pyro_lvgp.guides import StructuredGPGuide
 from pyro_lvgp.infer import StructuredELBO, fit
-from pyro_lvgp.infer.elbo.structured import Gradient, Value
+from pyro_lvgp.infer.elbo.structured import GradientEstimator, Value
 from pyro_lvgp.kernels import RBF
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import GPVAE
@@ -31,7 +31,7 @@ networks of 20, one draw a step, all points at every step, Adam at 1e-3.  The th
 of semi-analytic values over 100 draws at the end of training; "sd" are standard deviations of single values then, each
 estimator of the value on every fit.  The thesis gives the bound of one of its fits, and "less than -110" for the others."""
 
-ESTIMATORS: list[tuple[Value, Gradient]] = list(itertools.product(get_args(Value), get_args(Gradient)))
+ESTIMATORS: list[tuple[Value, GradientEstimator]] = list(itertools.product(get_args(Value), get_args(GradientEstimator)))
 
 
 class Progress(NamedTuple):
@@ -67,7 +67,7 @@ def run(*, quick: bool, seeds: int) -> Iterator[Measurement]:
             yield Measurement("toy", f"{value}, {gradient}", metric, number, progress.seconds, {})
 
 
-def train(value: Value, gradient: Gradient, *, seed: int, num_epochs: int = NUM_EPOCHS) -> Progress:
+def train(value: Value, gradient: GradientEstimator, *, seed: int, num_epochs: int = NUM_EPOCHS) -> Progress:
     """Fit, and stop at checkpoints to look."""
     x, y = toy()
     values = {name: StructuredELBO(value=name, max_plate_nesting=1) for name in get_args(Value)}
@@ -75,7 +75,7 @@ def train(value: Value, gradient: Gradient, *, seed: int, num_epochs: int = NUM_
     progress = Progress([], [], {name: [] for name in values}, 0.0)
     with isolated(seed):
         model = GPVAE(RBF(1, batch_shape=(2,)), MLP(2, 4, (20, 20), nn.ReLU), Gaussian(0.1)).double()
-        guide = StructuredGPGuide(model, ZeroImputation(4, 2, (20, 20)).double())
+        guide = StructuredGPGuide(model, encoders={"f": ZeroImputation(4, 2, (20, 20)).double()})
 
         def look(epoch: int, _: float) -> None:
             if (epoch + 1) % (num_epochs // NUM_CHECKPOINTS) == 0:
@@ -86,7 +86,7 @@ def train(value: Value, gradient: Gradient, *, seed: int, num_epochs: int = NUM_
                     progress.sds[name].append(drawn.std().item())
 
         start = time.perf_counter()
-        loss = StructuredELBO(value=value, gradient=gradient, max_plate_nesting=1)
+        loss = StructuredELBO(value=value, gradient_estimator=gradient, max_plate_nesting=1)
         how: dict[str, Any] = {"num_steps": num_epochs, "learning_rate": 1e-3, "seed": seed, "progress": False}
         fit(model, guide, x, y, loss=loss, callback=look, **how)
     return progress._replace(seconds=time.perf_counter() - start)

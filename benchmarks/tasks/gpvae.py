@@ -25,14 +25,14 @@ from pyro_lvgp.likelihoods import Gaussian, Likelihood, StudentT
 from pyro_lvgp.models import GPVAE, MixturePrediction
 from pyro_lvgp.networks import (
     MLP,
+    Corruption,
     FactorNet,
     IndexNet,
-    Masking,
     PointNet,
     ZeroImputation,
-    hide_entries,
-    hide_like_rows,
-    hide_like_shifted,
+    mask_entries,
+    mask_like_rows,
+    mask_like_shifted,
 )
 
 NUM_THREADS = 1
@@ -54,14 +54,15 @@ instead, four white latents beside the smooth ones, noise of each output, and is
 "jura_encoders" is the model of "jura_selected" with the lowest error, which was found in hindsight, with each of the encoders.
 "eeg_selected" and "jura_selected" choose among candidates by what they predict of training entries hidden in addition: three
 folds, of which each hides a third of the rows in the columns that have gaps, one fit for each fold and candidate
-("held-out NLL", of standardised entries; `pyro_lvgp.diagnostics`).  Then each is fitted to all training entries.  They take all
-points at every step, Adam from 0.01 by cosine to 0, a linear decoder, noise of each output, SiLU, and encoders that are shown
-gaps like those of the data (`pyro_lvgp.networks`); Jura in logarithms, in fewer steps, and with two candidates more, which
-were added after test errors of such models had been seen.  "selected" is the candidate with the lowest held-out NLL; "stacked"
-is the mixture of all, one run of each, with the weights that make the held-out entries likeliest; "together" that of all runs.
-Metrics are in the units of the data.  SMSE is averaged over the columns with hidden entries; NLL is the mean negative log
-density per hidden entry of a Gaussian with the predictive moments (a log-normal for logarithms, whose median is what MAE is
-of), "mixture NLL" that of the mixture over 200 draws.  Rows without a spread do not depend on a seed, or are one run."""
+("held-out NLL", of standardised entries; `pyro_lvgp.diagnostics`).  Then each is fitted to all training entries.  They take
+all points at every step, Adam from 0.01 by cosine to 0, a linear decoder, noise of each output, SiLU, and encoders that are
+shown gaps like those of the data (`pyro_lvgp.networks`); Jura in logarithms, in fewer steps, and with two candidates more,
+which were added after test errors of such models had been seen.  "selected" is the candidate with the lowest held-out NLL;
+"stacked" is the mixture of all, one run of each, with the weights that make the held-out entries likeliest; "together" that
+of all runs. Metrics are in the units of the data.  SMSE is averaged over the columns with hidden entries; NLL is the mean
+negative log density per hidden entry of a Gaussian with the predictive moments (a log-normal for logarithms, whose median is
+what MAE is of), "mixture NLL" that of the mixture over 200 draws.  Rows without a spread do not depend on a seed, or are one
+run."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Task:
     lengthscale: float
     latent_dim: int
     error: str
-    gaps: Masking
+    gaps: Corruption
     log: bool = False
 
     @property
@@ -144,7 +145,7 @@ class Method:
     :param df: degrees of freedom of noise with Student's t; None for Gaussian noise.
     :param init_scale: standard deviation of sites to start from.
     :param decoder_dims: hidden layers of the decoder.
-    :param masking: what the encoder is not shown, eq. 5.6; ``"gaps"`` for gaps like those of the data.
+    :param corruption: what the encoder is not shown, eq. 5.6; ``"gaps"`` for gaps like those of the data.
     :param periodic: add a periodic kernel to each.
     :param rough: Matérn-1/2 kernels, with lengthscales from a tenth to a half of the task's.
     :param isotropic: one lengthscale for all inputs.
@@ -164,7 +165,7 @@ class Method:
     df: float | None = None
     init_scale: float = 0.7
     decoder_dims: tuple[int, ...] = (20, 20)
-    masking: Masking | Literal["gaps"] | None = None
+    corruption: Corruption | Literal["gaps"] | None = None
     periodic: bool = False
     rough: bool = False
     isotropic: bool = False
@@ -197,13 +198,13 @@ NARROW = {
 SIZES = {f"IndexNet, Q = {Q}": replace(NARROW["IndexNet"], smooth=Q) for Q in (5, 7, 9)}
 VARIANTS = {
     "IndexNet, linear decoder": replace(NARROW["IndexNet"], linear=True),
-    "IndexNet, encoding half (eq. 5.6)": replace(NARROW["IndexNet"], masking=hide_entries(0.5)),
+    "IndexNet, encoding half (eq. 5.6)": replace(NARROW["IndexNet"], corruption=mask_entries(0.5)),
 }
 STOPPED = {name: replace(method, stop_early=True) for name, method in ENCODERS.items()}
 METHODS = ENCODERS | {
     **{f"IndexNet, Q = {Q}": Method(smooth=Q) for Q in (5, 7, 9)},
     "IndexNet, linear decoder": Method(linear=True),
-    "IndexNet, encoding half (eq. 5.6)": Method(masking=hide_entries(0.5)),
+    "IndexNet, encoding half (eq. 5.6)": Method(corruption=mask_entries(0.5)),
     "IndexNet, RBF + periodic": Method(periodic=True),
     "IndexNet, noise per output": Method(own_noise=True),
     "IndexNet, linear decoder, white latents, noise per output": Method(linear=True, smooth=1, white=4, own_noise=True),
@@ -212,7 +213,7 @@ _TUNED = Method(
     activation=nn.SiLU,
     linear=True,
     own_noise=True,
-    masking="gaps",
+    corruption="gaps",
     num_steps=2500,
     batch_size=None,
     learning_rate=0.01,
@@ -233,10 +234,10 @@ _PLAIN = Method(
     batch_size=None,
     learning_rate=0.01,
 )
-_DOCUMENTED = replace(_PLAIN, linear=True, white=4, own_noise=True, masking="gaps")
+_DOCUMENTED = replace(_PLAIN, linear=True, white=4, own_noise=True, corruption="gaps")
 DEFAULTS = {
     "as docs/gp_vae.md begins": _DOCUMENTED,
-    "the same without masking": replace(_DOCUMENTED, masking=None),
+    "the same without masking": replace(_DOCUMENTED, corruption=None),
     "the same without white latents": replace(_DOCUMENTED, white=0),
     "the same with one noise": replace(_DOCUMENTED, own_noise=False),
     "the same with a network": replace(_DOCUMENTED, linear=False),
@@ -289,7 +290,7 @@ def eeg() -> Task:
     """Seven electrodes over a second; the last 100 samples of three are hidden."""
     data = load_dataset("eeg")
     x, Y, hidden = torch.as_tensor(data["t"])[:, None], torch.as_tensor(data["Y"]), torch.as_tensor(data["test_mask"])
-    return Task(x, Y, hidden, lengthscale=0.1, latent_dim=3, error="SMSE", gaps=hide_like_shifted)
+    return Task(x, Y, hidden, lengthscale=0.1, latent_dim=3, error="SMSE", gaps=mask_like_shifted)
 
 
 def jura() -> Task:
@@ -297,7 +298,7 @@ def jura() -> Task:
     data = load_dataset("jura")
     metals = [list(data["columns"]).index(metal) for metal in ("Cd", "Ni", "Zn")]
     x, Y, hidden = (torch.as_tensor(data[name]) for name in ("X", "Y", "test_mask"))
-    return Task(x, Y[:, metals], hidden[:, metals], lengthscale=1.0, latent_dim=2, error="MAE", gaps=hide_like_rows)
+    return Task(x, Y[:, metals], hidden[:, metals], lengthscale=1.0, latent_dim=2, error="MAE", gaps=mask_like_rows)
 
 
 TASKS = {
@@ -358,7 +359,7 @@ def selected(name: str, task: Task, seeds: int, num_steps: int | None) -> Iterat
         candidate: lambda y, method=method: fit_to(task, method, y, seed=0, num_steps=num_steps).predicted
         for candidate, method in task.candidates.items()
     }
-    held_out = held_out_log_prob(predictors, y, gap_folds(y, FOLDS, consecutive=task.gaps is hide_like_shifted))
+    held_out = held_out_log_prob(predictors, y, gap_folds(y, FOLDS, consecutive=task.gaps is mask_like_shifted))
     best = max(held_out, key=lambda candidate: held_out[candidate].mean().item())
     weights = stacking_weights(held_out)
     fits: dict[str, list[Fitted]] = {}
@@ -407,7 +408,7 @@ def build(task: Task, method: Method, N: int, D: int) -> tuple[GPVAE, Structured
     options: dict[str, Any] = {"activation": method.activation, "init_scale": method.init_scale}
     latents = {"f": Q} | ({"w": method.white} if method.white else {})
     encoders = {name: method.encoder(D, size, **options).double() for name, size in latents.items()}
-    return model, StructuredGPGuide(model, sites=encoders)
+    return model, StructuredGPGuide(model, encoders=encoders)
 
 
 def fit_to(task: Task, method: Method, y: Float[Tensor, "N D"], *, seed: int, num_steps: int | None) -> Fitted:
@@ -416,7 +417,7 @@ def fit_to(task: Task, method: Method, y: Float[Tensor, "N D"], *, seed: int, nu
     with isolated(seed):
         model, guide = build(task, method, *y.shape)
         if method.stop_early:
-            held_out = gap_folds(y, FOLDS, consecutive=task.gaps is hide_like_shifted)[-1]
+            held_out = gap_folds(y, FOLDS, consecutive=task.gaps is mask_like_shifted)[-1]
             seen = y.masked_fill(held_out, torch.nan)
 
             def score() -> float:
@@ -428,7 +429,9 @@ def fit_to(task: Task, method: Method, y: Float[Tensor, "N D"], *, seed: int, nu
             guide,
             task.x,
             seen,
-            loss=StructuredELBO(masking=task.gaps if method.masking == "gaps" else method.masking, max_plate_nesting=1),
+            loss=StructuredELBO(
+                corruption=task.gaps if method.corruption == "gaps" else method.corruption, max_plate_nesting=1
+            ),
             num_steps=num_steps or method.num_steps or EPOCHS * (len(y) // 100),
             batch_size=method.batch_size,
             learning_rate=method.learning_rate,

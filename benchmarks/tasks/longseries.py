@@ -56,7 +56,7 @@ def structured(method: Method) -> Callable[[Tensor], Fit]:
 
     def make(t: Tensor) -> Fit:
         model = GPVAE(kernel(), MLP(LATENT_DIM, DATA_DIM, (20,)), Gaussian(0.1)).double()
-        guide = StructuredGPGuide(model, IndexNet(DATA_DIM, LATENT_DIM).double(), method=method)
+        guide = StructuredGPGuide(model, encoders={"f": IndexNet(DATA_DIM, LATENT_DIM).double()}, method=method)
         return Fit(model, guide, StructuredELBO(max_plate_nesting=1))
 
     return make
@@ -66,7 +66,7 @@ def sparse(t: Tensor) -> Fit:
     """A SparseGPVAE, and sites on the functions, projected on inducing points."""
     inducing_points = torch.linspace(float(t[0]), float(t[-1]), NUM_INDUCING).double()[:, None]
     model = SparseGPVAE(kernel(), MLP(LATENT_DIM, DATA_DIM, (20,)), inducing_points, Gaussian(0.1)).double()
-    guide = SparseStructuredGPGuide(model, IndexNet(DATA_DIM, LATENT_DIM).double())
+    guide = SparseStructuredGPGuide(model, encoders={"u": IndexNet(DATA_DIM, LATENT_DIM).double()})
     return Fit(model, guide, MeanFieldELBO("points", num_samples=1, max_plate_nesting=1))
 
 

@@ -54,7 +54,7 @@ def train(held_out: float | None, size: int | None, *, seed: int, num_steps: int
         y = wave + NOISE * torch.randn_like(wave)
         kernel, Z = RBF(1, lengthscale=0.1, batch_shape=(2,)), cluster_centres(t, 20, seed=seed)
         model = SparseGPVAE(kernel, MLP(2, 4, (20,)), Z, num_data=NUM_POINTS, held_out=held_out or 0.0).double()
-        guide = SparseStructuredGPGuide(model, None if held_out is None else IndexNet(4, 2).double())
+        guide = SparseStructuredGPGuide(model, encoders={"u": None if held_out is None else IndexNet(4, 2).double()})
         bound = MeanFieldELBO("points", max_plate_nesting=1)
         start = time.perf_counter()
         how: dict[str, Any] = {"num_steps": num_steps, "batch_size": size, "seed": seed, "progress": False}

@@ -78,7 +78,7 @@ def latents(
     model = RandomFeatureLVM(N, D, latent_dim, num_frequencies=num_frequencies, **start).to(device)
     model.initialize(data, seed=seed)
     encoder = Encoder(Y, latent_dim, seed=seed).to(device)
-    guide = RandomFeatureGuide(model, weights="shared", encoder=encoder, seed=seed)
+    guide = RandomFeatureGuide(model, weights="shared", encoders={"X": encoder}, seed=seed)
     how: dict[str, Any] = {
         "loss": MeanFieldELBO(num_samples=1, max_plate_nesting=1),
         "blocks": guide.blocks(learning_rate=LEARNING_RATE, damping=lambda sweep: (sweep + 10.0) ** -0.6),

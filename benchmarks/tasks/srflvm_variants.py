@@ -83,7 +83,7 @@ def collapsed(
     """With the exact posterior of the weights; means of the latents are held for a share of the steps, the first ones."""
     Y, model = start(task, seed, layout=layout, **sizes)
     encoder = BackConstraint(Y, model.initial_values["X"]) if constrained else None
-    guide = RandomFeatureGuide(model, frequencies="gaussian", encoder=encoder, seed=seed)
+    guide = RandomFeatureGuide(model, frequencies="gaussian", encoders={"X": encoder}, seed=seed)
 
     def climb(number: int) -> list[float]:
         blocks = guide.blocks(learning_rate=LEARNING_RATE)

@@ -281,7 +281,7 @@ def build(method: Method, weather: Weather, seed: int) -> tuple[GPVAE | SparseGP
         unused = RBF(P, batch_shape=(1,))
         vae = SparseGPVAE(unused, Decoder(D, skip=1), x[:1], likelihood, independent_dim=D, **options).double()
         ignored = FactorNet(D, 1, (20,)).double()
-        return vae, SparseStructuredGPGuide(vae, sites={"u": ignored, "w": encoder.double()})
+        return vae, SparseStructuredGPGuide(vae, encoders={"u": ignored, "w": encoder.double()})
     nu = DENSE_NU if method.posterior == "dense" else SPARSE_NU
     region, station = (
         Matern(P, nu, variance=torch.tensor(variances), lengthscale=torch.tensor(lengthscales), batch_shape=(D,))
@@ -291,7 +291,7 @@ def build(method: Method, weather: Weather, seed: int) -> tuple[GPVAE | SparseGP
     decoder: nn.Module = identity(D) if method.linear else Decoder(D)
     if method.posterior == "dense":
         model = GPVAE(kernel, decoder, likelihood, **options).double()
-        return model, StructuredGPGuide(model, encoder.double())
+        return model, StructuredGPGuide(model, encoders={"f": encoder.double()})
     scale = torch.tensor(INDUCING_SCALE)
     Z = cluster_centres(x / scale, method.num_inducing, seed=seed) * scale
     sparse = SparseGPVAE(kernel, decoder, Z, likelihood, **options).double()
@@ -300,7 +300,7 @@ def build(method: Method, weather: Weather, seed: int) -> tuple[GPVAE | SparseGP
         encoder = OffsetNet(encoder, D, **sizes)
     elif method.posterior == "neighbours":
         encoder = NeighbourNet(encoder, **sizes)
-    return sparse, SparseStructuredGPGuide(sparse, encoder.double())
+    return sparse, SparseStructuredGPGuide(sparse, encoders={"u": encoder.double()})
 
 
 def scores(name: str, truth: Tensor, mean: Tensor, stddev: Tensor) -> dict[str, float]:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-_DEAR = {
+_EXPENSIVE = {
     torch.ops.aten.mm.default,
     torch.ops.aten.bmm.default,
     torch.ops.aten.addmm.default,
@@ -52,7 +52,7 @@ def split_gradient(joint: GraphModule, num_inputs: int, num_outputs: int) -> Gra
         if late.intersection(node.all_input_nodes):
             late.add(node)
     needed = {source for node in late for source in node.all_input_nodes} | set(results[num_outputs:])
-    kept = _nearest_dear(needed - late, nodes)
+    kept = _nearest_expensive(needed - late, nodes)
     early = [node for node in nodes[num_inputs:-1] if node not in late]
     rest = [node for node in nodes[:-1] if node not in {*given, *kept}]
     forward = _graph(joint, inputs, early, [*results[:num_outputs], *kept])
@@ -60,15 +60,15 @@ def split_gradient(joint: GraphModule, num_inputs: int, num_outputs: int) -> Gra
     return GradientGraphs(forward, backward, kept)
 
 
-def _nearest_dear(targets: Iterable[Node], nodes: Sequence[Node]) -> list[Node]:
-    """What is dear and leads to the targets through nothing else that is, in the order of the nodes."""
+def _nearest_expensive(targets: Iterable[Node], nodes: Sequence[Node]) -> list[Node]:
+    """What is expensive and leads to the targets through nothing else that is, in the order of the nodes."""
     pending, found, seen = list(targets), set(), set()
     while pending:
         node = pending.pop()
         if node in seen:
             continue
         seen.add(node)
-        if node.target in _DEAR:
+        if node.target in _EXPENSIVE:
             found.add(node)
         else:
             pending.extend(node.all_input_nodes)

@@ -8,7 +8,7 @@ from torch import nn
 
 
 @contextmanager
-def evaluating(*parts: Any) -> Iterator[None]:
+def eval_mode(*parts: Any) -> Iterator[None]:
     """Models and guides in evaluation mode, those that are modules: dropout off, batches normalised by running statistics.
 
     Afterwards each module is in the mode that it was in.

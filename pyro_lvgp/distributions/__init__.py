@@ -2,7 +2,7 @@
 
 from pyro_lvgp.distributions.diagonal_mixture import DiagonalMixture
 from pyro_lvgp.distributions.gaussian_process import GaussianProcess, StructuredPosterior
-from pyro_lvgp.distributions.likelihood_predictive import LikelihoodTerm, NoisyFunction, ObservedRows
+from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, LikelihoodTerm, ObservedRows
 from pyro_lvgp.distributions.markov import StateSpacePosterior
 from pyro_lvgp.distributions.normal import DrawnNormal, PrecisionNormal, PrecisionNormalAtMean, without_independent
 from pyro_lvgp.distributions.path_delta import PathDelta
@@ -13,8 +13,8 @@ __all__ = [
     "DrawnNormal",
     "GaussianProcess",
     "InducingValues",
+    "LikelihoodPredictive",
     "LikelihoodTerm",
-    "NoisyFunction",
     "ObservedRows",
     "PathDelta",
     "PrecisionNormal",

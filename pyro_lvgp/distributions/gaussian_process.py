@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, register_kl
 
 from pyro_lvgp.kernels import Kernel
-from pyro_lvgp.kernels.base import Theta, theta_in_double
+from pyro_lvgp.kernels.base import Params, params_in_double
 from pyro_lvgp.ops import gaussian_sites, state_space
 from pyro_lvgp.ops.gaussian_sites import Posterior
 from pyro_lvgp.ops.linalg import safe_cholesky
@@ -49,7 +49,7 @@ class GaussianProcess(_Process):
 
     :param kernel: k, or a batch of them.
     :param X: inputs ``[*batch, N, P]``, which broadcast against the kernel's batch.
-    :param theta: parameters of the kernel, read by the model; the present ones if omitted.
+    :param params: parameters of the kernel, read by the model; the present ones if omitted.
 
     >>> from pyro_lvgp.kernels import RBF
     >>> prior = GaussianProcess(RBF(1, batch_shape=(3,)), torch.linspace(0.0, 1.0, 5)[:, None])
@@ -61,12 +61,12 @@ class GaussianProcess(_Process):
         self,
         kernel: Kernel,
         X: Float[Tensor, "*#batch N P"],
-        theta: Theta | None = None,
+        params: Params | None = None,
         validate_args: bool | None = None,
     ):
-        self.kernel, self.X, self.theta = kernel, X, kernel.theta() if theta is None else theta
+        self.kernel, self.X, self.params = kernel, X, kernel.params() if params is None else params
         self._unexpanded = self
-        self._diagonal = kernel.diagonal(X, self.theta)
+        self._diagonal = kernel.diagonal(X, self.params)
         super().__init__(self._diagonal.shape[:-1], X.shape[-2:-1], validate_args=validate_args)
 
     def at(self, X: Float[Tensor, "*#batch M P"]) -> "GaussianProcess":
@@ -74,11 +74,11 @@ class GaussianProcess(_Process):
 
         :param X: the inputs.
         """
-        return GaussianProcess(self.kernel, X, self.theta)
+        return GaussianProcess(self.kernel, X, self.params)
 
     def double(self) -> "GaussianProcess":
         """The same process in double precision."""
-        return GaussianProcess(self.kernel, self.X.double(), theta_in_double(self.theta))
+        return GaussianProcess(self.kernel, self.X.double(), params_in_double(self.params))
 
     @property
     def is_markov(self) -> bool:
@@ -95,15 +95,15 @@ class GaussianProcess(_Process):
         """The Gauss–Markov chain, of the batch before it was expanded."""
         if self._unexpanded is not self:
             return self._unexpanded.series
-        steps, order, inverse = state_space.in_order(self.X.squeeze(-1))
-        return Series(self.kernel.chain(steps, self.theta), order, inverse)
+        steps, order, inverse = state_space.sort_inputs(self.X.squeeze(-1))
+        return Series(self.kernel.state_space_model(steps, self.params), order, inverse)
 
     @cached_property
     def covariance_matrix(self) -> Float[Tensor, "*batch N N"]:
         """K(X, X), of the batch before it was expanded."""
         if self._unexpanded is not self:
             return self._unexpanded.covariance_matrix
-        return self.kernel.covariance(self.X, self.X, self.theta)
+        return self.kernel.covariance(self.X, self.X, self.params)
 
     @cached_property
     def scale_tril(self) -> Float[Tensor, "*batch N N"]:
@@ -117,7 +117,7 @@ class GaussianProcess(_Process):
 
         :param X: X'.
         """
-        return self.kernel.covariance(X, self.X, self.theta)
+        return self.kernel.covariance(X, self.X, self.params)
 
     @property
     def mean(self):
@@ -129,15 +129,15 @@ class GaussianProcess(_Process):
 
     def rsample(self, sample_shape=()):
         if self.prefers_state_space:
-            return self.rsample_chain(sample_shape)
+            return self.rsample_state_space(sample_shape)
         noise = self._diagonal.new_empty(torch.Size(sample_shape) + self._full_shape).normal_()
         return (self.scale_tril @ noise[..., None]).squeeze(-1)
 
-    def rsample_chain(self, sample_shape=()):
+    def rsample_state_space(self, sample_shape=()):
         """Draws of the Gauss–Markov chain, which need no jitter."""
         shape = torch.Size(sample_shape) + self._full_shape
-        noise = self._diagonal.new_empty(*shape, self.series.chain.h.shape[-1]).normal_()
-        return state_space.draw_prior(self.series, noise)
+        noise = self._diagonal.new_empty(*shape, self.series.model.emission.shape[-1]).normal_()
+        return state_space.sample_prior(self.series, noise)
 
     def log_prob(self, value):
         if self._validate_args:
@@ -197,7 +197,9 @@ class StructuredPosterior(_Process):
         """Joint draws, by Matheron's rule."""
         prior = self.prior.expand(self.batch_shape)
         drawn = prior.rsample(sample_shape) - prior.mean
-        return prior.mean + gaussian_sites.draw(self.posterior, drawn, self.prior.covariance_matrix, torch.randn_like(drawn))
+        return prior.mean + gaussian_sites.sample_posterior(
+            self.posterior, drawn, self.prior.covariance_matrix, torch.randn_like(drawn)
+        )
 
     def rsample_marginals(self) -> Float[Tensor, "*batch N"]:
         """A draw whose entries have the right marginals and are independent of each other: for terms of one f_n at a time."""

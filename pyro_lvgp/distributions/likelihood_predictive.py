@@ -14,7 +14,7 @@ from pyro_lvgp.likelihoods import Likelihood
 LikelihoodTerm = Literal["svgp", "fitc", "sampled"]
 
 
-class NoisyFunction(dist.TorchDistribution):
+class LikelihoodPredictive(dist.TorchDistribution):
     r"""Observation y of a function value that is itself Gaussian: ``f ~ N(mean, variance)``, ``y ~ p(y | f)``.
 
     Samples come from the true marginal of y.  What ``log_prob`` returns is the likelihood term of sparse Gaussian
@@ -28,12 +28,12 @@ class NoisyFunction(dist.TorchDistribution):
     :param mean: mean of f, broadcast against ``variance`` to ``[*batch]``.
     :param variance: variance of f.
     :param term: which of the three.
-    :param theta: parameter of the likelihood, read by the model; the present one if omitted.
+    :param params: parameter of the likelihood, read by the model; the present one if omitted.
 
     Source: Hensman et al. (2015), "Scalable variational Gaussian process classification"; Snelson and Ghahramani (2006).
 
     >>> from pyro_lvgp.likelihoods import Gaussian
-    >>> y = NoisyFunction(Gaussian(1.0), torch.zeros(2), torch.tensor([0.0, 1.0]), "svgp")
+    >>> y = LikelihoodPredictive(Gaussian(1.0), torch.zeros(2), torch.tensor([0.0, 1.0]), "svgp")
     >>> y.log_prob(torch.zeros(2)).detach() - dist.Normal(0.0, 1.0).log_prob(torch.zeros(2))
     tensor([ 0.0000, -0.5000])
     """
@@ -47,11 +47,11 @@ class NoisyFunction(dist.TorchDistribution):
         mean: Tensor,
         variance: Tensor,
         term: LikelihoodTerm = "svgp",
-        theta: Tensor | None = None,
+        params: Tensor | None = None,
         validate_args: bool | None = None,
     ):
         self.likelihood, self.term = likelihood, term
-        self.theta = likelihood.theta() if theta is None else theta
+        self.params = likelihood.params() if params is None else params
         self.f_mean, self.f_variance = torch.broadcast_tensors(mean, variance)
         super().__init__(self.f_mean.shape, validate_args=validate_args)
 
@@ -61,10 +61,10 @@ class NoisyFunction(dist.TorchDistribution):
 
     def expand(self, batch_shape, _instance=None):
         mean, variance = self.f_mean.expand(batch_shape), self.f_variance.expand(batch_shape)
-        return NoisyFunction(self.likelihood, mean, variance, self.term, self.theta, validate_args=False)
+        return LikelihoodPredictive(self.likelihood, mean, variance, self.term, self.params, validate_args=False)
 
     def _given(self, f: Tensor) -> TorchDistributionMixin:
-        return self.likelihood.distribution(f, self.theta)
+        return self.likelihood.distribution(f, self.params)
 
     def _draw_function(self, sample_shape=()) -> Tensor:
         shape = torch.Size(sample_shape) + self.batch_shape
@@ -77,14 +77,14 @@ class NoisyFunction(dist.TorchDistribution):
 
     def log_prob(self, value):
         if self.term == "svgp":
-            return self.likelihood.expected_log_prob(value, self.f_mean, self.f_variance, self.theta)
+            return self.likelihood.expected_log_prob(value, self.f_mean, self.f_variance, self.params)
         if self.term == "fitc":
-            return self.likelihood.log_marginal(value, self.f_mean, self.f_variance, self.theta)
+            return self.likelihood.log_predictive_density(value, self.f_mean, self.f_variance, self.params)
         return self._given(self._draw_function()).log_prob(value)
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean and variance of y."""
-        return self.likelihood.moments(self.f_mean, self.f_variance, self.theta)
+        return self.likelihood.moments(self.f_mean, self.f_variance, self.params)
 
     @property
     def mean(self):

@@ -55,8 +55,8 @@ class StateSpacePosterior(StructuredPosterior):
         return state_space.condition(self.prior.series, self.site_mean, self.site_precision)
 
     def rsample(self, sample_shape=()):
-        drawn = self.prior.expand(self.batch_shape).rsample_chain(sample_shape)
-        return state_space.draw(self.prior.series, self.posterior, drawn, torch.randn_like(drawn))
+        drawn = self.prior.expand(self.batch_shape).rsample_state_space(sample_shape)
+        return state_space.sample_posterior(self.prior.series, self.posterior, drawn, torch.randn_like(drawn))
 
     def at(self, X: Float[Tensor, "*#batch M P"], *, joint: bool = False) -> Any:
         """The posterior of the process at other inputs: that at old and new ones together, with no sites at the new.

@@ -7,7 +7,7 @@ from pyro.distributions.util import eye_like
 from torch import Tensor
 
 from pyro_lvgp.kernels import Kernel
-from pyro_lvgp.kernels.base import Theta, theta_in_double
+from pyro_lvgp.kernels.base import Params, params_in_double
 from pyro_lvgp.ops import sparse_sites
 from pyro_lvgp.ops.linalg import FIRST_JITTER, safe_cholesky, solve_lower
 
@@ -26,7 +26,7 @@ class SparseProcess:
     :param Z: inducing points ``[M, P]``, or ``[*batch, 1, Q, M, P]`` if each process has its own.
     :param X: inputs ``[1, N, P]``, or ``[*batch, 1, 1, N, P]`` with dimensions of size 1 for a plate of points and for the
         processes.
-    :param theta: parameters of the kernel, read by the model; the present ones if omitted.
+    :param params: parameters of the kernel, read by the model; the present ones if omitted.
     :param jitter: ε, in units of the mean prior variance at the inducing points.
     :param weight: how many data each input stands for, in a mini-batch of N of them; one number, or one for each.
 
@@ -44,15 +44,15 @@ class SparseProcess:
         kernel: Kernel,
         Z: Float[Tensor, "*#batch M P"],
         X: Float[Tensor, "*#batch N P"],
-        theta: Theta | None = None,
+        params: Params | None = None,
         *,
         jitter: float = 1e-5,
         weight: float | Tensor = 1.0,
     ):
-        self.kernel, self.Z, self.X, self.theta = kernel, Z, X, kernel.theta() if theta is None else theta
+        self.kernel, self.Z, self.X, self.params = kernel, Z, X, kernel.params() if params is None else params
         self.jitter, self.weight = jitter, weight
-        self.Kuf = kernel.covariance(Z, X, self.theta)
-        self.Kff = kernel.diagonal(X, self.theta)
+        self.Kuf = kernel.covariance(Z, X, self.params)
+        self.Kff = kernel.diagonal(X, self.params)
         Kuu = self._at_inducing_points(Z)
         self.Kuu_diagonal = Kuu.diagonal(dim1=-2, dim2=-1)
         self.L = safe_cholesky(Kuu, jitter=0.0, name="Kuu", describe=kernel._parameters_text)
@@ -60,21 +60,21 @@ class SparseProcess:
 
     def _at_inducing_points(self, Z: Tensor) -> Tensor:
         """K(Z, Z) of this process's inducing points and others, with the jitter that a point shares with itself alone."""
-        variance = self.kernel.diagonal(self.Z, self.theta).mean(-1)[..., None, None]
+        variance = self.kernel.diagonal(self.Z, self.params).mean(-1)[..., None, None]
         same = (Z[..., :, None, :] == self.Z[..., None, :, :]).all(-1)
-        return self.kernel.covariance(Z, self.Z, self.theta) + self.jitter * variance * same
+        return self.kernel.covariance(Z, self.Z, self.params) + self.jitter * variance * same
 
     def moved(self, Z: Float[Tensor, "*#batch K P"]) -> "SparseProcess":
         """The same process seen through other inducing points.
 
         :param Z: the points.
         """
-        return SparseProcess(self.kernel, Z, self.X, self.theta, jitter=self.jitter, weight=self.weight)
+        return SparseProcess(self.kernel, Z, self.X, self.params, jitter=self.jitter, weight=self.weight)
 
     def double(self) -> "SparseProcess":
         """The same process in double precision."""
-        theta = theta_in_double(self.theta)
-        return SparseProcess(self.kernel, self.Z.double(), self.X.double(), theta, jitter=self.jitter, weight=self.weight)
+        params = params_in_double(self.params)
+        return SparseProcess(self.kernel, self.Z.double(), self.X.double(), params, jitter=self.jitter, weight=self.weight)
 
     def whitened_covariance(self, other: "SparseProcess") -> Float[Tensor, "*batch M K"]:
         """Covariance of the whitened values at these inducing points and at those of the same process moved.
@@ -149,7 +149,7 @@ class SparseProcess:
         # u leaves less of the covariance than single precision rounds it by.
         exact = self.double()
         jitter = FIRST_JITTER[torch.float64] * exact.Kff.mean(-1)[..., None, None] * eye_like(exact.A, exact.A.shape[-1])
-        covariance = self.kernel.covariance(exact.X, exact.X, exact.theta) - exact.A.mT @ exact.A + jitter
+        covariance = self.kernel.covariance(exact.X, exact.X, exact.params) - exact.A.mT @ exact.A + jitter
         scale_tril = safe_cholesky(covariance, name="Kff given u", describe=self.kernel._parameters_text).to(self.A)
         mean = (v.unsqueeze(-3).unsqueeze(-2) @ self.A).squeeze(-2)
         return (mean + (scale_tril @ torch.randn_like(mean)[..., None]).squeeze(-1)).squeeze(-3)

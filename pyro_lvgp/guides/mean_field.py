@@ -72,7 +72,7 @@ class MeanFieldGuide(ModelGuide):
         model: Callable[..., Any],
         *,
         covariance: Mapping[str, Covariance] | None = None,
-        encoders: Mapping[str, nn.Module] | None = None,
+        encoders: Mapping[str, nn.Module | None] | None = None,
         init_loc_fn: Callable[[dict], Tensor] | None = None,
         init_scale: float = 0.1,
         create_plates: Callable[..., Any] | None = None,
@@ -91,9 +91,10 @@ class MeanFieldGuide(ModelGuide):
         self._requested = dict(covariance or {})
         self._init_scale = init_scale
         self.encoders = PyroModule()
-        for name, encoder in (encoders or {}).items():
+        amortised = {name: encoder for name, encoder in (encoders or {}).items() if encoder is not None}
+        for name, encoder in amortised.items():
             adopt(self.encoders, name, encoder)
-        self._encoded = frozenset(encoders or {})
+        self._encoded = frozenset(amortised)
 
     def _make_parameters(self, *args, **kwargs) -> None:
         sites = dict(self.prototype_trace.iter_stochastic_nodes())

@@ -12,7 +12,7 @@ from pyro import poutine
 from torch import Tensor, nn
 
 from pyro_lvgp._compile.recording import assume
-from pyro_lvgp._utils.eval_mode import evaluating
+from pyro_lvgp._utils.eval_mode import eval_mode
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_inputs, check_values
 from pyro_lvgp.distributions.normal import without_independent
@@ -79,9 +79,8 @@ class SparseStructuredGPGuide(StructuredGPGuide):
     :meth:`condition` takes in data for good, which makes it a filter for streams.
 
     :param model: a Pyro model with a site of :class:`~pyro_lvgp.distributions.InducingValues`, such as ``SparseGPVAE``.
-    :param encoder: for the site ``u`` of our model.
-    :param sites: encoders of any sites by name, ``{"u": OffsetNet(...), "w": IndexNet(...)}``; with None, or left out, a site
-        has a Gaussian of its own.
+    :param encoders: by site, ``{"u": OffsetNet(...), "w": IndexNet(...)}``; with None, or left out, a site has a Gaussian of
+        its own.
     :param given: sites that keep the model's prior given u; ``("f",)`` for our model.
     :param init_loc_fn: initial values of the mean-field sites, as for :class:`~pyro_lvgp.guides.MeanFieldGuide`.
     :param init_scale: initial scale of a free q(u), and of mean-field Gaussians.
@@ -98,7 +97,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
     >>> from pyro_lvgp.networks import MLP, IndexNet
     >>> model = SparseGPVAE(RBF(1, lengthscale=0.2, batch_shape=(2,)), MLP(2, 4), torch.linspace(0.0, 1.0, 5)[:, None])
     >>> encoder = OffsetNet(IndexNet(4, 8), 8, input_dim=1, latent_dim=2, num_nearest=3)
-    >>> guide = SparseStructuredGPGuide(model, encoder)
+    >>> guide = SparseStructuredGPGuide(model, encoders={"u": encoder})
     >>> t, y = torch.linspace(0.0, 1.0, 100)[:, None], torch.randn(100, 4)
     >>> guide(t, y)["u"].shape
     torch.Size([2, 5])
@@ -108,9 +107,8 @@ class SparseStructuredGPGuide(StructuredGPGuide):
     def __init__(
         self,
         model: Callable[..., Any],
-        encoder: nn.Module | None = None,
         *,
-        sites: Mapping[str, nn.Module | None] | None = None,
+        encoders: Mapping[str, nn.Module | None] | None = None,
         given: Sequence[str] | None = None,
         init_loc_fn: Callable[[dict], Tensor] | None = None,
         init_scale: float = 0.1,
@@ -123,14 +121,13 @@ class SparseStructuredGPGuide(StructuredGPGuide):
                     "inducing points takes a StructuredGPGuide"
                 )
             given = (model.conditional_site,)
-        if encoder is not None:
-            if sites is not None or not hasattr(model, "gp_site"):
-                raise ValueError("expected an encoder for our own model, or sites; name the encoder's site in sites")
-            sites = {model.gp_site: encoder}
         self._given = frozenset(given)
         super().__init__(
             model,
-            sites={**{name: site for name, site in (sites or {}).items() if site is not None}, **dict.fromkeys(given)},
+            encoders={
+                **{name: encoder for name, encoder in (encoders or {}).items() if encoder is not None},
+                **dict.fromkeys(given),
+            },
             init_loc_fn=init_loc_fn,
             init_scale=init_scale,
             create_plates=create_plates,
@@ -168,7 +165,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
 
     def _with_memory(self, told: _Told) -> Sites:
         """All that is known of the inducing values, [*series, Q, M]."""
-        sites = _gather(told)
+        sites = _aggregate(told)
         return sites if self.memory is None else _product(Sites(self.memory.precision, self.memory.information), sites)
 
     @torch.no_grad()
@@ -204,14 +201,14 @@ class SparseStructuredGPGuide(StructuredGPGuide):
 
     def _remember(self, name: str, old: SparseProcess, process: SparseProcess, args: tuple) -> Memory:
         """Carry the memory from the old inducing values to those of a process, and add what the data say of these."""
-        with evaluating(self):
-            sites = _gather(self._told(name, process, args))
+        with eval_mode(self):
+            sites = _aggregate(self._told(name, process, args))
         if self.memory is not None:
             known = Sites(self.memory.precision, self.memory.information)
             if process is not old:
                 # Sharp sites times what rounding in single precision leaves of I − CᵀC would move the posterior.
                 wide = Sites(known.precision.double().unsqueeze(-4), known.information.double().unsqueeze(-3))
-                carried = sparse_sites.carry(wide, process.double().whitened_covariance(old.double()))
+                carried = sparse_sites.transfer(wide, process.double().whitened_covariance(old.double()))
                 known = _by_series(Sites(*(part.to(process.L) for part in carried)))
             sites = _product(known, sites)
         self.memory = Memory(self.model.inducing_points.detach().clone(), *sites)
@@ -358,9 +355,9 @@ def _product(known: Sites, new: Sites) -> Sites:
     return Sites(known.precision + new.precision, known.information + new.information)
 
 
-def _gather(told: _Told) -> Sites:
+def _aggregate(told: _Told) -> Sites:
     """One factor of all sites, [*series, Q, M]."""
-    return _by_series(sparse_sites.gather(*told))
+    return _by_series(sparse_sites.aggregate(*told))
 
 
 def _by_series(sites: Sites) -> Sites:

@@ -49,9 +49,9 @@ class StructuredGPGuide(ModelGuide):
     ``TraceMeanField_ELBO`` the analytic KL, which is registered.
 
     :param model: a Pyro model.
-    :param encoder: for the site ``f`` of our models: a module that maps data ``[*, N, D]``, NaN where missing, to loc and
-        scale ``[*, N, Q]`` of the sites, see :mod:`pyro_lvgp.networks`; None for sites of their own for each datum.
-    :param sites: the same for any sites by name, ``{"rate": encoder}``.
+    :param encoders: for Gaussian-process sites by name, ``{"rate": encoder}``: a module that maps data ``[*, N, D]``, NaN
+        where missing, to loc and scale ``[*, N, Q]`` of the Gaussian sites, see :mod:`pyro_lvgp.networks`; or None for free
+        parameters of each datum, which is the default for the site ``f`` of a ``GPVAE``.
     :param method: ``"dense"`` takes N³ operations for N points; ``"state-space"`` gives the same in linear time and memory,
         for one column of inputs under Matérn kernels, their sums and products; ``"auto"`` takes it where it can, beyond 200
         points.
@@ -71,7 +71,7 @@ class StructuredGPGuide(ModelGuide):
     >>> from pyro_lvgp.networks import MLP, IndexNet
     >>> from pyro_lvgp.models import GPVAE
     >>> model = GPVAE(RBF(1, lengthscale=0.2, batch_shape=(2,)), MLP(2, 4))
-    >>> guide = StructuredGPGuide(model, IndexNet(4, 2))
+    >>> guide = StructuredGPGuide(model, encoders={"f": IndexNet(4, 2)})
     >>> t, y = torch.linspace(0.0, 1.0, 10)[:, None], torch.randn(10, 4)
     >>> guide(t, y)["f"].shape
     torch.Size([2, 10])
@@ -83,40 +83,37 @@ class StructuredGPGuide(ModelGuide):
     def __init__(
         self,
         model: Callable[..., Any],
-        encoder: nn.Module | None = None,
         *,
-        sites: Mapping[str, nn.Module | None] | None = None,
+        encoders: Mapping[str, nn.Module | None] | None = None,
         method: Method = "auto",
         init_loc_fn: Callable[[dict], Tensor] | None = None,
         init_scale: float = 0.1,
         create_plates: Callable[..., Any] | None = None,
     ):
-        if sites is None:
+        if encoders is None:
             if not hasattr(model, "gp_site"):
                 raise ValueError(
-                    f"expected sites={{<name of a Gaussian-process site>: encoder}}, got none for {type(model).__name__}"
+                    f"expected encoders={{<name of a Gaussian-process site>: encoder}}, got none for {type(model).__name__}"
                 )
             if hasattr(model, "conditional_site"):
                 raise ValueError(
                     f"expected a model of processes at the data, got {type(model).__name__}, which has inducing points; take "
                     "a SparseStructuredGPGuide"
                 )
-            sites = {model.gp_site: encoder}
-        elif encoder is not None:
-            raise ValueError("expected an encoder or sites, got both; name the encoder's site in sites")
+            encoders = {model.gp_site: None}
         if method not in get_args(Method):
             raise ValueError(f"expected method in {get_args(Method)}, got {method!r}")
         check_init_scale(init_scale)
         # The mean-field part asks its owner for the plates.
         super().__init__(model, create_plates=create_plates or getattr(model, "create_plates", None))
-        self._encoded = {name: encoder is not None for name, encoder in sites.items()}
+        self._encoded = {name: encoder is not None for name, encoder in encoders.items()}
         self._method, self._init_scale = method, init_scale
         self.encoders = PyroModule()
-        for name, network in sites.items():
-            if network is not None:
-                adopt(self.encoders, name, network)
+        for name, encoder in encoders.items():
+            if encoder is not None:
+                adopt(self.encoders, name, encoder)
         self.mean_field = MeanFieldGuide(
-            poutine.block(model, hide=list(sites)),
+            poutine.block(model, hide=list(encoders)),
             init_loc_fn=init_loc_fn or getattr(model, "init_loc_fn", None),
             init_scale=init_scale,
             create_plates=self.create_plates,
@@ -136,7 +133,7 @@ class StructuredGPGuide(ModelGuide):
                 if not self._encoded.get(name) and site["scale"] != 1.0:
                     raise ValueError(
                         f"expected an encoder for site {name!r}, or all points at every step, got a mini-batch of points of "
-                        "one series: free sites belong to points; pass sites={" + repr(name) + ": <encoder>}"
+                        "one series: free sites belong to points; pass encoders={" + repr(name) + ": <encoder>}"
                     )
         self.mean_field._setup_prototype(*args, **kwargs)
         self.locs, self.scales = PyroModule(), PyroModule()
@@ -310,7 +307,7 @@ def _gaussian_prior(name: str, prior: Any) -> Any:
     if not isinstance(prior, GaussianProcess | MultivariateNormal | torch.distributions.Normal):
         raise ValueError(
             f"expected a GaussianProcess, MultivariateNormal or Normal prior at site {name!r}, got {type(prior).__name__}; "
-            "leave the site out of sites to give it a mean-field Gaussian"
+            "leave the site out of encoders to give it a mean-field Gaussian"
         )
     return prior
 

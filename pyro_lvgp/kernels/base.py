@@ -13,20 +13,20 @@ from torch.distributions import transform_to
 from torch.utils._pytree import tree_map_only
 
 from pyro_lvgp._utils.validation import check_sizes
-from pyro_lvgp.ops.state_space import Chain
+from pyro_lvgp.ops.state_space import StateSpaceModel
 
-Theta: TypeAlias = tuple[Any, ...]  # tensors, or for sums and products a tuple of tensors for each part
+Params: TypeAlias = tuple[Any, ...]  # tensors, or for sums and products a tuple of tensors for each part
 
 
-def theta_in_double(theta: Theta) -> Theta:
+def params_in_double(params: Params) -> Params:
     """Parameters of a kernel in double precision."""
-    return tree_map_only(Tensor, Tensor.double, theta)
+    return tree_map_only(Tensor, Tensor.double, params)
 
 
 class Kernel(PyroModule):
     """A covariance function k(x, z) that broadcasts over leading batch dimensions.
 
-    Calling it, ``kernel(X, Z)``, gives the matrix k(x_n, z_m); ``kernel.diag(X)`` gives the variances k(x_n, x_n).  Its
+    Calling it, ``kernel(X, Z)``, gives the matrix k(x_n, z_m); ``kernel.diagonal(X)`` gives the variances k(x_n, x_n).  Its
     batch shape is what the leading dimensions of X, of Z and of the parameters broadcast to.
 
     Parameters are Pyro parameters.  Put a prior on one with :class:`~pyro.nn.PyroSample`; within one call of the
@@ -34,8 +34,8 @@ class Kernel(PyroModule):
     or Pyro handler, a kernel is a plain function of its own parameters: it leaves Pyro's global parameter store alone,
     where all kernels that have no owner would share the names "variance" and "lengthscale".
 
-    You implement ``_covariance(X, Z, theta)`` and ``_diagonal(X, theta)``, pure functions of tensors, and with parameters
-    ``theta()``, which reads them.  You get checked inputs, the choice of columns, sums and products, and error texts.
+    You implement ``_covariance(X, Z, params)`` and ``_diagonal(X, params)``, pure functions of tensors, and with parameters
+    ``params()``, which reads them.  You get checked inputs, the choice of columns, sums and products, and error texts.
 
     :param input_dim: number of columns the kernel acts on; None leaves that to parts that check it.
     :param batch_shape: shape of a batch of kernels.
@@ -44,10 +44,10 @@ class Kernel(PyroModule):
     :raises TypeError: if ``input_dim`` is no integer.
 
     >>> class White(Kernel):
-    ...     def _covariance(self, X, Z, theta):
+    ...     def _covariance(self, X, Z, params):
     ...         return (X[..., :, None, :] == Z[..., None, :, :]).all(-1).to(X.dtype)
     ...
-    ...     def _diagonal(self, X, theta):
+    ...     def _diagonal(self, X, params):
     ...         return torch.ones_like(X[..., 0])
     >>> (3 * White(1))(torch.tensor([[0.0], [1.0]]))
     tensor([[3., 0.],
@@ -78,7 +78,7 @@ class Kernel(PyroModule):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return nn.Module.__call__(self, *args, **kwargs) if self._outside_pyro() else super().__call__(*args, **kwargs)
 
-    def theta(self) -> Theta:
+    def params(self) -> Params:
         """The parameters as they are now; read them once in a model, since a prior draws at each read."""
         return ()
 
@@ -92,36 +92,31 @@ class Kernel(PyroModule):
         :raises ValueError: if the number of columns is not ``input_dim``.
         :raises TypeError: if the points are integers.
         """
-        return self.covariance(X, X if Z is None else Z, self.theta())
-
-    def diag(self, X: Shaped[Tensor, "*#batch N _"]) -> Float[Tensor, "*out N"]:
-        """Variances of the points X: the diagonal of ``kernel(X)`` without the matrix.
-
-        :param X: N points.
-        :raises ValueError: if the number of columns is not ``input_dim``.
-        :raises TypeError: if the points are integers.
-        """
-        with nullcontext() if self._outside_pyro() else self._pyro_context:
-            return self.diagonal(X, self.theta())
+        return self.covariance(X, X if Z is None else Z, self.params())
 
     def covariance(
-        self, X: Shaped[Tensor, "*#batch N _"], Z: Shaped[Tensor, "*#batch M _"], theta: Theta
+        self, X: Shaped[Tensor, "*#batch N _"], Z: Shaped[Tensor, "*#batch M _"], params: Params
     ) -> Float[Tensor, "*out N M"]:
         """As ``kernel(X, Z)`` at given parameters: a pure function of tensors, which can be differentiated and compiled.
 
         :param X: N points.
         :param Z: M points.
-        :param theta: what :meth:`theta` returned.
+        :param params: what :meth:`params` returned.
         """
-        return self._covariance(self._select(X, "X"), self._select(Z, "Z"), theta)
+        return self._covariance(self._select(X, "X"), self._select(Z, "Z"), params)
 
-    def diagonal(self, X: Shaped[Tensor, "*#batch N _"], theta: Theta) -> Float[Tensor, "*out N"]:
-        """As ``kernel.diag(X)`` at given parameters.
+    def diagonal(self, X: Shaped[Tensor, "*#batch N _"], params: Params | None = None) -> Float[Tensor, "*out N"]:
+        """Variances k(x_n, x_n) of the points: the diagonal of ``kernel(X)`` without the matrix.
 
         :param X: N points.
-        :param theta: what :meth:`theta` returned.
+        :param params: what :meth:`params` returned; read now if omitted.
+        :raises ValueError: if the number of columns is not ``input_dim``.
+        :raises TypeError: if the points are integers.
         """
-        variances = self._diagonal(self._select(X, "X"), theta)
+        if params is None:
+            with nullcontext() if self._outside_pyro() else self._pyro_context:
+                params = self.params()
+        variances = self._diagonal(self._select(X, "X"), params)
         batch = variances.shape[:-1]
         if torch.broadcast_shapes(batch, self.batch_shape) != batch:
             raise ValueError(
@@ -135,11 +130,11 @@ class Kernel(PyroModule):
         """Whether functions of one increasing input are Gauss–Markov chains under this kernel."""
         return False
 
-    def chain(self, steps: Float[Tensor, "*#batch T"], theta: Theta) -> Chain:
+    def state_space_model(self, steps: Float[Tensor, "*#batch T"], params: Params) -> StateSpaceModel:
         """The chain of functions at increasing inputs, if there is one: see :attr:`is_markov`.
 
         :param steps: differences of the inputs.
-        :param theta: what :meth:`theta` returned.
+        :param params: what :meth:`params` returned.
         """
         raise NotImplementedError(f"{type(self).__name__} has no chain")
 
@@ -176,11 +171,11 @@ class Kernel(PyroModule):
 
         return Product(other, self) if isinstance(other, float | int) else NotImplemented
 
-    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} must implement _covariance(X, Z, theta)")
+    def _covariance(self, X: Tensor, Z: Tensor, params: Params) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} must implement _covariance(X, Z, params)")
 
-    def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} must implement _diagonal(X, theta)")
+    def _diagonal(self, X: Tensor, params: Params) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} must implement _diagonal(X, params)")
 
     def _select(self, X: Tensor, name: str) -> Tensor:
         """Check the points ``X`` and pick the active columns."""

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from pyro.nn.module import PyroModuleList
 from torch import Tensor
 
-from pyro_lvgp.kernels.base import Kernel, Theta
-from pyro_lvgp.ops.state_space import Chain, add, constant, multiply, pad
+from pyro_lvgp.kernels.base import Kernel, Params
+from pyro_lvgp.ops.state_space import StateSpaceModel, add, constant, multiply, pad
 
 
 class _Constant(Kernel):
@@ -24,16 +24,16 @@ class _Constant(Kernel):
             raise ValueError(f"expected a finite number ≥ 0 in a sum or product of kernels, got {value}; it is a variance.")
         self.value = float(value)
 
-    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
+    def _covariance(self, X: Tensor, Z: Tensor, params: Params) -> Tensor:
         batch = torch.broadcast_shapes(X.shape[:-2], Z.shape[:-2])
         return X.new_full((), self.value).expand(*batch, X.shape[-2], Z.shape[-2])
 
-    def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
+    def _diagonal(self, X: Tensor, params: Params) -> Tensor:
         return X.new_full((), self.value).expand(X.shape[:-1])
 
     is_markov = True
 
-    def chain(self, steps: Float[Tensor, "*#batch T"], theta: Theta) -> Chain:
+    def state_space_model(self, steps: Float[Tensor, "*#batch T"], params: Params) -> StateSpaceModel:
         return constant(steps, self.value)
 
     def _parameters_text(self) -> str:
@@ -62,21 +62,21 @@ class Combination(Kernel):
             k.check_columns(num_columns, name)
 
     # The parts are read without entering Pyro's context, which this kernel has entered if it is to be entered.
-    def theta(self) -> Theta:
-        return tuple(k.theta() for k in self.kernels)
+    def params(self) -> Params:
+        return tuple(k.params() for k in self.kernels)
 
-    def _covariances(self, X: Tensor, Z: Tensor, theta: Theta) -> list[Tensor]:
-        return [k.covariance(X, Z, part) for k, part in zip(self.kernels, theta, strict=True)]
+    def _covariances(self, X: Tensor, Z: Tensor, params: Params) -> list[Tensor]:
+        return [k.covariance(X, Z, part) for k, part in zip(self.kernels, params, strict=True)]
 
-    def _diagonals(self, X: Tensor, theta: Theta) -> list[Tensor]:
-        return [k.diagonal(X, part) for k, part in zip(self.kernels, theta, strict=True)]
+    def _diagonals(self, X: Tensor, params: Params) -> list[Tensor]:
+        return [k.diagonal(X, part) for k, part in zip(self.kernels, params, strict=True)]
 
     @property
     def is_markov(self) -> bool:
         return all(k.is_markov for k in self.kernels)
 
-    def _chains(self, steps: Tensor, theta: Theta) -> list[Chain]:
-        return [k.chain(steps, part) for k, part in zip(self.kernels, theta, strict=True)]
+    def _state_space_models(self, steps: Tensor, params: Params) -> list[StateSpaceModel]:
+        return [k.state_space_model(steps, part) for k, part in zip(self.kernels, params, strict=True)]
 
     def _parameters_text(self) -> str:
         return ", ".join(f"{type(k).__name__.strip('_')}({k._parameters_text()})" for k in self.kernels)
@@ -96,14 +96,14 @@ class Sum(Combination):
     torch.Size([4, 10, 10])
     """
 
-    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
-        return reduce(operator.add, self._covariances(X, Z, theta))
+    def _covariance(self, X: Tensor, Z: Tensor, params: Params) -> Tensor:
+        return reduce(operator.add, self._covariances(X, Z, params))
 
-    def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
-        return reduce(operator.add, self._diagonals(X, theta))
+    def _diagonal(self, X: Tensor, params: Params) -> Tensor:
+        return reduce(operator.add, self._diagonals(X, params))
 
-    def chain(self, steps: Float[Tensor, "*#batch T"], theta: Theta) -> Chain:
-        return add(self._chains(steps, theta))
+    def state_space_model(self, steps: Float[Tensor, "*#batch T"], params: Params) -> StateSpaceModel:
+        return add(self._state_space_models(steps, params))
 
 
 class Product(Combination):
@@ -116,18 +116,18 @@ class Product(Combination):
 
     >>> from pyro_lvgp.kernels import Matern, Periodic
     >>> kernel = 0.5 * Matern(1, 2.5, lengthscale=10.0) * Periodic(1, period=7.0)
-    >>> kernel.diag(torch.randn(3, 1)).detach()
+    >>> kernel.diagonal(torch.randn(3, 1)).detach()
     tensor([0.5000, 0.5000, 0.5000])
     """
 
-    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
-        return reduce(operator.mul, self._covariances(X, Z, theta))
+    def _covariance(self, X: Tensor, Z: Tensor, params: Params) -> Tensor:
+        return reduce(operator.mul, self._covariances(X, Z, params))
 
-    def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
-        return reduce(operator.mul, self._diagonals(X, theta))
+    def _diagonal(self, X: Tensor, params: Params) -> Tensor:
+        return reduce(operator.mul, self._diagonals(X, params))
 
-    def chain(self, steps: Float[Tensor, "*#batch T"], theta: Theta) -> Chain:
-        return reduce(multiply, self._chains(steps, theta))
+    def state_space_model(self, steps: Float[Tensor, "*#batch T"], params: Params) -> StateSpaceModel:
+        return reduce(multiply, self._state_space_models(steps, params))
 
 
 class Stack(Combination):
@@ -150,17 +150,19 @@ class Stack(Combination):
             raise ValueError(f"expected kernels of batch shape () or (q,), got {list(map(tuple, shapes))}; stack simpler ones")
         return (sum(shape.numel() for shape in shapes),)
 
-    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
-        return self._concatenate(self._covariances(X, Z, theta), 2)
+    def _covariance(self, X: Tensor, Z: Tensor, params: Params) -> Tensor:
+        return self._concatenate(self._covariances(X, Z, params), 2)
 
-    def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
-        return self._concatenate(self._diagonals(X, theta), 1)
+    def _diagonal(self, X: Tensor, params: Params) -> Tensor:
+        return self._concatenate(self._diagonals(X, params), 1)
 
-    def chain(self, steps: Float[Tensor, "*#batch T"], theta: Theta) -> Chain:
-        chains = self._chains(steps, theta)
-        size = max(chain.h.shape[-1] for chain in chains)
-        P, A, Q, h = zip(*(pad(chain, size) for chain in chains), strict=True)
-        return Chain(self._concatenate(P, 2), self._concatenate(A, 3), self._concatenate(Q, 3), self._concatenate(h, 1))
+    def state_space_model(self, steps: Float[Tensor, "*#batch T"], params: Params) -> StateSpaceModel:
+        models = self._state_space_models(steps, params)
+        size = max(model.emission.shape[-1] for model in models)
+        P, A, Q, h = zip(*(pad(model, size) for model in models), strict=True)
+        return StateSpaceModel(
+            self._concatenate(P, 2), self._concatenate(A, 3), self._concatenate(Q, 3), self._concatenate(h, 1)
+        )
 
     def _concatenate(self, parts: Sequence[Tensor], event_dim: int) -> Tensor:
         """Along the dimension left of the event, [*batch, q, *event] each, where one without it counts once."""

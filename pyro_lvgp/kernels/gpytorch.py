@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyro_lvgp.kernels.base import Kernel, Theta, _numbers
+from pyro_lvgp.kernels.base import Kernel, Params, _numbers
 from pyro_lvgp.networks.pyro_module import adopt
 
 
@@ -54,7 +54,7 @@ class _GPyTorchKernel(Kernel):
             constraint._modules.update(deepcopy(constraint._modules))
         adopt(self, "kernel", kernel)
 
-    def theta(self) -> Theta:
+    def params(self) -> Params:
         if drawn := [name for part in self.kernel.modules() for name in getattr(part, "_pyro_samples", ())]:
             raise ValueError(
                 f"expected a GPyTorch kernel without PyroSample, got priors on {drawn}, which would be drawn at each look; "
@@ -62,11 +62,11 @@ class _GPyTorchKernel(Kernel):
             )
         return ()
 
-    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
+    def _covariance(self, X: Tensor, Z: Tensor, params: Params) -> Tensor:
         batch = torch.broadcast_shapes(X.shape[:-2], Z.shape[:-2])
         return self.kernel(X.expand(*batch, *X.shape[-2:]), Z.expand(*batch, *Z.shape[-2:])).to_dense()
 
-    def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
+    def _diagonal(self, X: Tensor, params: Params) -> Tensor:
         return self.kernel(X).diagonal(dim1=-1, dim2=-2)
 
     def _parameters_text(self) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from pyro_lvgp.kernels._parametric import _Parametric, _Value
-from pyro_lvgp.kernels.base import Theta
+from pyro_lvgp.kernels.base import Params
 from pyro_lvgp.ops import covariance
 
 
@@ -25,7 +25,8 @@ class Linear(_Parametric):
 
     Source: Rasmussen and Williams (2006), section 4.2.2.
 
-    >>> Linear(2).diag(torch.tensor([[3.0, 4.0]])).detach()
+    >>> import torch
+    >>> Linear(2).diagonal(torch.tensor([[3.0, 4.0]])).detach()
     tensor([25.])
     """
 
@@ -43,13 +44,13 @@ class Linear(_Parametric):
         columns = (input_dim if ard else 1,)
         super().__init__(input_dim, batch_shape, active_dims, {"variance": (variance, columns)})
 
-    def theta(self) -> Theta:
+    def params(self) -> Params:
         return (self._per_column("variance"),)
 
-    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
-        (variance,) = theta
+    def _covariance(self, X: Tensor, Z: Tensor, params: Params) -> Tensor:
+        (variance,) = params
         return covariance.linear(X, Z, variance)
 
-    def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
-        (variance,) = theta
+    def _diagonal(self, X: Tensor, params: Params) -> Tensor:
+        (variance,) = params
         return (X.square() * variance.unsqueeze(-2)).sum(-1)

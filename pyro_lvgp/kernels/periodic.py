@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from pyro_lvgp.kernels._parametric import _Value
-from pyro_lvgp.kernels.base import Theta
+from pyro_lvgp.kernels.base import Params
 from pyro_lvgp.kernels.stationary import _Stationary
 from pyro_lvgp.ops import covariance
 
@@ -29,6 +29,7 @@ class Periodic(_Stationary):
 
     Source: MacKay (1998), "Introduction to Gaussian processes"; Rasmussen and Williams (2006), eq. 4.31.
 
+    >>> import torch
     >>> Periodic(1, period=7.0)(torch.tensor([[0.0]]), torch.tensor([[0.0], [3.5], [7.0]])).detach()
     tensor([[1.0000, 0.1353, 1.0000]])
     """
@@ -56,9 +57,9 @@ class Periodic(_Stationary):
             period=period,
         )
 
-    def theta(self) -> Theta:
-        return *super().theta(), self._per_column("period")
+    def params(self) -> Params:
+        return *super().params(), self._per_column("period")
 
-    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
-        variance, lengthscale, period = theta
+    def _covariance(self, X: Tensor, Z: Tensor, params: Params) -> Tensor:
+        variance, lengthscale, period = params
         return covariance.periodic(X, Z, period, lengthscale, variance)

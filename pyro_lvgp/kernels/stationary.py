@@ -7,12 +7,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyro_lvgp.kernels._parametric import _Parametric, _Value
-from pyro_lvgp.kernels.base import Theta
+from pyro_lvgp.kernels.base import Params
 from pyro_lvgp.ops import covariance
-from pyro_lvgp.ops.state_space import Chain, matern
+from pyro_lvgp.ops.state_space import StateSpaceModel, matern
 
 # What a chain must agree with.
-_OF_THE_COVARIANCE = {"_covariance", "covariance", "_diagonal", "diagonal", "_select", "theta"}
+_OF_THE_COVARIANCE = {"_covariance", "covariance", "_diagonal", "diagonal", "_select", "params"}
 
 
 class _Stationary(_Parametric):
@@ -39,11 +39,11 @@ class _Stationary(_Parametric):
             {"variance": (variance, ()), **{name: (value, columns) for name, value in vectors.items()}},
         )
 
-    def theta(self) -> Theta:
+    def params(self) -> Params:
         return self.variance, self._per_column("lengthscale")
 
-    def _diagonal(self, X: Tensor, theta: Theta) -> Tensor:
-        variance, lengthscale, *_ = theta
+    def _diagonal(self, X: Tensor, params: Params) -> Tensor:
+        variance, lengthscale, *_ = params
         # The lengthscale decides nothing here but the batch shape, so that it is that of the matrix.
         batch = torch.broadcast_shapes(X.shape[:-2], variance.shape, lengthscale.shape[:-1])
         return variance[..., None].expand(*batch, X.shape[-2])
@@ -67,7 +67,7 @@ class RBF(_Stationary):
 
     >>> kernel = RBF(2, variance=2.0, lengthscale=torch.tensor([0.5, 1.0]))
     >>> X, Z = torch.zeros(3, 2), torch.ones(4, 2)
-    >>> kernel(X, Z).shape, kernel.diag(X).shape
+    >>> kernel(X, Z).shape, kernel.diagonal(X).shape
     (torch.Size([3, 4]), torch.Size([3]))
 
     A prior on the lengthscale:
@@ -96,8 +96,8 @@ class RBF(_Stationary):
             active_dims=active_dims,
         )
 
-    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
-        variance, lengthscale = theta
+    def _covariance(self, X: Tensor, Z: Tensor, params: Params) -> Tensor:
+        variance, lengthscale = params
         return covariance.rbf(X, Z, lengthscale, variance)
 
 
@@ -152,16 +152,18 @@ class Matern(_Stationary):
         )
         self.nu = nu
 
-    def _covariance(self, X: Tensor, Z: Tensor, theta: Theta) -> Tensor:
-        variance, lengthscale = theta
+    def _covariance(self, X: Tensor, Z: Tensor, params: Params) -> Tensor:
+        variance, lengthscale = params
         return covariance.matern(X, Z, lengthscale, variance, self.nu)
 
     @property
     def is_markov(self) -> bool:
         # The chain of a class is not that of a subclass with another covariance.
-        last = next(cls for cls in type(self).__mro__ if not vars(cls).keys().isdisjoint({"chain", *_OF_THE_COVARIANCE}))
-        return "chain" in vars(last) and self.input_dim == 1 and self.active_dims is None
+        last = next(
+            cls for cls in type(self).__mro__ if not vars(cls).keys().isdisjoint({"state_space_model", *_OF_THE_COVARIANCE})
+        )
+        return "state_space_model" in vars(last) and self.input_dim == 1 and self.active_dims is None
 
-    def chain(self, steps: Float[Tensor, "*#batch T"], theta: Theta) -> Chain:
-        variance, lengthscale = theta
+    def state_space_model(self, steps: Float[Tensor, "*#batch T"], params: Params) -> StateSpaceModel:
+        variance, lengthscale = params
         return matern(steps, lengthscale.squeeze(-1), variance, self.nu)

@@ -17,25 +17,26 @@ from pyro_lvgp.ops.quadrature import gauss_hermite, log_gauss_hermite_at_mode
 class Likelihood(PyroModule):
     """p(y | f, θ), elementwise over entries.
 
-    You implement ``distribution(f, theta)``, a univariate distribution of the shape of ``f`` [..., N, D] with a mean and a
-    variance, and ``function(y)``, a rough inverse of its link; with a parameter of its own, also ``theta()``; with a support
-    that 0 is not in, ``stand_in``.  You get expectations over a Gaussian f by quadrature; override what has a closed form.
+    You implement ``distribution(f, params)``, a univariate distribution of the shape of ``f`` [..., N, D] with a mean and a
+    variance, and ``inverse_link(y)``, a rough inverse of its link; with a parameter of its own, also ``params()``; with a
+    support that 0 is not in, ``fill_value``.  You get expectations over a Gaussian f by quadrature; override what has a
+    closed form.
 
     :param num_points: quadrature nodes per entry.
     :raises ValueError: if there are none.
 
     >>> import pyro.distributions as dist
     >>> class Laplace(Likelihood):
-    ...     def distribution(self, f, theta):
+    ...     def distribution(self, f, params):
     ...         return dist.Laplace(f, 1.0)
     ...
-    ...     def function(self, y):
+    ...     def inverse_link(self, y):
     ...         return y
     >>> Laplace().moments(torch.zeros(1), torch.ones(1), None)
     (tensor([0.]), tensor([3.0000]))
     """
 
-    stand_in: float = 0.0  # what models put where y is missing, before they mask it
+    fill_value: float = 0.0  # what models put where y is missing, before they mask it
 
     def __init__(self, *, num_points: int = 20):
         super().__init__()
@@ -43,34 +44,34 @@ class Likelihood(PyroModule):
             raise ValueError(f"expected num_points of 1 or more, got {num_points}; 20 is plenty for smooth likelihoods")
         self.num_points = num_points
 
-    def theta(self) -> Tensor | None:
+    def params(self) -> Tensor | None:
         """The likelihood's parameter, lined up with [..., N, D]; read it once in a model, since a prior draws at each read."""
         return None
 
-    def distribution(self, f: Float[Tensor, "*batch"], theta: Tensor | None) -> TorchDistributionMixin:
+    def distribution(self, f: Float[Tensor, "*batch"], params: Tensor | None) -> TorchDistributionMixin:
         """p(y | f, θ).
 
         :param f: functions.
-        :param theta: what :meth:`theta` returned.
+        :param params: what :meth:`params` returned.
         """
-        raise NotImplementedError(f"{type(self).__name__} must implement distribution(f, theta)")
+        raise NotImplementedError(f"{type(self).__name__} must implement distribution(f, params)")
 
-    def function(self, y: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    def inverse_link(self, y: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
         """A rough f for each y, to start from.
 
         :param y: data in the support.
         """
-        raise NotImplementedError(f"{type(self).__name__} must implement function(y), a rough inverse of its link")
+        raise NotImplementedError(f"{type(self).__name__} must implement inverse_link(y), a rough inverse of its link")
 
-    def starting_function(self, y: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
-        """:meth:`function` of all data, NaN too where it would lead a linear model astray; by default nowhere else.
+    def initial_function(self, y: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+        """:meth:`inverse_link` of all data, NaN too where it would lead a linear model astray; by default nowhere else.
 
         :param y: data, NaN where missing.
         """
-        return self.function(y)
+        return self.inverse_link(y)
 
-    def slopes(
-        self, y: Float[Tensor, "*#batch"], f: Float[Tensor, "*#batch"], theta: Tensor | None
+    def log_prob_derivatives(
+        self, y: Float[Tensor, "*#batch"], f: Float[Tensor, "*#batch"], params: Tensor | None
     ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
         """First and second derivative of log p(y | f, θ) in f, where that is concave: quadrature then looks where y is.
 
@@ -78,15 +79,15 @@ class Likelihood(PyroModule):
 
         :param y: data.
         :param f: functions.
-        :param theta: what :meth:`theta` returned.
+        :param params: what :meth:`params` returned.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no slopes(y, f, theta)")
+        raise NotImplementedError(f"{type(self).__name__} has no log_prob_derivatives(y, f, params)")
 
-    def start(self, y: Float[Tensor, "N D"], f: Float[Tensor, "N D"]) -> None:
+    def init_from_data(self, y: Float[Tensor, "N D"], f: Float[Tensor, "N D"]) -> None:
         """Set what cannot be learned from a poor start, given data and a rough f of each; nothing by default.
 
         :param y: data, NaN where missing.
-        :param f: that of each entry, by a linear model of what :meth:`function` makes of y.
+        :param f: that of each entry, by a linear model of what :meth:`inverse_link` makes of y.
         """
 
     def forward(self, f: Float[Tensor, "*batch"]) -> TorchDistributionMixin:
@@ -94,24 +95,24 @@ class Likelihood(PyroModule):
 
         :param f: functions.
         """
-        return self.distribution(f, self.theta())
+        return self.distribution(f, self.params())
 
     def expected_log_prob(
         self,
         y: Float[Tensor, "*#batch"],
         mean: Float[Tensor, "*#batch"],
         variance: Float[Tensor, "*#batch"],
-        theta: Tensor | None,
+        params: Tensor | None,
     ) -> Float[Tensor, "*batch"]:
         """``E[log p(y | f, θ)]`` for ``f ~ N(mean, variance)``, entry by entry.
 
         :param y: data in the support.
         :param mean: means of f.
         :param variance: variances of f.
-        :param theta: what :meth:`theta` returned.
+        :param params: what :meth:`params` returned.
         """
         y, mean, variance = torch.broadcast_tensors(y, mean, variance)  # nodes of quadrature go left of all dimensions
-        return self._expect(lambda p: p.log_prob(y), mean, variance, theta)
+        return self._expect(lambda p: p.log_prob(y), mean, variance, params)
 
     def log_prob_of_rows(
         self,
@@ -119,7 +120,7 @@ class Likelihood(PyroModule):
         observed: Bool[Tensor, "N D"],
         mean: Float[Tensor, "*batch N D"],
         variance: Float[Tensor, "*#batch N #D"] | None,
-        theta: Tensor | None,
+        params: Tensor | None,
     ) -> Float[Tensor, "*batch N"]:
         """:meth:`expected_log_prob` summed over what is observed of each row.
 
@@ -127,67 +128,67 @@ class Likelihood(PyroModule):
         :param observed: which entries are observed.
         :param mean: means of f.
         :param variance: variances of f; None where f is known.
-        :param theta: what :meth:`theta` returned.
+        :param params: what :meth:`params` returned.
         """
         if variance is None:
-            entries = self.distribution(mean, theta).log_prob(y)
+            entries = self.distribution(mean, params).log_prob(y)
         else:
-            entries = self.expected_log_prob(y, mean, variance, theta)
+            entries = self.expected_log_prob(y, mean, variance, params)
         return torch.where(observed, entries, 0.0).sum(-1)
 
-    def log_marginal(
+    def log_predictive_density(
         self,
         y: Float[Tensor, "*#batch"],
         mean: Float[Tensor, "*#batch"],
         variance: Float[Tensor, "*#batch"],
-        theta: Tensor | None,
+        params: Tensor | None,
     ) -> Float[Tensor, "*batch"]:
         """``log E[p(y | f, θ)]`` for ``f ~ N(mean, variance)``, entry by entry.
 
         :param y: data in the support.
         :param mean: means of f.
         :param variance: variances of f.
-        :param theta: what :meth:`theta` returned.
+        :param params: what :meth:`params` returned.
         """
         y, mean, variance = torch.broadcast_tensors(y, mean, variance)
 
         def log_prob(f: Tensor) -> Tensor:
-            return self.distribution(f, theta).log_prob(y)
+            return self.distribution(f, params).log_prob(y)
 
-        if type(self).slopes is Likelihood.slopes:
+        if type(self).log_prob_derivatives is Likelihood.log_prob_derivatives:
             return gauss_hermite(log_prob, mean, variance, num_points=self.num_points, log=True)
-        slopes = partial(self.slopes, y, theta=theta)
+        slopes = partial(self.log_prob_derivatives, y, params=params)
         return log_gauss_hermite_at_mode(log_prob, slopes, mean, variance, num_points=self.num_points)
 
     def moments(
-        self, mean: Float[Tensor, "*#batch"], variance: Float[Tensor, "*#batch"], theta: Tensor | None
+        self, mean: Float[Tensor, "*#batch"], variance: Float[Tensor, "*#batch"], params: Tensor | None
     ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
         """Mean and variance of y for ``f ~ N(mean, variance)``, by the laws of total expectation and variance.
 
         :param mean: means of f.
         :param variance: variances of f.
-        :param theta: what :meth:`theta` returned.
+        :param params: what :meth:`params` returned.
         :raises NotImplementedError: if p(y | f) has no mean or no variance.
         """
         try:
-            y_mean = self._expect(lambda p: p.mean, mean, variance, theta)
+            y_mean = self._expect(lambda p: p.mean, mean, variance, params)
             # A sum of what is not negative: differences of squares would lose all digits of counts that hardly vary.
-            return y_mean, self._expect(lambda p: p.variance + (p.mean - y_mean).square(), mean, variance, theta)
+            return y_mean, self._expect(lambda p: p.variance + (p.mean - y_mean).square(), mean, variance, params)
         except NotImplementedError as error:
             raise NotImplementedError(
                 f"expected a distribution with mean and variance from {type(self).__name__}, got "
-                f"{type(self.distribution(mean, theta)).__name__}; override moments(mean, variance, theta)"
+                f"{type(self.distribution(mean, params)).__name__}; override moments(mean, variance, params)"
             ) from error
 
-    def check_outputs(self, data_dim: int, theta: Tensor | None) -> None:
+    def check_outputs(self, data_dim: int, params: Tensor | None) -> None:
         """Raise a ``ValueError`` if the parameter is that of another number of outputs.
 
         :param data_dim: number of outputs.
-        :param theta: what :meth:`theta` returned.
+        :param params: what :meth:`params` returned.
         """
-        if theta is not None and theta.shape[-1:] not in ((), (1,), (data_dim,)):
+        if params is not None and params.shape[-1:] not in ((), (1,), (data_dim,)):
             raise ValueError(
-                f"expected a likelihood of {data_dim} outputs, got one with {theta.shape[-1]} parameters; pass "
+                f"expected a likelihood of {data_dim} outputs, got one with {params.shape[-1]} parameters; pass "
                 f"data_dim={data_dim} to it"
             )
 
@@ -201,7 +202,7 @@ class Likelihood(PyroModule):
         :param y: data, NaN where missing.
         """
         missing = torch.isnan(y)
-        bad = ~(self(torch.zeros_like(y)).support.check(torch.nan_to_num(y, self.stand_in)) | missing)
+        bad = ~(self(torch.zeros_like(y)).support.check(torch.nan_to_num(y, self.fill_value)) | missing)
         if bad.any():
             raise ValueError(
                 f"{type(self).__name__} likelihood: expected {self.support_text()}, got {y[bad][0].item():g} "
@@ -209,8 +210,8 @@ class Likelihood(PyroModule):
                 "another likelihood"
             )
 
-    def _expect(self, of: Callable[[Any], Tensor], mean: Tensor, variance: Tensor, theta: Tensor | None) -> Tensor:
-        return gauss_hermite(lambda f: of(self.distribution(f, theta)), mean, variance, num_points=self.num_points)
+    def _expect(self, of: Callable[[Any], Tensor], mean: Tensor, variance: Tensor, params: Tensor | None) -> Tensor:
+        return gauss_hermite(lambda f: of(self.distribution(f, params)), mean, variance, num_points=self.num_points)
 
 
 class WithParameter(Likelihood):
@@ -234,10 +235,10 @@ class WithParameter(Likelihood):
                 f"expected one {name}, or data_dim of them, got {list(value.shape)} and data_dim={data_dim}; pass the number "
                 "of outputs as data_dim"
             )
-        self._theta, self._per_output = name, data_dim is not None
+        self._param_name, self._per_output = name, data_dim is not None
         setattr(self, name, PyroParam(value.expand(shape).clone(), constraints.softplus_positive))
 
-    def theta(self) -> Tensor:
-        value = getattr(self, self._theta)
+    def params(self) -> Tensor:
+        value = getattr(self, self._param_name)
         # [D] lines up with [..., N, D] as it is; a scalar, or a plate's [..., 1], gains the last dimension.
         return value if self._per_output else value[..., None]

@@ -17,7 +17,7 @@ class _AdditiveNoise(WithParameter):
     def check(self, y):
         """Every real number is in the support."""
 
-    def function(self, y):
+    def inverse_link(self, y):
         return y
 
 
@@ -36,31 +36,31 @@ class Gaussian(_AdditiveNoise):
     def __init__(self, variance: float | Tensor = 0.3, *, data_dim: int | None = None):
         super().__init__("variance", variance, data_dim)
 
-    def distribution(self, f, theta):
-        return dist.Normal(f, theta.sqrt())
+    def distribution(self, f, params):
+        return dist.Normal(f, params.sqrt())
 
-    def expected_log_prob(self, y, mean, variance, theta):
+    def expected_log_prob(self, y, mean, variance, params):
         # log N(y; mean, θ) − variance / 2θ; what depends on θ alone is computed once, not for every entry.
-        return -0.5 * (((y - mean).square() + variance) / theta + (2.0 * math.pi * theta).log())
+        return -0.5 * (((y - mean).square() + variance) / params + (2.0 * math.pi * params).log())
 
-    def log_prob_of_rows(self, y, observed, mean, variance, theta):
+    def log_prob_of_rows(self, y, observed, mean, variance, params):
         # Where rows are long, passes over all entries are the cost: few of them, and none for what depends on θ alone.
-        theta = torch.atleast_2d(theta)
-        theta = theta.expand(*theta.shape[:-1], y.shape[-1])
-        log_scale, square = (2.0 * math.pi * theta).log(), (mean - y).square()
+        params = torch.atleast_2d(params)
+        params = params.expand(*params.shape[:-1], y.shape[-1])
+        log_scale, square = (2.0 * math.pi * params).log(), (mean - y).square()
         if variance is not None:
             square = square + variance
         if assume(observed.all()):
             log_det = log_scale.sum(-1)
         else:
-            log_det, square = (observed.to(theta) @ log_scale.mT).squeeze(-1), torch.where(observed, square, 0.0)
-        return -0.5 * ((square @ theta.reciprocal().mT).squeeze(-1) + log_det)
+            log_det, square = (observed.to(params) @ log_scale.mT).squeeze(-1), torch.where(observed, square, 0.0)
+        return -0.5 * ((square @ params.reciprocal().mT).squeeze(-1) + log_det)
 
-    def log_marginal(self, y, mean, variance, theta):
-        return dist.Normal(mean, (variance + theta).sqrt()).log_prob(y)
+    def log_predictive_density(self, y, mean, variance, params):
+        return dist.Normal(mean, (variance + params).sqrt()).log_prob(y)
 
-    def moments(self, mean, variance, theta):
-        mean, variance = torch.broadcast_tensors(mean, variance + theta)
+    def moments(self, mean, variance, params):
+        mean, variance = torch.broadcast_tensors(mean, variance + params)
         return mean, variance
 
 
@@ -76,7 +76,7 @@ class LogNormal(WithParameter):
     tensor([1.2840])
     """
 
-    stand_in = 1.0
+    fill_value = 1.0
 
     def __init__(self, variance: float | Tensor = 0.3, *, data_dim: int | None = None):
         super().__init__("variance", variance, data_dim)
@@ -84,21 +84,21 @@ class LogNormal(WithParameter):
     def support_text(self):
         return "positive numbers"
 
-    def distribution(self, f, theta):
-        return dist.LogNormal(f, theta.sqrt())
+    def distribution(self, f, params):
+        return dist.LogNormal(f, params.sqrt())
 
-    def function(self, y):
+    def inverse_link(self, y):
         return y.log()
 
-    def expected_log_prob(self, y, mean, variance, theta):
+    def expected_log_prob(self, y, mean, variance, params):
         log_y = y.log()
-        return -0.5 * (((log_y - mean).square() + variance) / theta + (2.0 * math.pi * theta).log()) - log_y
+        return -0.5 * (((log_y - mean).square() + variance) / params + (2.0 * math.pi * params).log()) - log_y
 
-    def log_marginal(self, y, mean, variance, theta):
-        return dist.LogNormal(mean, (variance + theta).sqrt()).log_prob(y)
+    def log_predictive_density(self, y, mean, variance, params):
+        return dist.LogNormal(mean, (variance + params).sqrt()).log_prob(y)
 
-    def moments(self, mean, variance, theta):
-        y = dist.LogNormal(mean, (variance + theta).sqrt())
+    def moments(self, mean, variance, params):
+        y = dist.LogNormal(mean, (variance + params).sqrt())
         return y.mean, y.variance
 
 
@@ -130,10 +130,10 @@ class StudentT(_AdditiveNoise):
             )
         self.df = df
 
-    def distribution(self, f, theta):
-        return dist.StudentT(self.df, f, theta)
+    def distribution(self, f, params):
+        return dist.StudentT(self.df, f, params)
 
-    def starting_function(self, y):
+    def initial_function(self, y):
         """Without entries more than five spreads from the median of their column, if these are not most of their row."""
         deviation = (y - y.nanmedian(0).values).abs()
         spread = 1.4826 * deviation.nanmedian(0).values  # of a normal, its standard deviation
@@ -141,11 +141,11 @@ class StudentT(_AdditiveNoise):
         most = 2 * far.sum(-1, keepdim=True) > (~torch.isnan(y)).sum(-1, keepdim=True)
         return y.masked_fill(far & ~most, torch.nan)
 
-    def log_marginal(self, y, mean, variance, theta):
-        return log_student_t_plus_normal(y - mean, theta, self.df, variance)
+    def log_predictive_density(self, y, mean, variance, params):
+        return log_student_t_plus_normal(y - mean, params, self.df, variance)
 
-    def moments(self, mean, variance, theta):
-        mean, variance = torch.broadcast_tensors(mean, variance + theta.square() * (self.df / (self.df - 2.0)))
+    def moments(self, mean, variance, params):
+        mean, variance = torch.broadcast_tensors(mean, variance + params.square() * (self.df / (self.df - 2.0)))
         return mean, variance
 
 

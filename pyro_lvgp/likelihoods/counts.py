@@ -13,37 +13,37 @@ from pyro_lvgp.likelihoods.base import Likelihood, WithParameter
 class Logistic(Likelihood):
     """p(y | f) that is ``(eᶠ)ᵃ / (1 + eᶠ)ᵇ``, up to a constant.
 
-    You implement besides what every likelihood does ``exponents(y, theta)``.  You get the derivatives, and weights of a
+    You implement besides what every likelihood does ``exponents(y, params)``.  You get the derivatives, and weights of a
     :class:`~pyro_lvgp.models.RandomFeatureLVM` that are integrated out of a Pólya-gamma bound.
 
     :param num_points: quadrature nodes per entry.
 
     >>> class Geometric(Logistic):  # p(y) = eᶠ / (1 + eᶠ)ʸ⁺¹
-    ...     def distribution(self, f, theta):
+    ...     def distribution(self, f, params):
     ...         return dist.Geometric(logits=f)
     ...
-    ...     def function(self, y):
+    ...     def inverse_link(self, y):
     ...         return -torch.log(y + 0.5)
     ...
-    ...     def exponents(self, y, theta):
+    ...     def exponents(self, y, params):
     ...         return torch.ones_like(y), y + 1.0
     >>> y = torch.tensor([0.0, 3.0])
-    >>> Geometric().slopes(y, torch.zeros(2), None)
+    >>> Geometric().log_prob_derivatives(y, torch.zeros(2), None)
     (tensor([ 0.5000, -1.0000]), tensor([-0.2500, -1.0000]))
     """
 
     def exponents(
-        self, y: Float[Tensor, "*batch"], theta: Tensor | None
+        self, y: Float[Tensor, "*batch"], params: Tensor | None
     ) -> tuple[Float[Tensor, "*#batch"], Float[Tensor, "*#batch"]]:
         """The exponents a and b, entry by entry.
 
         :param y: data in the support.
-        :param theta: what :meth:`~pyro_lvgp.likelihoods.Likelihood.theta` returned.
+        :param params: what :meth:`~pyro_lvgp.likelihoods.Likelihood.params` returned.
         """
-        raise NotImplementedError(f"{type(self).__name__} must implement exponents(y, theta)")
+        raise NotImplementedError(f"{type(self).__name__} must implement exponents(y, params)")
 
-    def slopes(self, y, f, theta):
-        (a, b), p = self.exponents(y, theta), f.sigmoid()
+    def log_prob_derivatives(self, y, f, params):
+        (a, b), p = self.exponents(y, params), f.sigmoid()
         return a - b * p, -b * p * (1.0 - p)
 
 
@@ -57,13 +57,13 @@ class Bernoulli(Logistic):
     def support_text(self):
         return "0 or 1"
 
-    def distribution(self, f, theta):
+    def distribution(self, f, params):
         return dist.Bernoulli(logits=f)
 
-    def function(self, y):
+    def inverse_link(self, y):
         return torch.logit((y + 0.5) / 2.0)
 
-    def exponents(self, y, theta):
+    def exponents(self, y, params):
         return y, torch.ones_like(y)
 
 
@@ -90,17 +90,17 @@ class Binomial(Logistic):
         most = f"total_count, {self.total_count.long().tolist()} by column" if others else first
         return f"integers from 0 to {most}"
 
-    def distribution(self, f, theta):
+    def distribution(self, f, params):
         return dist.Binomial(self.total_count, logits=f)
 
-    def function(self, y):
+    def inverse_link(self, y):
         return torch.logit((y + 0.5) / (self.total_count + 1.0))
 
-    def exponents(self, y, theta):
+    def exponents(self, y, params):
         return y, self.total_count
 
-    def check_outputs(self, data_dim, theta):
-        super().check_outputs(data_dim, theta)
+    def check_outputs(self, data_dim, params):
+        super().check_outputs(data_dim, params)
         shape = self.total_count.shape
         if shape not in ((), (1,), (data_dim,)):
             raise ValueError(
@@ -119,22 +119,22 @@ class Poisson(Likelihood):
     def support_text(self):
         return "counts 0, 1, …"
 
-    def distribution(self, f, theta):
+    def distribution(self, f, params):
         # An infinite rate has no log_prob, as y log(rate) - rate is no number.  One below the logarithm of the largest number
         # exp does not overflow by rounding either.
         return dist.Poisson(f.clamp(max=math.log(torch.finfo(f.dtype).max) - 1.0).exp())
 
-    def function(self, y):
+    def inverse_link(self, y):
         return torch.log(y + 0.5)
 
-    def slopes(self, y, f, theta):
+    def log_prob_derivatives(self, y, f, params):
         rate = f.exp()
         return y - rate, -rate
 
-    def expected_log_prob(self, y, mean, variance, theta):
+    def expected_log_prob(self, y, mean, variance, params):
         return y * mean - (mean + 0.5 * variance).exp() - torch.lgamma(y + 1.0)
 
-    def moments(self, mean, variance, theta):
+    def moments(self, mean, variance, params):
         rate = (mean + 0.5 * variance).exp()
         return rate, rate + rate.square() * variance.expm1()
 
@@ -159,21 +159,21 @@ class NegativeBinomial(WithParameter, Logistic):
     def __init__(self, dispersion: float | Tensor = 10.0, *, data_dim: int | None = None, num_points: int = 20):
         super().__init__("dispersion", dispersion, data_dim, num_points=num_points)
 
-    def distribution(self, f, theta):
-        return dist.NegativeBinomial(theta, logits=f)
+    def distribution(self, f, params):
+        return dist.NegativeBinomial(params, logits=f)
 
-    def function(self, y):
-        return torch.log((y + 0.5) / self.theta().detach())
+    def inverse_link(self, y):
+        return torch.log((y + 0.5) / self.params().detach())
 
-    def exponents(self, y, theta):
-        return y, y + theta
+    def exponents(self, y, params):
+        return y, y + params
 
-    def moments(self, mean, variance, theta):
+    def moments(self, mean, variance, params):
         odds = (mean + 0.5 * variance).exp()
-        return theta * odds, theta * (odds + odds.square() * (variance.exp() + theta * variance.expm1()))
+        return params * odds, params * (odds + odds.square() * (variance.exp() + params * variance.expm1()))
 
     @torch.no_grad()
-    def start(self, y, f):
+    def init_from_data(self, y, f):
         """Match moments: ``Σ (y − m)² = Σ m + Σ m² / r`` with means m in proportion to eᶠ.
 
         r is 30 times the mean count at most, and 10⁴: beyond it hardly matters, but f = log m − log r would lie so far out
@@ -182,7 +182,7 @@ class NegativeBinomial(WithParameter, Logistic):
         :param y: data, NaN where missing.
         :param f: a rough log mean of each.
         """
-        if self._theta in self._pyro_samples or not all(parameter.requires_grad for parameter in self.parameters()):
+        if self._param_name in self._pyro_samples or not all(parameter.requires_grad for parameter in self.parameters()):
             return
         observed = ~torch.isnan(y)
         y, m = torch.nan_to_num(y), f.exp().masked_fill(~observed, 0.0)
@@ -190,4 +190,4 @@ class NegativeBinomial(WithParameter, Logistic):
         sums = torch.stack([m.square().sum(0), ((y - m).square() - m).sum(0), y.sum(0), observed.to(y).sum(0)])
         square, excess, total, number = sums if self._per_output else sums.sum(-1)
         most = (30.0 * total / number).clamp(1.0, 1e4)
-        self.dispersion = torch.where(excess > 0.0, square / excess, torch.inf).minimum(most).to(self.theta())
+        self.dispersion = torch.where(excess > 0.0, square / excess, torch.inf).minimum(most).to(self.params())

@@ -23,7 +23,7 @@ class Heterogeneous(Likelihood):
 
     :param parts: pairs of a likelihood and the columns :math:`D_k` it is of; each column, from 0 on, is in one of them.
     :raises ValueError: if a column is in no part or in several, a part has none or parameters for another number of them, or
-        no part's ``stand_in`` is in the support of all.
+        no part's ``fill_value`` is in the support of all.
     :raises TypeError: for a part that is no pair of a likelihood and whole numbers.
 
     The attribute ``parts`` holds the likelihoods, with their parameters, such as ``likelihood.parts[0].variance``.  A decoder
@@ -43,64 +43,64 @@ class Heterogeneous(Likelihood):
     def __init__(self, parts: Sequence[tuple[Likelihood, Sequence[int]]]):
         super().__init__()
         likelihoods, groups = _checked(parts)
-        thetas = [part.theta() for part in likelihoods]
-        for part, group, theta in zip(likelihoods, groups, thetas, strict=True):
-            part.check_outputs(len(group), theta)
+        thetas = [part.params() for part in likelihoods]
+        for part, group, params in zip(likelihoods, groups, thetas, strict=True):
+            part.check_outputs(len(group), params)
         self.parts = PyroModuleList(likelihoods)
         self._columns = _Columns(groups)
-        self._has_theta = [theta is not None for theta in thetas]
+        self._has_theta = [params is not None for params in thetas]
         # A call of a part would forbid Pyro to make it one.
         functions = [torch.zeros(group.shape) for group in groups]
-        entries = [part.distribution(f, theta) for part, f, theta in zip(likelihoods, functions, thetas, strict=True)]
-        self.stand_in = _common_stand_in([part.stand_in for part in likelihoods], [y.support for y in entries])
+        entries = [part.distribution(f, params) for part, f, params in zip(likelihoods, functions, thetas, strict=True)]
+        self.fill_value = _common_stand_in([part.fill_value for part in likelihoods], [y.support for y in entries])
 
-    def _by_part(self, theta: Tensor | None, *tensors: Tensor) -> Iterator[tuple[Any, Tensor | None, tuple[Tensor, ...]]]:
+    def _by_part(self, params: Tensor | None, *tensors: Tensor) -> Iterator[tuple[Any, Tensor | None, tuple[Tensor, ...]]]:
         """Each part, its parameter, and its columns of some tensors."""
-        own = [None] * len(self.parts) if theta is None else self._columns.split(theta)
+        own = [None] * len(self.parts) if params is None else self._columns.split(params)
         columns = zip(*(self._columns.split(x) for x in tensors), strict=True)
         for part, has_theta, value, mine in zip(self.parts, self._has_theta, own, columns, strict=True):
             yield part, value if has_theta else None, mine
 
-    def theta(self):
-        own = [part.theta() for part in self.parts]
-        like = next((theta for theta in own if theta is not None), None)
+    def params(self):
+        own = [part.params() for part in self.parts]
+        like = next((params for params in own if params is not None), None)
         if like is None:
             return None
-        return self._columns.join([like.new_ones(1) if theta is None else theta for theta in own])
+        return self._columns.join([like.new_ones(1) if params is None else params for params in own])
 
-    def distribution(self, f, theta):
-        return _ByColumn(self._columns, [part.distribution(*mine, own) for part, own, mine in self._by_part(theta, f)])
+    def distribution(self, f, params):
+        return _ByColumn(self._columns, [part.distribution(*mine, own) for part, own, mine in self._by_part(params, f)])
 
-    def function(self, y):
-        return self._columns.join([part.function(*mine) for part, _, mine in self._by_part(None, y)])
+    def inverse_link(self, y):
+        return self._columns.join([part.inverse_link(*mine) for part, _, mine in self._by_part(None, y)])
 
-    def starting_function(self, y):
-        return self._columns.join([part.starting_function(*mine) for part, _, mine in self._by_part(None, y)])
+    def initial_function(self, y):
+        return self._columns.join([part.initial_function(*mine) for part, _, mine in self._by_part(None, y)])
 
-    def start(self, y, f):
+    def init_from_data(self, y, f):
         for part, _, mine in self._by_part(None, y, f):
-            part.start(*mine)
+            part.init_from_data(*mine)
 
-    def expected_log_prob(self, y, mean, variance, theta):
-        parts = self._by_part(theta, y, mean, variance)
+    def expected_log_prob(self, y, mean, variance, params):
+        parts = self._by_part(params, y, mean, variance)
         return self._columns.join([part.expected_log_prob(*mine, own) for part, own, mine in parts])
 
-    def log_marginal(self, y, mean, variance, theta):
-        parts = self._by_part(theta, y, mean, variance)
-        return self._columns.join([part.log_marginal(*mine, own) for part, own, mine in parts])
+    def log_predictive_density(self, y, mean, variance, params):
+        parts = self._by_part(params, y, mean, variance)
+        return self._columns.join([part.log_predictive_density(*mine, own) for part, own, mine in parts])
 
-    def moments(self, mean, variance, theta):
-        parts = [part.moments(*mine, own) for part, own, mine in self._by_part(theta, mean, variance)]
+    def moments(self, mean, variance, params):
+        parts = [part.moments(*mine, own) for part, own, mine in self._by_part(params, mean, variance)]
         y_mean, y_variance = (self._columns.join(values) for values in zip(*parts, strict=True))
         return y_mean, y_variance
 
-    def check_outputs(self, data_dim, theta):
+    def check_outputs(self, data_dim, params):
         if data_dim != self._columns.number:
             raise ValueError(
                 f"expected a likelihood of {data_dim} outputs, got parts with {self._columns.number} columns; give each "
                 "column to one of them"
             )
-        super().check_outputs(data_dim, theta)
+        super().check_outputs(data_dim, params)
 
     def check(self, y):
         for part, _, mine in self._by_part(None, y):
@@ -210,6 +210,6 @@ def _common_stand_in(values: Sequence[float], supports: Sequence[constraints.Con
         if all(support.check(torch.full((1,), value)).all() for support in supports):
             return value
     raise ValueError(
-        "expected the stand_in of one part, which takes the place of what is missing, in the support of all, got "
-        f"{list(values)}; derive a likelihood with another stand_in"
+        "expected the fill_value of one part, which takes the place of what is missing, in the support of all, got "
+        f"{list(values)}; derive a likelihood with another fill_value"
     )

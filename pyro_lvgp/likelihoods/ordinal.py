@@ -89,25 +89,25 @@ class Ordinal(WithParameter):
     def support_text(self):
         return f"levels, integers from 0 to {self.edges.shape[-1]}"
 
-    def distribution(self, f, theta):
-        return _Levels(f, theta, self.edges)
+    def distribution(self, f, params):
+        return _Levels(f, params, self.edges)
 
-    def function(self, y):
-        ends = 2.0 * torch.atleast_1d(self.theta().detach())[..., None]
+    def inverse_link(self, y):
+        ends = 2.0 * torch.atleast_1d(self.params().detach())[..., None]
         bounds = torch.cat([self.edges[..., :1] - ends, self.edges + torch.zeros_like(ends), self.edges[..., -1:] + ends], -1)
         middles = 0.5 * (bounds[..., 1:] + bounds[..., :-1])
         level = torch.nan_to_num(y).clamp(0, self.edges.shape[-1])
         return torch.where(torch.isnan(y), y, _pick(middles, level.floor()).lerp(_pick(middles, level.ceil()), level.frac()))
 
-    def log_marginal(self, y, mean, variance, theta):
-        return _Levels(mean, (variance + theta.square()).sqrt(), self.edges).log_prob(y)
+    def log_predictive_density(self, y, mean, variance, params):
+        return _Levels(mean, (variance + params.square()).sqrt(), self.edges).log_prob(y)
 
-    def moments(self, mean, variance, theta):
-        y = _Levels(mean, (variance + theta.square()).sqrt(), self.edges)
+    def moments(self, mean, variance, params):
+        y = _Levels(mean, (variance + params.square()).sqrt(), self.edges)
         return y.mean, y.variance
 
-    def check_outputs(self, data_dim, theta):
-        super().check_outputs(data_dim, theta)
+    def check_outputs(self, data_dim, params):
+        super().check_outputs(data_dim, params)
         if self.edges.dim() == 2 and len(self.edges) not in (1, data_dim):
             raise ValueError(
                 f"expected edges for all outputs, or for each of {data_dim}, got {len(self.edges)} rows of them; make the "

@@ -100,13 +100,13 @@ def log_offset(form: LogisticForm, c: Float[Tensor, "*#batch"]) -> Float[Tensor,
     return form.log_constant - form.trials * (math.log(2.0) + log_cosh) + 0.5 * precision(form.trials, c) * c.square()
 
 
-def touching_point(mean: Float[Tensor, "*#batch"], variance: Float[Tensor, "*#batch"]) -> Float[Tensor, "*batch"]:
+def variational_parameter(mean: Float[Tensor, "*#batch"], variance: Float[Tensor, "*#batch"]) -> Float[Tensor, "*batch"]:
     """The best c for ``ψ ~ N(mean, variance)``: ``c² = E ψ²``, where the gradient of the expected bound in c is zero.
 
     :param mean: of ψ.
     :param variance: of ψ.
 
-    >>> touching_point(torch.tensor(3.0), torch.tensor(16.0))
+    >>> variational_parameter(torch.tensor(3.0), torch.tensor(16.0))
     tensor(5.)
     """
     return (mean.square() + variance).sqrt()

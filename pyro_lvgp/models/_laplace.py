@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from pyro_lvgp.distributions.likelihood_predictive import NoisyFunction
+from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
 from pyro_lvgp.infer.elbo.handlers import gaussian_moments
 
-Entries = Callable[[Float[Tensor, "B Q"]], NoisyFunction]
+Entries = Callable[[Float[Tensor, "B Q"]], LikelihoodPredictive]
 _DAMPING, _RANGE = 1.0, (1e-8, 1e8)
 
 
@@ -51,7 +51,7 @@ def laplace(
 
     >>> from pyro_lvgp.likelihoods import Gaussian
     >>> noise, prior = Gaussian(1.0), dist.MultivariateNormal(torch.zeros(1, 2), torch.eye(2).expand(1, 2, 2))
-    >>> given = lambda X: NoisyFunction(noise, X, torch.zeros(()), "fitc")
+    >>> given = lambda X: LikelihoodPredictive(noise, X, torch.zeros(()), "fitc")
     >>> Y, start = torch.tensor([[2.0, torch.nan]]), torch.zeros(1, 1, 2)
     >>> loc, scale_tril, log_evidence = laplace([given], Y, prior, start, num_steps=10)
     >>> loc.squeeze().round(decimals=3), scale_tril.squeeze().diagonal().square()
@@ -59,7 +59,7 @@ def laplace(
     """
     S, B, Q = start.shape
     observed = ~torch.isnan(Y).repeat(S, 1)
-    Y = torch.nan_to_num(Y, entries[0](start.flatten(0, 1)).likelihood.stand_in).repeat(S, 1)
+    Y = torch.nan_to_num(Y, entries[0](start.flatten(0, 1)).likelihood.fill_value).repeat(S, 1)
     factors = components.scale_tril[:, None].expand(S, B, Q, Q).flatten(0, 1)
     prior = dist.MultivariateNormal(components.loc[:, None].expand(S, B, Q).flatten(0, 1), scale_tril=factors)
 
@@ -105,7 +105,7 @@ def _likelihood_expansion(
     entries = given(X)
     told = torch.where(observed, entries.log_prob(Y), 0.0).sum(-1)
     mean, variance = entries.f_mean.detach().requires_grad_(), entries.f_variance.detach()
-    at_mean = NoisyFunction(entries.likelihood, mean, variance, entries.term, entries.theta)
+    at_mean = LikelihoodPredictive(entries.likelihood, mean, variance, entries.term, entries.params)
     (slope,) = torch.autograd.grad(at_mean.log_prob(Y).sum(), mean, create_graph=True)
     (curvature,) = torch.autograd.grad(slope.sum(), mean)
     # Jᵀ v is linear in v: its derivatives are the columns of J, Q of them however many outputs there are.

@@ -27,7 +27,7 @@ class RowModel(LatentVariableModel):
         check_sizes(num_data=num_data, data_dim=data_dim, latent_dim=latent_dim, **sizes)
         super().__init__(num_data, data_dim, latent_dim)
         self.likelihood = as_likelihood(likelihood)
-        self.likelihood.check_outputs(data_dim, self.likelihood.theta())
+        self.likelihood.check_outputs(data_dim, self.likelihood.params())
         self.register_buffer("mean", torch.zeros(data_dim))
 
     def check(self, Y: Float[Tensor, "N D"]) -> None:
@@ -54,12 +54,12 @@ class RowModel(LatentVariableModel):
         own = None if latents is None else self._standardised(latents)
         warn_if_shared(type(self).__name__, shared_parameters(self))
         with seeded(seed):  # of a parameter with a prior, which is read twice
-            f = self.likelihood.starting_function(Y)
+            f = self.likelihood.initial_function(Y)
         X, filled = linear_latents(f, self.latent_dim, method=method, seed=seed)
         centre = f.nanmean(0)
-        self.likelihood.start(Y, centre + X @ torch.linalg.lstsq(X, filled - centre).solution)
+        self.likelihood.init_from_data(Y, centre + X @ torch.linalg.lstsq(X, filled - centre).solution)
         with seeded(seed):
-            self.mean = self.likelihood.starting_function(Y).nanmean(0)
+            self.mean = self.likelihood.initial_function(Y).nanmean(0)
         return X if own is None else own, filled - centre
 
     def _start_parameter(self, name: str, value: Tensor) -> Tensor:

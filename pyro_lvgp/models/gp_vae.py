@@ -14,7 +14,7 @@ from pyro_lvgp.distributions.normal import without_independent
 from pyro_lvgp.kernels import Kernel
 from pyro_lvgp.likelihoods import Likelihood
 from pyro_lvgp.models.latent_process_model import LatentProcessModel, as_inputs
-from pyro_lvgp.ops.quasi_monte_carlo import even_draws
+from pyro_lvgp.ops.quasi_monte_carlo import qmc_normal
 
 
 class GPVAE(LatentProcessModel):
@@ -51,7 +51,7 @@ class GPVAE(LatentProcessModel):
     >>> from pyro_lvgp.networks import MLP, IndexNet
     >>> from pyro_lvgp.infer import fit
     >>> model = GPVAE(RBF(1, lengthscale=0.2, batch_shape=(2,)), MLP(2, 3))
-    >>> guide = StructuredGPGuide(model, IndexNet(3, 2))
+    >>> guide = StructuredGPGuide(model, encoders={"f": IndexNet(3, 2)})
     >>> t, y = torch.linspace(0.0, 1.0, 20)[:, None], torch.randn(20, 3)
     >>> history = fit(model, guide, t, y, loss=StructuredELBO(), num_steps=3, progress=False)
     >>> model.predict(guide, t, y, torch.tensor([[1.1], [1.2]])).mean.shape
@@ -85,19 +85,19 @@ class GPVAE(LatentProcessModel):
         :param idx: indices of the mini-batch.
         """
         # What has a prior by PyroSample is read outside all plates: kernel, likelihood and decoder serve all series.
-        prior, theta = self.prior(x), self.likelihood.theta()
+        prior, params = self.prior(x), self.likelihood.params()
         weight = self._total(idx) / len(idx) if idx is not None and self.shows_some_points(x, y, idx) else 1.0
         scale, series = poutine.scale(scale=weight), self.series_plate(x, y, idx)
         with scale, series:
             f = pyro.sample("f", prior)
-        return self._observe(self._by_point(f), theta, y, [scale, series, pyro.plate("points", x.shape[-2], dim=-1)])
+        return self._observe(self._by_point(f), params, y, [scale, series, pyro.plate("points", x.shape[-2], dim=-1)])
 
     def prior(self, x: Float[Tensor, "*#series N P"]) -> Any:
         """The processes at inputs.
 
         :param x: the inputs.
         """
-        return GaussianProcess(self.kernel, as_inputs(x), self.kernel_theta(x)).to_event(1)
+        return GaussianProcess(self.kernel, as_inputs(x), self.kernel_params(x)).to_event(1)
 
     def shows_some_points(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> bool:
         """Whether these arguments are a mini-batch of the points of one series, of which no plate tells."""
@@ -118,5 +118,5 @@ class GPVAE(LatentProcessModel):
             # The process's own draws have the prior's jitter, which is more than sharp sites leave.
             x_new = x if x_new is None else x_new
         process = process if x_new is None else process.at(as_inputs(x_new), joint=joint)
-        f = process.sample((num_samples,)) if joint else even_draws(num_samples, process, dim=-2)
+        f = process.sample((num_samples,)) if joint else qmc_normal(num_samples, process, dim=-2)
         return f if f.dim() > 3 else f.unsqueeze(1)

@@ -13,9 +13,9 @@ from pyro.nn import PyroParam
 from torch import Tensor
 
 from pyro_lvgp._utils.seeding import seeded
-from pyro_lvgp.distributions.likelihood_predictive import LikelihoodTerm, NoisyFunction, ObservedRows
+from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, LikelihoodTerm, ObservedRows
 from pyro_lvgp.kernels import RBF, Kernel, as_kernel
-from pyro_lvgp.kernels.base import Theta
+from pyro_lvgp.kernels.base import Params
 from pyro_lvgp.likelihoods import Gaussian, Likelihood
 from pyro_lvgp.models._row_model import RowModel
 from pyro_lvgp.models.initialization import InitialLatents, cluster_centres
@@ -32,7 +32,7 @@ class _Shared(NamedTuple):
 
     mean: Float[Tensor, " D"]
     inducing_points: Float[Tensor, "M Q"]
-    kernel: Theta
+    kernel: Params
     Luu: Float[Tensor, "*batch M M"]
     u: Float[Tensor, "*batch D M"]
     u_scale_tril: Float[Tensor, "D M M"] | None
@@ -76,7 +76,8 @@ class BayesianGPLVM(RowModel):
         two random latents are correlated by 1/e.
     :param num_inducing: number of inducing points M.
     :param likelihood: p(y | f); ``Gaussian()`` by default.
-    :param likelihood_term: ``"svgp"``, ``"fitc"`` or ``"sampled"``, see :class:`~pyro_lvgp.distributions.NoisyFunction`.
+    :param likelihood_term: ``"svgp"``, ``"fitc"`` or ``"sampled"``, see
+        :class:`~pyro_lvgp.distributions.LikelihoodPredictive`.
     :raises ValueError: if there are fewer data than inducing points, a size is not positive, the kernel is a batch or acts on
         other columns than the latents have, or the likelihood has parameters of another number of outputs.
 
@@ -141,7 +142,7 @@ class BayesianGPLVM(RowModel):
             X = pyro.sample("X", dist.Normal(shared.inducing_points.new_zeros(self.latent_dim), 1.0).to_event(1))
             if y is None or observed is None:
                 return pyro.sample("y", self._function(X, shared).to_event(1))
-            value = torch.nan_to_num(y, self.likelihood.stand_in)
+            value = torch.nan_to_num(y, self.likelihood.fill_value)
             if not self._is_quadratic:
                 return pyro.sample("y", self._function(X, shared).mask(observed).to_event(1), obs=value)
             log_prob = self._log_likelihood(X, self._statistics(y, observed, shared))
@@ -154,10 +155,10 @@ class BayesianGPLVM(RowModel):
         return type(self.likelihood) is Gaussian and self.likelihood_term == "svgp"
 
     def _read_shared(self) -> _Shared:
-        inducing_points, kernel = self.inducing_points, self.kernel.theta()
+        inducing_points, kernel = self.inducing_points, self.kernel.params()
         Kuu = self.kernel.covariance(inducing_points, inducing_points, kernel)
         Luu = safe_cholesky(Kuu, name="Kuu", describe=self.kernel._parameters_text)
-        likelihood = self.likelihood.theta()
+        likelihood = self.likelihood.params()
         # A bound may integrate u out: then u is its mean under the guide, and the factor of its covariance lies here.
         integrated: dict[str, Tensor] = {}
         infer: Any = {"covariance": "full"} | ({"integrated": integrated} if self.likelihood_term != "fitc" else {})
@@ -165,7 +166,7 @@ class BayesianGPLVM(RowModel):
             u = pyro.sample("u", dist.Normal(inducing_points.new_zeros(self.num_inducing), 1.0).to_event(1), infer=infer)
         return _Shared(self.mean, inducing_points, kernel, Luu, u, integrated.get("scale_tril"), likelihood)
 
-    def _function(self, X: Tensor, shared: _Shared, term: LikelihoodTerm | None = None) -> NoisyFunction:
+    def _function(self, X: Tensor, shared: _Shared, term: LikelihoodTerm | None = None) -> LikelihoodPredictive:
         """p(y | x, shared), entry by entry."""
         # The data are a batch for Pyro and the columns of a matrix for the kernel: [*S, N, Q] -> [*S, 1, N, Q].
         points = X.unsqueeze(-3)
@@ -173,7 +174,9 @@ class BayesianGPLVM(RowModel):
         Kff = self.kernel.diagonal(points, shared.kernel)
         f_mean, f_variance = sparse_conditional(shared.Luu, Kuf, Kff, shared.u.unsqueeze(-3), shared.u_scale_tril)
         f_mean = shared.mean + f_mean.squeeze(-3)
-        return NoisyFunction(self.likelihood, f_mean, f_variance.squeeze(-3), term or self.likelihood_term, shared.likelihood)
+        return LikelihoodPredictive(
+            self.likelihood, f_mean, f_variance.squeeze(-3), term or self.likelihood_term, shared.likelihood
+        )
 
     def statistics(self, y: Float[Tensor, "B D"], idx: Int[Tensor, " B"] | None = None) -> Statistics:
         """What :meth:`log_joint` needs: sites outside the plate ``data`` and parameters, read as the model reads them.
@@ -193,7 +196,7 @@ class BayesianGPLVM(RowModel):
     def _statistics(self, y: Tensor, observed: Tensor, shared: _Shared) -> Statistics:
         Luu_inv = invert_lower(shared.Luu)
         if not self._is_quadratic:
-            return Statistics(shared, Luu_inv, (torch.nan_to_num(y, self.likelihood.stand_in), observed))
+            return Statistics(shared, Luu_inv, (torch.nan_to_num(y, self.likelihood.fill_value), observed))
         assert shared.likelihood is not None
         precision = shared.likelihood.reciprocal().expand(*shared.likelihood.shape[:-1], self.data_dim)
         residual = torch.nan_to_num(y) - shared.mean
@@ -263,8 +266,8 @@ class BayesianGPLVM(RowModel):
             self.initial_values = {"X": X}
             Z = self._start_parameter("inducing_points", cluster_centres(X, self.num_inducing, seed=seed))
             with seeded(seed):  # of parameters with a prior, one draw for both
-                theta = self.kernel.theta()
-            Kuu, Kuf = self.kernel.covariance(Z, Z, theta), self.kernel.covariance(Z, X, theta)
+                params = self.kernel.params()
+            Kuu, Kuf = self.kernel.covariance(Z, Z, params), self.kernel.covariance(Z, X, params)
             A = solve_lower(safe_cholesky(Kuu), Kuf)
             gram = A @ A.mT + ridge * torch.eye(self.num_inducing, dtype=A.dtype, device=A.device)
             u = torch.linalg.solve(gram, A @ function)

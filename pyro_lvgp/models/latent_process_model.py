@@ -15,7 +15,7 @@ from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 
-from pyro_lvgp._utils.eval_mode import evaluating
+from pyro_lvgp._utils.eval_mode import eval_mode
 from pyro_lvgp._utils.validation import (
     check_inputs,
     check_new_inputs,
@@ -25,13 +25,13 @@ from pyro_lvgp._utils.validation import (
     check_tensors,
 )
 from pyro_lvgp.kernels import Kernel, as_kernel
-from pyro_lvgp.kernels.base import Theta
+from pyro_lvgp.kernels.base import Params
 from pyro_lvgp.kernels.composition import Combination
 from pyro_lvgp.likelihoods import Likelihood, as_likelihood
 from pyro_lvgp.models.latent_variable_model import Guide, check_all_given
 from pyro_lvgp.models.mixture import Imputation, MixturePrediction
 from pyro_lvgp.networks.pyro_module import adopt
-from pyro_lvgp.ops.quasi_monte_carlo import even_draws
+from pyro_lvgp.ops.quasi_monte_carlo import qmc_normal
 
 
 class LatentProcessModel(PyroModule):
@@ -54,10 +54,10 @@ class LatentProcessModel(PyroModule):
     >>> from pyro_lvgp.models import GPVAE
     >>> from pyro_lvgp.networks import MLP, IndexNet
     >>> model = GPVAE(RBF(1, lengthscale=0.2, batch_shape=(2,)), MLP(2, 3))
-    >>> guide = StructuredGPGuide(model, IndexNet(3, 2))
+    >>> guide = StructuredGPGuide(model, encoders={"f": IndexNet(3, 2)})
     >>> t, y = torch.linspace(0.0, 1.0, 20)[:, None], torch.randn(20, 3)
     >>> y[5:, 0] = torch.nan
-    >>> filled, ahead = model.impute(guide, t, y), model.forecast(guide, t, y, num_steps=4)
+    >>> filled, ahead = model.impute(guide, t, y), model.forecast(guide, t, y, horizon=4)
     >>> filled.mean.shape, ahead.mean.shape
     (torch.Size([20, 3]), torch.Size([4, 3]))
     """
@@ -86,12 +86,12 @@ class LatentProcessModel(PyroModule):
         """Draws of the site f, along a new first dimension, at ``x_new`` or where the data are."""
 
     def _observe(
-        self, latents: Tensor, theta: Tensor | None, y: Tensor | None, contexts: Sequence[AbstractContextManager[Any]]
+        self, latents: Tensor, params: Tensor | None, y: Tensor | None, contexts: Sequence[AbstractContextManager[Any]]
     ) -> Tensor:
         """What is left of the model once f is drawn.
 
         :param latents: f, point by point.
-        :param theta: parameter of the likelihood.
+        :param params: parameter of the likelihood.
         :param y: observations, NaN where missing; None to generate.
         :param contexts: plates and scales over series and points.
         """
@@ -105,34 +105,34 @@ class LatentProcessModel(PyroModule):
             error.add_note(f"the decoder was given {latents.shape[-1]} latent dimensions, and numbers of {latents.dtype}")
             raise
         if isinstance(function, tuple | list):
-            if theta is None:
+            if params is None:
                 raise ValueError(
                     f"expected a decoder that returns functions alone, as {type(self.likelihood).__name__} has no parameter, "
                     "got a pair; take another likelihood"
                 )
-            function, theta = function
+            function, params = function
         if y is not None and function.shape[-1] != y.shape[-1]:
             raise ValueError(
                 f"expected data of {function.shape[-1]} outputs, as many as the decoder has, got {y.shape[-1]}; mend the "
                 "decoder"
             )
-        self.likelihood.check_outputs(function.shape[-1], theta)
-        entries = self.likelihood.distribution(function, theta)
+        self.likelihood.check_outputs(function.shape[-1], params)
+        entries = self.likelihood.distribution(function, params)
         with _all(contexts):
             if y is None:
                 return pyro.sample("y", entries.to_event(1))
-            value = torch.nan_to_num(y, self.likelihood.stand_in)
+            value = torch.nan_to_num(y, self.likelihood.fill_value)
             return pyro.sample("y", entries.mask(~torch.isnan(y)).to_event(1), obs=value)
 
-    def kernel_theta(self, x: Float[Tensor, "*#series N P"]) -> Theta:
+    def kernel_params(self, x: Float[Tensor, "*#series N P"]) -> Params:
         """The parameters of the kernel, to be read once.
 
         :param x: inputs.
         :raises ValueError: for several draws of them at once, where a kernel has no batch dimension right of those.
         """
-        theta = self.kernel.theta()
-        _check_draws(self.kernel, theta, x.reshape(-1, x.shape[-1])[:1])
-        return theta
+        params = self.kernel.params()
+        _check_draws(self.kernel, params, x.reshape(-1, x.shape[-1])[:1])
+        return params
 
     def series_plate(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> Any:
         """The plate over series, or a context that does nothing if there is one only.
@@ -232,7 +232,7 @@ class LatentProcessModel(PyroModule):
         at = x if x_new is None else x_new
         check_new_inputs(at, x, y)
         mixture = []
-        with torch.no_grad(), evaluating(self, guide):
+        with torch.no_grad(), eval_mode(self, guide):
             for share in self._shares(guide, x, y, num_samples):
                 posterior = prune_subsample_sites(poutine.trace(guide).get_trace(x, y))
                 drawn: dict[str, Any] = {name: site["value"] for name, site in posterior.iter_stochastic_nodes()}
@@ -241,7 +241,7 @@ class LatentProcessModel(PyroModule):
                     shape = (*self._by_point(f).shape[1:-1], self.independent_dim)
                     # At other inputs nothing is known about what is independent of all data.
                     white: Any = posterior.nodes["w"]["fn"] if x_new is None else dist.Normal(f.new_zeros(shape), 1.0)
-                    drawn["w"] = even_draws(share, white)
+                    drawn["w"] = qmc_normal(share, white)
                 trace = poutine.trace(poutine.condition(self, drawn)).get_trace(at)
                 check_all_given(trace, drawn)
                 rows: Any = trace.nodes["y"]["fn"]
@@ -266,7 +266,7 @@ class LatentProcessModel(PyroModule):
         guide: Guide,
         x: Float[Tensor, "*#series N 1"],
         y: Float[Tensor, "*#series N D"],
-        num_steps: int,
+        horizon: int,
         *,
         num_samples: int = 100,
         joint: bool = True,
@@ -279,13 +279,13 @@ class LatentProcessModel(PyroModule):
         :param guide: a fitted guide.
         :param x: times of the data, increasing in equal steps.
         :param y: data, NaN where missing.
-        :param num_steps: how many steps to look ahead.
+        :param horizon: how many steps to look ahead.
         :param num_samples: draws of the latents.
         :param joint: as in :meth:`predict`.
         :raises ValueError: if there is one time only or more than one input column, or the steps are not equal and positive.
         :raises TypeError: as :meth:`predict`.
         """
-        check_sizes(num_steps=num_steps)
+        check_sizes(horizon=horizon)
         check_inputs(x, y)
         step = _mean_step(x)
         if x.shape[-1] != 1 or step is None:
@@ -294,7 +294,7 @@ class LatentProcessModel(PyroModule):
                 f"expected two or more times of shape [..., N, 1], increasing in equal steps, got {list(x.shape)} with steps "
                 f"from {min(steps):g} to {max(steps):g}; give the inputs to predict(...) yourself"
             )
-        ahead = torch.arange(1, num_steps + 1, dtype=x.dtype, device=x.device)[:, None]
+        ahead = torch.arange(1, horizon + 1, dtype=x.dtype, device=x.device)[:, None]
         x_new = x[..., -1:, :] + ahead * step
         return self.predict(guide, x, y, x_new, num_samples=num_samples, joint=joint)
 
@@ -310,12 +310,12 @@ def as_inputs(x: Tensor) -> Tensor:
     return x[:, None, None] if x.dim() == 3 else x[None]
 
 
-def _check_draws(kernel: Kernel, theta: Theta, point: Float[Tensor, "1 P"]) -> None:
+def _check_draws(kernel: Kernel, params: Params, point: Float[Tensor, "1 P"]) -> None:
     """Raise if draws of a kernel's parameters lie where the latent processes do, because it has no batch of these."""
     if isinstance(kernel, Combination):
-        for part, of_part in zip(kernel.kernels, theta, strict=True):
+        for part, of_part in zip(kernel.kernels, params, strict=True):
             _check_draws(part, of_part, point)
-    elif not kernel.batch_shape and (shape := kernel.diagonal(point, theta).shape[:-1]):
+    elif not kernel.batch_shape and (shape := kernel.diagonal(point, params).shape[:-1]):
         raise ValueError(
             f"expected a kernel with a batch dimension for the latent processes, to the left of which draws of its parameters "
             f"lie, got {list(shape)} draws for {type(kernel).__name__} of batch shape (); make it with batch_shape=(1,)"

@@ -16,10 +16,10 @@ from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from torch import Tensor
 
-from pyro_lvgp._utils.eval_mode import evaluating
+from pyro_lvgp._utils.eval_mode import eval_mode
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_data, check_index, check_not_empty, check_sizes, check_values
-from pyro_lvgp.distributions.likelihood_predictive import NoisyFunction
+from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
 from pyro_lvgp.distributions.normal import PrecisionNormal
 from pyro_lvgp.infer.elbo.handlers import IntegrateGaussians
 from pyro_lvgp.models._laplace import Entries
@@ -36,8 +36,8 @@ class LatentVariableModel(PyroModule):
     """Rows y_n, each with a latent x_n in plate ``data`` at dim −1, and whatever they share.
 
     You implement ``forward(y=None, idx=None)`` with the sites ``X`` and ``y``, the latter an
-    ``Independent(NoisyFunction)``, possibly masked; ``latent_candidates()``, points to start from for a new row; and the
-    attribute ``likelihood``, that of ``y``.
+    ``Independent(LikelihoodPredictive)``, possibly masked; ``latent_candidates()``, points to start from for a new row; and
+    the attribute ``likelihood``, that of ``y``.
     You get ``predict``, ``predictive``, ``reconstruct``, ``infer_latents`` and ``impute`` under any guide of all latent sites.
     They run model and guide in evaluation mode, whatever mode these are in: dropout is off, and batches are normalised by
     running statistics.
@@ -109,7 +109,7 @@ class LatentVariableModel(PyroModule):
         check_sizes(num_samples=num_samples)
         self._check_latents(X)
         draw = X.sample if isinstance(X, torch.distributions.Distribution) else lambda: X
-        with evaluating(self, guide):
+        with eval_mode(self, guide):
             return average(self._rows_given(globals_, draw()) for globals_ in self._global_draws(guide, num_samples))
 
     def reconstruct(
@@ -139,10 +139,10 @@ class LatentVariableModel(PyroModule):
                     draw = poutine.trace(guide).get_trace(Y, idx)
                     yield _rows(poutine.trace(poutine.replay(self, draw)).get_trace(None, idx), draw.nodes)
 
-        with evaluating(self, guide):
+        with eval_mode(self, guide):
             return average(rows())
 
-    def predictive(self, guide: Guide, X: Float[Tensor, "B Q"]) -> NoisyFunction:
+    def predictive(self, guide: Guide, X: Float[Tensor, "B Q"]) -> LikelihoodPredictive:
         r"""p(y | x), entry by entry: a distribution of batch shape [B, D], differentiable in X.
 
         What the model can integrate over, and the guide leaves Gaussian (the inducing outputs ``u``, the weights ``a``), is
@@ -155,7 +155,7 @@ class LatentVariableModel(PyroModule):
         :raises TypeError: for latents of another dtype than the model's.
         """
         self._check_latents(X)
-        with evaluating(self, guide):
+        with eval_mode(self, guide):
             return self._predictor(guide)(X)
 
     def infer_latents(
@@ -205,7 +205,7 @@ class LatentVariableModel(PyroModule):
         if method not in get_args(Method):
             raise ValueError(f"expected method in {get_args(Method)}, got {method!r}")
         # A search takes gradients wherever it is called, and reads what may have a prior.
-        with torch.inference_mode(False), torch.enable_grad(), seeded(seed), evaluating(self, guide):
+        with torch.inference_mode(False), torch.enable_grad(), seeded(seed), eval_mode(self, guide):
             self._check_rows(Y)
             check_values(Y, columns=False, name="Y")
             Y = Y.clone()  # gradients do not pass by tensors of inference mode
@@ -333,12 +333,12 @@ class LatentVariableModel(PyroModule):
             if isinstance(fn, PrecisionNormal):  # which bounds must not integrate over
                 site["fn"] = fn.multivariate_normal
 
-        def entries(X: Tensor) -> NoisyFunction:
+        def entries(X: Tensor) -> LikelihoodPredictive:
             model = poutine.replay(IntegrateGaussians(drawn)(poutine.condition(self, {"X": X})), drawn)
             with torch.set_grad_enabled(X.requires_grad):
                 trace = poutine.trace(model).get_trace(None, torch.arange(len(X), device=X.device))
             y = _rows(trace, {"X", *drawn.nodes}).base_dist
-            return NoisyFunction(y.likelihood, y.f_mean, y.f_variance, "fitc", y.theta)
+            return LikelihoodPredictive(y.likelihood, y.f_mean, y.f_variance, "fitc", y.params)
 
         return entries
 
@@ -353,7 +353,7 @@ class LatentVariableModel(PyroModule):
     def _log_likelihood_rows(self, globals_: dict[str, Tensor], X: Tensor, Y: Tensor) -> Float[Tensor, " B"]:
         """Log p(y_n | x_n, globals) of what is observed."""
         entries = self._rows_given(globals_, X).base_dist
-        return entries.mask(~torch.isnan(Y)).log_prob(torch.nan_to_num(Y, self.likelihood.stand_in)).sum(-1)
+        return entries.mask(~torch.isnan(Y)).log_prob(torch.nan_to_num(Y, self.likelihood.fill_value)).sum(-1)
 
     def _log_likelihoods(self, guide: Guide, num_samples: int) -> Iterator[LogLikelihood]:
         """Log p(y | x) of rows, for draws of what they share."""
@@ -377,13 +377,13 @@ class LatentVariableModel(PyroModule):
 
 
 def _rows(trace: Trace, given: Collection[str]) -> Any:
-    """The distribution of the observations, an ``Independent`` around a ``NoisyFunction``, if all else was given."""
+    """The distribution of the observations, an ``Independent`` around a ``LikelihoodPredictive``, if all else was given."""
     check_all_given(trace, given)
     fn: Any = trace.nodes["y"]["fn"]
-    if not isinstance(getattr(fn, "base_dist", None), NoisyFunction):
+    if not isinstance(getattr(fn, "base_dist", None), LikelihoodPredictive):
         raise TypeError(
-            f"expected an Independent around a NoisyFunction at the site 'y' of a model without data, got {fn}; sample y from "
-            "NoisyFunction(likelihood, f_mean, f_variance).to_event(1)"
+            f"expected an Independent around a LikelihoodPredictive at the site 'y' of a model without data, got {fn}; "
+            "sample y from LikelihoodPredictive(likelihood, f_mean, f_variance).to_event(1)"
         )
     return fn
 

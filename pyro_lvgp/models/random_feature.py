@@ -18,7 +18,7 @@ from pyro_lvgp._utils.seeding import normal_draws, seeded
 from pyro_lvgp._utils.validation import check_data
 from pyro_lvgp.conjugate.feature_regression import gaussian_sites
 from pyro_lvgp.distributions.diagonal_mixture import DiagonalMixture
-from pyro_lvgp.distributions.likelihood_predictive import NoisyFunction, ObservedRows
+from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, ObservedRows
 from pyro_lvgp.distributions.normal import without_independent
 from pyro_lvgp.kernels.spectral import mixture_kernel, random_features, spectral_density
 from pyro_lvgp.likelihoods import Gaussian, Likelihood, Logistic
@@ -141,18 +141,18 @@ class RandomFeatureLVM(RowModel):
             weights = dist.Normal(self.mean.new_zeros(2 * self.num_frequencies), 1.0).to_event(1)
             a = pyro.sample("a", weights, infer=infer)
         f_mean, f_variance = self._function_moments(X, omega, a, integrated.get("scale_tril"))
-        theta = self.likelihood.theta()
+        params = self.likelihood.params()
 
-        def entries() -> NoisyFunction:
+        def entries() -> LikelihoodPredictive:
             if f_variance is None:  # nothing is left to integrate: the likelihood at f itself
-                return NoisyFunction(self.likelihood, f_mean, torch.zeros_like(f_mean), "sampled", theta)
-            return NoisyFunction(self.likelihood, f_mean, f_variance, "svgp", theta)
+                return LikelihoodPredictive(self.likelihood, f_mean, torch.zeros_like(f_mean), "sampled", params)
+            return LikelihoodPredictive(self.likelihood, f_mean, f_variance, "svgp", params)
 
         with rows:
             if y is None or observed is None:
                 return pyro.sample("y", entries().to_event(1))
-            value = y if assume(observed.all()) else torch.nan_to_num(y, self.likelihood.stand_in)
-            log_prob = self.likelihood.log_prob_of_rows(value, observed, f_mean, f_variance, theta)
+            value = y if assume(observed.all()) else torch.nan_to_num(y, self.likelihood.fill_value)
+            log_prob = self.likelihood.log_prob_of_rows(value, observed, f_mean, f_variance, params)
             return pyro.sample("y", ObservedRows(value, log_prob, lambda: entries().mask(observed)), obs=value)
 
     def spectral_points(self, logits: Float[Tensor, "*#batch C"]) -> DiagonalMixture:
@@ -196,7 +196,7 @@ class RandomFeatureLVM(RowModel):
 
         For Gaussian noise they are exact.  For logistic likelihoods they are the Pólya-gamma bound that is best where f has
         the moments given.  For any other they have the mean slope and curvature of log p(y | f) there, or more curvature
-        if the parabola would peak more than 3 beyond ``likelihood.function(y)``.
+        if the parabola would peak more than 3 beyond ``likelihood.inverse_link(y)``.
 
         :param y: data, NaN where missing.
         :param f_mean: means of f.
@@ -205,20 +205,20 @@ class RandomFeatureLVM(RowModel):
 
         Source: eqs. 29 and 30 of the SRFLVM paper; Khan and Lin (2017), "Conjugate-computation variational inference".
         """
-        observed, y, theta = ~torch.isnan(y), torch.nan_to_num(y, self.likelihood.stand_in), self.likelihood.theta()
+        observed, y, params = ~torch.isnan(y), torch.nan_to_num(y, self.likelihood.fill_value), self.likelihood.params()
         if isinstance(self.likelihood, Gaussian):
-            assert theta is not None
-            return gaussian_sites(y - self.mean, observed, theta)
+            assert params is not None
+            return gaussian_sites(y - self.mean, observed, params)
         if isinstance(self.likelihood, Logistic):
-            a, b = (torch.where(observed, exponent, 0.0) for exponent in self.likelihood.exponents(y, theta))
-            precision = polyagamma.precision(b, polyagamma.touching_point(f_mean, f_variance))
+            a, b = (torch.where(observed, exponent, 0.0) for exponent in self.likelihood.exponents(y, params))
+            precision = polyagamma.precision(b, polyagamma.variational_parameter(f_mean, f_variance))
             return a - 0.5 * b - precision * self.mean, precision
         with torch.enable_grad():
             mean, variance = (x.detach().expand(f_mean.shape).requires_grad_() for x in (f_mean, f_variance))
-            expected = self.likelihood.expected_log_prob(y, mean, variance, theta)
+            expected = self.likelihood.expected_log_prob(y, mean, variance, params)
             slope, half_curvature = torch.autograd.grad(torch.where(observed, expected, 0.0).sum(), (mean, variance))
         # Where f is far below what y asks for, curvature is small and the parabola peaks far above: keep the peak in reach.
-        reach = _REACH + torch.nan_to_num(self.likelihood.function(y) - f_mean).abs()
+        reach = _REACH + torch.nan_to_num(self.likelihood.inverse_link(y) - f_mean).abs()
         precision = torch.maximum(-2.0 * half_curvature, slope.abs() / reach)
         return slope + precision * (f_mean - self.mean), precision
 

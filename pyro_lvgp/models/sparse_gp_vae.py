@@ -19,7 +19,7 @@ from pyro_lvgp.kernels import Kernel
 from pyro_lvgp.likelihoods import Likelihood
 from pyro_lvgp.models.latent_process_model import LatentProcessModel, as_inputs
 from pyro_lvgp.models.latent_variable_model import check_all_given
-from pyro_lvgp.ops.quasi_monte_carlo import even_draws
+from pyro_lvgp.ops.quasi_monte_carlo import qmc_normal
 
 
 class SparseGPVAE(LatentProcessModel):
@@ -65,7 +65,7 @@ class SparseGPVAE(LatentProcessModel):
     >>> from pyro_lvgp.infer import fit
     >>> t, y = torch.linspace(0.0, 1.0, 200)[:, None], torch.randn(200, 3)
     >>> model = SparseGPVAE(RBF(1, lengthscale=0.2, batch_shape=(2,)), MLP(2, 3), cluster_centres(t, 10))
-    >>> guide = SparseStructuredGPGuide(model, IndexNet(3, 2))
+    >>> guide = SparseStructuredGPGuide(model, encoders={"u": IndexNet(3, 2)})
     >>> history = fit(model, guide, t, y, loss=MeanFieldELBO("points"), num_steps=3, progress=False)
     >>> model.predict(guide, t, y, torch.tensor([[1.1], [1.2]])).mean.shape
     torch.Size([2, 3])
@@ -126,7 +126,7 @@ class SparseGPVAE(LatentProcessModel):
         :param idx: indices of the mini-batch.
         """
         # What has a prior by PyroSample is read outside all plates: kernel, likelihood and decoder serve all series.
-        process, theta = self.process(x, y, idx), self.likelihood.theta()
+        process, params = self.process(x, y, idx), self.likelihood.params()
         series, points = self.series_plate(x, y, idx), self.points_plate(x, y, idx)
         prior = process.prior()
         # A bound may integrate u out: then u is its mean under the guide, and the factor of its covariance lies here.
@@ -137,7 +137,7 @@ class SparseGPVAE(LatentProcessModel):
         mean, variance = process.marginals(u, integrated.get("scale_tril"))
         with series, points:
             f = pyro.sample("f", dist.Normal(mean.mT, variance.sqrt().mT).to_event(1))
-        return self._observe(f, theta, y, [series, points, self._scale(x, y, idx)])
+        return self._observe(f, params, y, [series, points, self._scale(x, y, idx)])
 
     def process(
         self, x: Float[Tensor, "*#series N P"], y: Tensor | None = None, idx: Int[Tensor, " batch"] | None = None
@@ -158,7 +158,7 @@ class SparseGPVAE(LatentProcessModel):
             weight = self._total(idx) / told
             if told < len(idx):
                 weight = torch.cat([x.new_full((told,), weight), x.new_zeros(len(idx) - told)])
-        return SparseProcess(self.kernel, Z, as_inputs(x), self.kernel_theta(x), jitter=self.jitter, weight=weight)
+        return SparseProcess(self.kernel, Z, as_inputs(x), self.kernel_params(x), jitter=self.jitter, weight=weight)
 
     def _num_told(self, idx: Tensor) -> int:
         """How many points of a mini-batch q(u) is made of, the first ones."""
@@ -214,7 +214,7 @@ class SparseGPVAE(LatentProcessModel):
         check_all_given(trace, {"f", "w", *shared})
         prior: Any = trace.nodes["u"]["fn"]
         f: Any = trace.nodes["f"]["fn"]
-        return prior.base_dist.process.trajectories(shared["u"]).mT if joint else even_draws(num_samples, f)
+        return prior.base_dist.process.trajectories(shared["u"]).mT if joint else qmc_normal(num_samples, f)
 
 
 def place_inducing_points(model: Any, inducing_points: Tensor) -> None:

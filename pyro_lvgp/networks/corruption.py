@@ -1,6 +1,6 @@
 """What an encoder is not shown in training, so that it learns to fill gaps: functions that turn more entries into NaN.
 
-:class:`~pyro_lvgp.infer.StructuredELBO` takes one as ``masking``: the guide encodes what is left, the model scores all that
+:class:`~pyro_lvgp.infer.StructuredELBO` takes one as ``corruption``: the guide encodes what is left, the model scores all that
 is observed (eq. 5.6 of the GP-VAE thesis).  An encoder then learns to predict the entries that it is not shown, and learns
 most about the gaps of the data if it is shown gaps like them.
 """
@@ -13,16 +13,16 @@ from torch import Tensor
 
 from pyro_lvgp._compile.recording import assume
 
-Masking = Callable[[Tensor], Tensor]
+Corruption = Callable[[Tensor], Tensor]
 
 
-def hide_entries(fraction: float) -> Masking:
+def mask_entries(fraction: float) -> Corruption:
     """Hide each entry with a probability.
 
     :param fraction: the probability.
     :raises ValueError: for a fraction that is not from 0 to 1.
 
-    >>> hide_entries(1.0)(torch.zeros(1, 2))
+    >>> mask_entries(1.0)(torch.zeros(1, 2))
     tensor([[nan, nan]])
 
     Source: eq. 5.6 of the GP-VAE thesis.
@@ -32,12 +32,12 @@ def hide_entries(fraction: float) -> Masking:
     return lambda y: y.masked_fill(torch.rand_like(y) < fraction, torch.nan)
 
 
-def hide_like_rows(y: Float[Tensor, "*series N D"]) -> Float[Tensor, "*series N D"]:
+def mask_like_rows(y: Float[Tensor, "*series N D"]) -> Float[Tensor, "*series N D"]:
     """Hide of each row what is missing in another row of its series, drawn at random from those not wholly missing.
 
     :param y: data, NaN where missing.
 
-    >>> hide_like_rows(torch.tensor([[1.0, torch.nan], [2.0, torch.nan]]))
+    >>> mask_like_rows(torch.tensor([[1.0, torch.nan], [2.0, torch.nan]]))
     tensor([[1., nan],
             [2., nan]])
     """
@@ -51,14 +51,14 @@ def hide_like_rows(y: Float[Tensor, "*series N D"]) -> Float[Tensor, "*series N 
     return y.masked_fill(missing.gather(-2, rows[..., None].expand_as(missing)), torch.nan)
 
 
-def hide_like_shifted(y: Float[Tensor, "*series N D"]) -> Float[Tensor, "*series N D"]:
+def mask_like_shifted(y: Float[Tensor, "*series N D"]) -> Float[Tensor, "*series N D"]:
     """Hide what is missing a random number of rows before, round the end: a block that is missing stays a block.
 
     The end of a series is the last row of which something is observed.
 
     :param y: data, NaN where missing, with rows in the order of their inputs.
 
-    >>> hidden = hide_like_shifted(torch.tensor([[1.0], [torch.nan], [torch.nan], [4.0]]))
+    >>> hidden = mask_like_shifted(torch.tensor([[1.0], [torch.nan], [torch.nan], [4.0]]))
     >>> int(torch.isnan(hidden).sum()) in (2, 3, 4)
     True
     """

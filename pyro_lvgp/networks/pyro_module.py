@@ -14,6 +14,7 @@ def as_pyro_module(network: nn.Module) -> nn.Module:
     :param network: any module.
     :raises ValueError: if two modules share a parameter, since Pyro keeps parameters by their names.
 
+    >>> from pyro_lvgp.networks import MLP
     >>> net = as_pyro_module(MLP(3, 2))
     >>> [name for name, _ in net.named_parameters()][0]
     '0.weight_unconstrained'

@@ -244,7 +244,7 @@ def predictive_covariance(
     return K_new_new - A.mT @ A
 
 
-def draw(
+def sample_posterior(
     posterior: Posterior, prior_draw: Float[Tensor, "*#batch N"], K: Float[Tensor, "*#batch N N"], noise: Tensor
 ) -> Float[Tensor, "*batch N"]:
     """A joint draw of q(f) from one of the prior, by Matheron's rule ``f + K W B⁻¹ (c + ε − W f)``.
@@ -258,7 +258,7 @@ def draw(
     Source: Wilson et al. (2020), "Efficiently sampling functions from Gaussian process posteriors".
 
     >>> posterior = condition(torch.eye(2), torch.zeros(2), torch.tensor([2.0, 5.0]), torch.tensor([1.0, 0.0]))
-    >>> draw(posterior, torch.ones(2), torch.eye(2), torch.zeros(2))
+    >>> sample_posterior(posterior, torch.ones(2), torch.eye(2), torch.zeros(2))
     tensor([1.5000, 1.0000])
     """
     residual = posterior.c + noise - posterior.W * prior_draw

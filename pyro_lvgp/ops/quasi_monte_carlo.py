@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 
-def even_draws(num_draws: int, normal: Distribution, *, dim: int = -1) -> Float[Tensor, "draws *shape"]:
+def qmc_normal(num_draws: int, normal: Distribution, *, dim: int = -1) -> Float[Tensor, "draws *shape"]:
     r"""Draws from the marginals of a Gaussian, spread over each vector's space more evenly than independent ones.
 
     .. math::
@@ -24,7 +24,7 @@ def even_draws(num_draws: int, normal: Distribution, *, dim: int = -1) -> Float[
     :param dim: along which a vector of Q entries lies.
     :returns: draws along a new first dimension.
 
-    >>> f = even_draws(64, torch.distributions.Normal(torch.ones(3, 2), 1.0))
+    >>> f = qmc_normal(64, torch.distributions.Normal(torch.ones(3, 2), 1.0))
     >>> f.shape, bool(((f.mean(0) - 1.0).abs() < 0.15).all())
     (torch.Size([64, 3, 2]), True)
 

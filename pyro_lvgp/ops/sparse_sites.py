@@ -41,7 +41,7 @@ class Sites(NamedTuple):
     information: Float[Tensor, "*batch M"]
 
 
-def gather(
+def aggregate(
     G: Float[Tensor, "*#batch M R"], precision: Float[Tensor, "*#batch R"], information: Float[Tensor, "*#batch R"]
 ) -> Sites:
     """Sites on the R linear functions ``gᵀv``, as one factor ``H = G Λ Gᵀ``, ``h = G η``.
@@ -50,7 +50,7 @@ def gather(
     :param precision: λ, zero where a site says nothing.
     :param information: η.
 
-    >>> gather(torch.eye(2), torch.tensor([4.0, 0.0]), torch.tensor([2.0, 0.0])).information
+    >>> aggregate(torch.eye(2), torch.tensor([4.0, 0.0]), torch.tensor([2.0, 0.0])).information
     tensor([2., 0.])
     """
     return Sites((G * precision[..., None, :]) @ G.mT, (G @ information[..., None]).squeeze(-1))
@@ -106,7 +106,7 @@ def marginals(
     return mean, result
 
 
-def carry(sites: Sites, C: Float[Tensor, "*#batch K M"]) -> Sites:
+def transfer(sites: Sites, C: Float[Tensor, "*#batch K M"]) -> Sites:
     r"""The same factor seen from other inducing points, whose whitened values are :math:`v' \sim N(0, I)`.
 
     With :math:`v = C^T v' + e` and :math:`e \sim N(0, D)`, :math:`D = I - C^T C`, it is, e integrated out,
@@ -122,7 +122,7 @@ def carry(sites: Sites, C: Float[Tensor, "*#batch K M"]) -> Sites:
     Source: Bui, Nguyen and Turner (2017), "Streaming sparse Gaussian process approximations", in its way of seeing old data
     through old inducing points.
 
-    >>> carry(Sites(torch.eye(1), torch.ones(1)), torch.tensor([[1.0], [0.0]])).precision
+    >>> transfer(Sites(torch.eye(1), torch.ones(1)), torch.tensor([[1.0], [0.0]])).precision
     tensor([[1., 0.],
             [0., 0.]])
     """

@@ -1,4 +1,4 @@
-"""Graphs of a function and its gradient: what they compute, what is kept, and that nothing dear is computed twice."""
+"""Graphs of a function and its gradient: what they compute, what is kept, and that nothing expensive is computed twice."""
 
 import torch
 
@@ -38,8 +38,8 @@ def test_both_graphs_are_the_function_and_its_gradient():
 
 def test_products_and_exponentials_are_computed_once():
     joint, (forward, backward, kept) = split()
-    for dear in (torch.ops.aten.mm.default, torch.ops.aten.exp.default):
-        assert calls(joint).count(dear) == calls(forward).count(dear) + calls(backward).count(dear)
+    for expensive in (torch.ops.aten.mm.default, torch.ops.aten.exp.default):
+        assert calls(joint).count(expensive) == calls(forward).count(expensive) + calls(backward).count(expensive)
     # The product under the exponential is needed for the derivative of the square.
     assert [node.target._opname for node in kept] == ["mm", "exp", "mm"]
     # What is cheap is not kept: the derivative of tanh takes it from its product again.

@@ -12,7 +12,7 @@ pytest.importorskip("gpytorch")
 from benchmarks.core.report import aggregate
 from benchmarks.peers import regressions
 from benchmarks.tasks import gpvae
-from pyro_lvgp.networks import hide_like_shifted
+from pyro_lvgp.networks import mask_like_shifted
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -25,7 +25,7 @@ def task():
     Y = torch.cat([Y, Y[:, 1:2] + Y[:, 2:] + 0.01 * torch.randn(120, 1)], 1) + 3.0
     hidden = torch.zeros(120, 4, dtype=torch.bool)
     hidden[80:, 3] = True
-    return gpvae.Task(x, Y, hidden, lengthscale=0.1, latent_dim=2, error="SMSE", gaps=hide_like_shifted)
+    return gpvae.Task(x, Y, hidden, lengthscale=0.1, latent_dim=2, error="SMSE", gaps=mask_like_shifted)
 
 
 def test_scores_are_the_definitions(task):

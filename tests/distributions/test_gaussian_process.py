@@ -93,7 +93,7 @@ def test_the_prior_at_other_inputs():
 def test_the_prior_at_parameters_read_before():
     kernel, X = RBF(1, lengthscale=0.5), torch.rand(N, 1)
     expected = kernel(X).detach()
-    prior = GaussianProcess(kernel, X, kernel.theta())
+    prior = GaussianProcess(kernel, X, kernel.params())
     kernel.lengthscale = torch.tensor([0.1])
     torch.testing.assert_close(prior.at(X).covariance_matrix, expected)
     assert not torch.allclose(GaussianProcess(kernel, X).covariance_matrix, expected)

@@ -178,7 +178,7 @@ def local_given_globals(p):
 
 
 def structured(p):
-    return StructuredGPGuide(p.model, FactorNet(3, 2, [4]).to(p.args[0].dtype))
+    return StructuredGPGuide(p.model, encoders={"f": FactorNet(3, 2, [4]).to(p.args[0].dtype)})
 
 
 def structured_unamortised(p):
@@ -187,23 +187,23 @@ def structured_unamortised(p):
 
 def structured_fallback(p):
     """Mean-field at all sites."""
-    return StructuredGPGuide(p.model, sites={}, create_plates=p.plates)
+    return StructuredGPGuide(p.model, encoders={}, create_plates=p.plates)
 
 
 def sparse(p):
     """Projected sites."""
-    return SparseStructuredGPGuide(p.model, FactorNet(3, 2, [4]).to(p.args[0].dtype))
+    return SparseStructuredGPGuide(p.model, encoders={"u": FactorNet(3, 2, [4]).to(p.args[0].dtype)})
 
 
 def sparse_nearest(p):
     encoder = OffsetNet(ZeroImputation(3, 4), 4, input_dim=1, latent_dim=2, num_nearest=2)
-    return SparseStructuredGPGuide(p.model, encoder.to(p.args[0].dtype))
+    return SparseStructuredGPGuide(p.model, encoders={"u": encoder.to(p.args[0].dtype)})
 
 
 def sparse_neighbours(p):
     encoder = NeighbourNet(ZeroImputation(3, 2), input_dim=1, latent_dim=2, num_nearest=2)
     nn.init.normal_(encoder.net[-1].weight)  # which starts at 0, where those before it have no gradient
-    return SparseStructuredGPGuide(p.model, encoder.to(p.args[0].dtype))
+    return SparseStructuredGPGuide(p.model, encoders={"u": encoder.to(p.args[0].dtype)})
 
 
 def sparse_unamortised(p):
@@ -215,10 +215,10 @@ def random_features(p, **options):
 
 
 def random_features_amortised(p):
-    return random_features(p, weights="shared", encoder=ZeroImputation(4, 2, [8]).to(p.args[0].dtype))
+    return random_features(p, weights="shared", encoders={"X": ZeroImputation(4, 2, [8]).to(p.args[0].dtype)})
 
 
-DETACHED = {"schedule": "sigmoid", "learn_step_size": False, "differentiate_score": False}
+DETACHED = {"annealing_schedule": "sigmoid", "learn_step_size": False, "differentiate_score": False}
 GUIDES = {
     "mean-field": Entry(mean_field, "global local gplvm"),
     "mean-field-full": Entry(full, "global local gplvm"),
@@ -449,8 +449,12 @@ def test_median_and_quantiles(guide_id, model_id):
     [
         ("local", lambda p: mean_field(p._replace(vector="z")), "one of .*'x'.*, got 'z'"),
         ("gplvm", lambda p: AutoAnnealedLangevin(p.model, sites=["z"]), r"among \['X', 'u'\], got \['z'\]"),
-        ("gp", lambda p: StructuredGPGuide(p.model, sites={"z": None}), "one of .*'f'.*, got 'z'"),
-        ("rflvm", lambda p: random_features(p, weights="shared", encoder=ZeroImputation(4, 3, [8])), "loc and scale of shape"),
+        ("gp", lambda p: StructuredGPGuide(p.model, encoders={"z": None}), "one of .*'f'.*, got 'z'"),
+        (
+            "rflvm",
+            lambda p: random_features(p, weights="shared", encoders={"X": ZeroImputation(4, 3, [8])}),
+            "loc and scale of shape",
+        ),
     ],
 )
 def test_a_first_call_that_fails_is_made_again(model_id, make, message):

@@ -59,7 +59,7 @@ def operations_of_a_step(model, Y, num_steps):
     value_and_gradients(model, guide, Y)
     graph = record(lambda: value_and_gradients(model, guide, Y)[1], [Y]).graph.graph
     calls = [str(node.target) for node in graph.nodes if node.op == "call_function"]
-    return len(calls), [calls.count(f"pyro_lvgp.{name}.default") for name in ("climb", "descend")]
+    return len(calls), [calls.count(f"pyro_lvgp.{name}.default") for name in ("forward", "backward")]
 
 
 def assert_part_of_a_compiled_bound(model, Y):

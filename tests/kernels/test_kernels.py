@@ -107,7 +107,7 @@ def test_diag_symmetry_and_positive_definiteness(make, dtype):
     tol = 100 * torch.finfo(dtype).eps
     assert K.dtype == dtype
     assert K.shape == (5, 3, 20, 20)
-    torch.testing.assert_close(kernel.diag(X), K.diagonal(dim1=-2, dim2=-1), rtol=tol, atol=tol)
+    torch.testing.assert_close(kernel.diagonal(X), K.diagonal(dim1=-2, dim2=-1), rtol=tol, atol=tol)
     torch.testing.assert_close(kernel(X, X), K, rtol=0, atol=0)
     torch.testing.assert_close(K, K.mT, rtol=tol, atol=tol)
     assert torch.linalg.eigvalsh(K.double()).min() > -20 * tol
@@ -117,12 +117,12 @@ def test_diag_has_the_batch_shape_of_the_matrix(make):
     kernel = make(2, batch_shape=(3,))
     assert kernel.batch_shape == (3,)
     X = torch.randn(4, 2)
-    assert kernel.diag(X).shape == (3, 4)
+    assert kernel.diagonal(X).shape == (3, 4)
     kernel = make(2)
     for part in kernel.modules():  # a lengthscale with a batch shape of its own
         if hasattr(part, "lengthscale"):
             part.lengthscale = PyroSample(lambda _: torch.ones(5, 1, 2))
-    assert kernel.diag(X).shape == kernel(X).shape[:-1]
+    assert kernel.diagonal(X).shape == kernel(X).shape[:-1]
 
 
 def test_batch_of_kernels_equals_one_by_one(make):
@@ -141,7 +141,7 @@ def test_sums_products_and_numbers():
     torch.testing.assert_close((2.0 * a * b + 1)(X, Z), 2.0 * a(X, Z) * b(X, Z) + 1.0)
     torch.testing.assert_close(sum([a, b])(X, Z), a(X, Z) + b(X, Z))
     torch.testing.assert_close((a * a)(X), a(X).square())
-    torch.testing.assert_close(Sum(a, b, 0.5).diag(X), a.diag(X) + b.diag(X) + 0.5)
+    torch.testing.assert_close(Sum(a, b, 0.5).diagonal(X), a.diagonal(X) + b.diagonal(X) + 0.5)
     assert isinstance(a * 2, Product)
     with pytest.raises(TypeError, match="unsupported operand"):
         a + "b"
@@ -156,17 +156,17 @@ def test_active_dims():
     X, Z = torch.randn(5, 4), torch.randn(3, 4)
     kernel = RBF(2, lengthscale=torch.tensor([0.5, 2.0]), active_dims=[3, 1])
     torch.testing.assert_close(kernel(X, Z), RBF(2, lengthscale=kernel.lengthscale.detach())(X[:, [3, 1]], Z[:, [3, 1]]))
-    assert kernel.diag(X).shape == (5,)
+    assert kernel.diagonal(X).shape == (5,)
     assert (kernel * Periodic(1, active_dims=[0]))(X, Z).shape == (5, 3)
     assert not any("columns" in name for name in kernel.state_dict())
 
 
-@pytest.mark.parametrize("changed", ["_covariance", "covariance", "_diagonal", "diagonal", "_select", "theta"])
+@pytest.mark.parametrize("changed", ["_covariance", "covariance", "_diagonal", "diagonal", "_select", "params"])
 def test_a_subclass_with_another_covariance_has_no_chain_but_its_own(changed):
     Same = type("Same", (Matern,), {"_parameters_text": lambda self: ""})
     Other = type("Other", (Same,), {changed: getattr(Matern, changed)})
     Derived = type("Derived", (Other,), {})
-    Chained = type("Chained", (Derived,), {"chain": Matern.chain})
+    Chained = type("Chained", (Derived,), {"state_space_model": Matern.state_space_model})
     Said = type("Said", (Other,), {"is_markov": True})
     found = {cls.__name__: cls(1).is_markov for cls in (Same, Other, Derived, Chained, Said)}
     assert found == {"Same": True, "Other": False, "Derived": False, "Chained": True, "Said": True}
@@ -175,8 +175,8 @@ def test_a_subclass_with_another_covariance_has_no_chain_but_its_own(changed):
 
 def test_warped_time_is_modelled_beyond_the_points_that_are_taken_by_chains():
     class Warped(Matern):
-        def _covariance(self, X, Z, theta):
-            return super()._covariance(X.log(), Z.log(), theta)
+        def _covariance(self, X, Z, params):
+            return super()._covariance(X.log(), Z.log(), params)
 
     X = torch.linspace(1.0, 50.0, 300, dtype=torch.float64)[:, None]
     f, kernel = X.squeeze(-1).sin(), Warped(1, 0.5).double()
@@ -318,7 +318,7 @@ class _GP(PyroModule):
 
     def forward(self):
         K = self.kernel(self.X)
-        torch.testing.assert_close(self.kernel.diag(self.X), K.diagonal(dim1=-2, dim2=-1))  # the same draw
+        torch.testing.assert_close(self.kernel.diagonal(self.X), K.diagonal(dim1=-2, dim2=-1))  # the same draw
         cov = K + 0.1 * torch.eye(K.shape[-1], dtype=K.dtype)
         return pyro.sample("y", dist.MultivariateNormal(torch.zeros_like(self.y), cov), obs=self.y)
 
@@ -342,7 +342,7 @@ def test_vectorised_particles_equal_a_loop():
             self.kernel = _with_priors()
 
         def forward(self, X):
-            K = self.kernel(X.expand(*self.kernel.diag(X).shape[:-1], N, 2)) + 0.1 * torch.eye(N)
+            K = self.kernel(X.expand(*self.kernel.diagonal(X).shape[:-1], N, 2)) + 0.1 * torch.eye(N)
             pyro.sample("y", dist.MultivariateNormal(torch.zeros(N), K), obs=y)
             return K
 
@@ -392,7 +392,7 @@ def test_kernels_on_their_own_do_not_share_parameters():
     X = torch.randn(3, 1)
     for make in KERNELS.values():
         a, b = make(1, lengthscale=0.1), make(1, lengthscale=2.0)
-        a(X), a.diag(X)
+        a(X), a.diagonal(X)
         fresh = make(1, lengthscale=2.0)(X)
         torch.testing.assert_close(b(X), fresh)
         a + b  # still free to be given to an owner
@@ -434,8 +434,8 @@ def test_as_kernel_broadcasts(gpytorch):
     assert kernel.batch_shape == (3,)
     assert kernel(X, Z).shape == (5, 3, 4, 6)
     assert kernel(Z, X[0, 0]).shape == (3, 6, 4)
-    assert kernel.diag(X).shape == (5, 3, 4)
-    torch.testing.assert_close(kernel.diag(X), kernel(X).diagonal(dim1=-2, dim2=-1))
+    assert kernel.diagonal(X).shape == (5, 3, 4)
+    torch.testing.assert_close(kernel.diagonal(X), kernel(X).diagonal(dim1=-2, dim2=-1))
     assert kernel._parameters_text().startswith("lengthscale=[0.6931, ")
 
 
@@ -481,7 +481,7 @@ def test_gpytorch_s_kernels_do_not_hold_ours(gpytorch):
         (lambda: RBF(3)(torch.ones(5, 2)), r"expected X with 3 columns, got 2; .* RBF\(2\)"),
         (lambda: RBF(1)(torch.ones(1, 5)), r"expected X with 1 columns, got 5; give a single column as X\[:, None\], make"),
         (lambda: RBF(3)(torch.ones(5, 3), torch.ones(5, 2)), "expected Z with 3 columns, got 2"),
-        (lambda: RBF(3).diag(torch.ones(5, 2)), "expected X with 3 columns, got 2"),
+        (lambda: RBF(3).diagonal(torch.ones(5, 2)), "expected X with 3 columns, got 2"),
         (lambda: RBF(3)._select(torch.ones(5), "X"), r"shape \[\*batch, N, Q\], got \[5\]"),
     ],
 )
@@ -503,7 +503,7 @@ def test_sums_serve_one_model_and_hand_over_to_new_ones():
     X = torch.randn(4, 2)
     kernel = make()
     kernel(X)
-    kernel.diag(X)
+    kernel.diagonal(X)
     _GP(kernel, X, torch.zeros(4))  # which never runs
     first = _GP(kernel, X, torch.zeros(4))
     first.kernel.kernels[0].lengthscale = torch.tensor([0.3, 0.7])
@@ -527,7 +527,7 @@ def test_single_kernels_serve_several_models():
 
 def test_arrays_are_refused(unchecked):
     X = torch.ones(3, 1)
-    for call in (RBF(1), RBF(1).diag, RBF(1) + Linear(1)):
+    for call in (RBF(1), RBF(1).diagonal, RBF(1) + Linear(1)):
         with pytest.raises(TypeError, match=r"expected X to be a torch.Tensor, got ndarray; use torch.as_tensor"):
             call(X.numpy())
     with pytest.raises(TypeError, match=r"expected Z to be a torch.Tensor, got ndarray"):
@@ -535,7 +535,7 @@ def test_arrays_are_refused(unchecked):
 
 
 def test_integers_are_refused():
-    for call in (RBF(1), RBF(1).diag, RBF(1) + Linear(1)):
+    for call in (RBF(1), RBF(1).diagonal, RBF(1) + Linear(1)):
         with pytest.raises(TypeError, match=r"X of floating point, got torch\.int64"):
             call(torch.ones(3, 1, dtype=torch.int64))
 
@@ -548,7 +548,7 @@ def test_prior_of_the_wrong_shape_says_so():
 
 
 def test_a_kernel_must_implement_its_two_methods():
-    for call in (Kernel(1), Kernel(1).diag):
+    for call in (Kernel(1), Kernel(1).diagonal):
         with pytest.raises(NotImplementedError, match="Kernel must implement"):
             call(torch.ones(2, 1))
 
@@ -595,8 +595,8 @@ def test_a_stack_is_its_kernels_one_by_one(batch, batch_of_z):
     assert K.shape == (*joint, 5, 7, 4)
     for k, expected in enumerate(one_by_one):
         torch.testing.assert_close(K[..., k, :, :], expected.expand(*joint, 7, 4))
-    assert stack.diag(X).shape == (*batch[:-1], 5, 7)
-    torch.testing.assert_close(stack.diag(X), stack(X).diagonal(dim1=-2, dim2=-1))
+    assert stack.diagonal(X).shape == (*batch[:-1], 5, 7)
+    torch.testing.assert_close(stack.diagonal(X), stack(X).diagonal(dim1=-2, dim2=-1))
 
 
 def test_gradients_reach_every_kernel_of_a_stack():
@@ -653,7 +653,7 @@ def test_a_prior_needs_a_batch_of_kernels_in_a_stack():
             r"expected 2 kernels, got 6 from a batch of points or parameters; give points as X.unsqueeze\(-3\)",
         ),
         (
-            lambda: Stack(RBF(1), Periodic(1)).diag(torch.randn(3, 5, 1)),
+            lambda: Stack(RBF(1), Periodic(1)).diagonal(torch.randn(3, 5, 1)),
             r"expected 2 kernels, got 6 from a batch of points",
         ),
     ],
@@ -670,7 +670,7 @@ def test_gpytorch_s_kernels_are_parts_of_our_models(gpytorch, local):
         t, y = torch.linspace(0.0, 1.0, 9)[:, None], torch.randn(9, 2)
         theirs = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RQKernel())
         model = GPVAE(as_kernel(theirs), torch.nn.Linear(1, 2))
-        guide = StructuredGPGuide(model, ZeroImputation(2, 1))
+        guide = StructuredGPGuide(model, encoders={"f": ZeroImputation(2, 1)})
         svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), StructuredELBO())
         before = theirs.base_kernel.lengthscale.item()
         for _ in range(3):
@@ -689,11 +689,11 @@ def test_a_prior_on_a_gpytorch_parameter_is_refused(gpytorch):
 
 def test_a_diagonal_without_the_batch_of_its_kernel_is_refused():
     class White(Kernel):
-        def _covariance(self, X, Z, theta):
+        def _covariance(self, X, Z, params):
             return (X[..., :, None, :] == Z[..., None, :, :]).all(-1).to(X.dtype).expand(2, -1, -1)
 
-        def _diagonal(self, X, theta):
+        def _diagonal(self, X, params):
             return torch.ones_like(X[..., 0])
 
     with pytest.raises(ValueError, match=r"_diagonal of White to have the batch shape \[2\]"):
-        White(1, batch_shape=(2,)).diag(torch.randn(3, 1))
+        White(1, batch_shape=(2,)).diagonal(torch.randn(3, 1))

@@ -52,32 +52,32 @@ def five_columns() -> torch.Tensor:
 
 def test_each_column_has_what_its_part_says(kinds):
     y, mean, variance = five_columns(), torch.randn(N, 5), torch.rand(N, 5)
-    entries, theta = kinds(mean), kinds.theta()
+    entries, params = kinds(mean), kinds.params()
     for part, columns in zip(parts(), COLUMNS, strict=True):
-        mine, own = (x[:, columns] for x in (y, mean, variance)), part.theta()
+        mine, own = (x[:, columns] for x in (y, mean, variance)), part.params()
         y_part, mean_part, variance_part = mine
         expected = {
             "log_prob": part(mean_part).log_prob(y_part),
             "mean": part(mean_part).mean,
             "expected": part.expected_log_prob(y_part, mean_part, variance_part, own),
-            "marginal": part.log_marginal(y_part, mean_part, variance_part, own),
+            "marginal": part.log_predictive_density(y_part, mean_part, variance_part, own),
             "moments": torch.stack(part.moments(mean_part, variance_part, own)),
-            "function": part.function(y_part),
+            "function": part.inverse_link(y_part),
         }
         found = {
             "log_prob": entries.log_prob(y),
             "mean": entries.mean,
-            "expected": kinds.expected_log_prob(y, mean, variance, theta),
-            "marginal": kinds.log_marginal(y, mean, variance, theta),
-            "moments": torch.stack(kinds.moments(mean, variance, theta)),
-            "function": kinds.function(y),
+            "expected": kinds.expected_log_prob(y, mean, variance, params),
+            "marginal": kinds.log_predictive_density(y, mean, variance, params),
+            "moments": torch.stack(kinds.moments(mean, variance, params)),
+            "function": kinds.inverse_link(y),
         }
         for name, value in expected.items():
             torch.testing.assert_close(found[name][..., columns], value, msg=name)
 
 
 def test_kinds_without_parameters_have_none():
-    assert Heterogeneous([(Bernoulli(), [1]), (Poisson(), [0])]).theta() is None
+    assert Heterogeneous([(Bernoulli(), [1]), (Poisson(), [0])]).params() is None
 
 
 def test_a_prior_of_one_part_lines_up_with_particles():
@@ -92,17 +92,17 @@ def test_a_prior_of_one_part_lines_up_with_particles():
 def test_wild_entries_of_a_part_are_left_out_of_the_start():
     y = torch.randn(50, 3)
     y[7, 0] = 1000.0
-    start = Heterogeneous([(StudentT(), [0, 1]), (Gaussian(), [2])]).starting_function(y)
+    start = Heterogeneous([(StudentT(), [0, 1]), (Gaussian(), [2])]).initial_function(y)
     torch.testing.assert_close(start, y.index_put((torch.tensor(7), torch.tensor(0)), torch.tensor(torch.nan)), equal_nan=True)
 
 
 def test_what_stands_in_for_missing_entries_is_in_all_supports():
-    assert Heterogeneous([(Poisson(), [0]), (LogNormal(), [1])]).stand_in == 1.0
+    assert Heterogeneous([(Poisson(), [0]), (LogNormal(), [1])]).fill_value == 1.0
 
     class FarAway(Likelihood):
-        stand_in = 2.5
+        fill_value = 2.5
 
-        def distribution(self, f, theta):
+        def distribution(self, f, params):
             return dist.Uniform(2.0 * torch.ones_like(f), 3.0)
 
     with pytest.raises(ValueError, match=r"in the support of all, got \[0.0, 2.5\]; derive a likelihood with another"):
@@ -190,12 +190,12 @@ def test_a_decoder_may_give_the_parameter_of_each_entry():
     t = torch.linspace(0.0, 1.0, 20)[:, None]
     y = torch.cat([t.sin(), (t > 0.5).double(), t.cos()], 1)
     model = GPVAE(RBF(1, batch_shape=(1,)), Decoder(), Heterogeneous([(Gaussian(), [0, 2]), (Bernoulli(), [1])]))
-    guide = StructuredGPGuide(model, sites={"f": IndexNet(3, 1)})
+    guide = StructuredGPGuide(model, encoders={"f": IndexNet(3, 1)})
     history = fit(model, guide, t, y, loss=StructuredELBO(), num_steps=3, progress=False)
     assert history.losses[-1] < history.losses[0]
-    theta = torch.rand(20, 3)
-    entries = model.likelihood.distribution(torch.zeros(20, 3), theta)
-    torch.testing.assert_close(entries.variance[:, [0, 2]], theta[:, [0, 2]])
+    params = torch.rand(20, 3)
+    entries = model.likelihood.distribution(torch.zeros(20, 3), params)
+    torch.testing.assert_close(entries.variance[:, [0, 2]], params[:, [0, 2]])
 
 
 def test_draws_of_all_columns_go_to_arviz(kinds):
@@ -214,5 +214,5 @@ def test_copies_and_saved_states_hold_all_parts(kinds):
     other = Heterogeneous(list(zip((Gaussian(data_dim=2), Bernoulli(), NegativeBinomial()), COLUMNS, strict=True)))
     other.load_state_dict(copy.deepcopy(kinds).state_dict())
     pyro.clear_param_store()
-    torch.testing.assert_close(other.theta(), kinds.theta())
+    torch.testing.assert_close(other.params(), kinds.params())
     assert kinds.float()(torch.zeros(2, 5, dtype=torch.float32)).mean.dtype == torch.float32

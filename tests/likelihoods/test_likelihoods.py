@@ -8,7 +8,7 @@ import torch
 from pyro.nn import PyroSample
 from torch.distributions import Independent, kl_divergence
 
-from pyro_lvgp.distributions import NoisyFunction
+from pyro_lvgp.distributions import LikelihoodPredictive
 from pyro_lvgp.likelihoods import (
     Bernoulli,
     Binomial,
@@ -79,12 +79,12 @@ def test_gauss_hermite_gradient_at_zero_variance():
 def test_expectations_against_a_grid(likelihood, problem):
     y, mean, variance = problem
     with torch.no_grad():
-        theta = likelihood.theta()
+        params = likelihood.params()
         expected = _grid(lambda f: likelihood(f).log_prob(y), mean, variance)
-        torch.testing.assert_close(likelihood.expected_log_prob(y, mean, variance, theta), expected, rtol=1e-6, atol=1e-5)
+        torch.testing.assert_close(likelihood.expected_log_prob(y, mean, variance, params), expected, rtol=1e-6, atol=1e-5)
         marginal = _grid(lambda f: likelihood(f).log_prob(y).exp(), mean, variance).log()
-        torch.testing.assert_close(likelihood.log_marginal(y, mean, variance, theta), marginal, rtol=0.0, atol=2e-3)
-        y_mean, y_variance = likelihood.moments(mean, variance, theta)
+        torch.testing.assert_close(likelihood.log_predictive_density(y, mean, variance, params), marginal, rtol=0.0, atol=2e-3)
+        y_mean, y_variance = likelihood.moments(mean, variance, params)
         expected_mean = _grid(lambda f: likelihood(f).mean, mean, variance)
         square = _grid(lambda f: likelihood(f).variance + likelihood(f).mean ** 2, mean, variance)
         torch.testing.assert_close(y_mean, expected_mean, rtol=1e-4, atol=0.0)
@@ -111,7 +111,7 @@ def test_marginals_where_y_says_more_of_f_than_is_known_of_it(likelihood, y, mea
     z = torch.linspace(-15.0, 15.0, 300_001, dtype=torch.float64).view(-1, 1, 1)
     log_joint = likelihood(mean + variance.sqrt() * z).log_prob(y.detach()) + dist.Normal(0.0, 1.0).log_prob(z)
     expected = log_joint.logsumexp(0) + (z[1] - z[0]).log()
-    found = likelihood.log_marginal(y.detach(), mean, variance, likelihood.theta())
+    found = likelihood.log_predictive_density(y.detach(), mean, variance, likelihood.params())
     torch.testing.assert_close(found, expected, rtol=0.0, atol=5e-3)
     inputs = [mean, variance, *likelihood.parameters()]
     for ours, exact in zip(*(torch.autograd.grad(value.sum(), inputs) for value in (found, expected)), strict=True):
@@ -123,10 +123,10 @@ def test_marginals_where_y_says_more_of_f_than_is_known_of_it(likelihood, y, mea
 )
 def test_slopes_are_derivatives(likelihood):
     f = torch.linspace(-3.0, 3.0, 8, dtype=torch.float64, requires_grad=True)
-    likelihood, y, theta = likelihood.double(), torch.ones(8, dtype=torch.float64), likelihood.double().theta()
-    (first,) = torch.autograd.grad(likelihood.distribution(f, theta).log_prob(y).sum(), f, create_graph=True)
+    likelihood, y, params = likelihood.double(), torch.ones(8, dtype=torch.float64), likelihood.double().params()
+    (first,) = torch.autograd.grad(likelihood.distribution(f, params).log_prob(y).sum(), f, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), f)
-    torch.testing.assert_close(likelihood.slopes(y, f, theta), (first, second))
+    torch.testing.assert_close(likelihood.log_prob_derivatives(y, f, params), (first, second))
 
 
 @pytest.mark.parametrize("count", [10, 1000, 10_000_000])
@@ -143,7 +143,7 @@ def test_variances_of_counts_that_hardly_vary(count):
 
 def test_function_inverts_the_link_roughly(likelihood):
     f = torch.linspace(-1, 1, 4).double()
-    start = likelihood.function(likelihood(f).sample((20_000,)).mean(0))
+    start = likelihood.inverse_link(likelihood(f).sample((20_000,)).mean(0))
     assert (start.diff() > 0).all()
     assert (start - f).abs().max() < 0.9
 
@@ -151,23 +151,23 @@ def test_function_inverts_the_link_roughly(likelihood):
 def test_several_data_share_one_function(likelihood):
     """As many rows as there are nodes of quadrature too, which must not be taken for these."""
     y = likelihood(torch.randn(20, 4).double()).sample()
-    mean, variance, theta = torch.randn(4).double(), torch.rand(()).double(), likelihood.theta()
-    for log_prob in (likelihood.expected_log_prob, likelihood.log_marginal):
-        every = log_prob(y, mean.expand(20, 4), variance.expand(20, 4), theta)
-        torch.testing.assert_close(log_prob(y, mean, variance, theta), every)
+    mean, variance, params = torch.randn(4).double(), torch.rand(()).double(), likelihood.params()
+    for log_prob in (likelihood.expected_log_prob, likelihood.log_predictive_density):
+        every = log_prob(y, mean.expand(20, 4), variance.expand(20, 4), params)
+        torch.testing.assert_close(log_prob(y, mean, variance, params), every)
 
 
 def test_wild_entries_are_left_out_of_the_start():
     """More than five standard deviations from the mean of normal columns; but not rows that are far as a whole."""
     y = torch.randn(10_001, 3)
     y[:3] = torch.tensor([[0.1, 5.5, torch.nan], [-4.5, 1e6, 0.2], [9.0, 9.0, 0.0]])
-    start = StudentT().starting_function(y)
+    start = StudentT().initial_function(y)
     nan = torch.nan
     torch.testing.assert_close(start[:3], torch.tensor([[0.1, nan, nan], [-4.5, nan, 0.2], [9.0, 9.0, 0.0]]), equal_nan=True)
     torch.testing.assert_close(start[3:], y[3:])
     mostly_one = torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0], [7.0, 3.0]])  # the first column has no spread
-    torch.testing.assert_close(StudentT().starting_function(mostly_one), mostly_one)
-    torch.testing.assert_close(Gaussian().starting_function(y), y, equal_nan=True)
+    torch.testing.assert_close(StudentT().initial_function(mostly_one), mostly_one)
+    torch.testing.assert_close(Gaussian().initial_function(y), y, equal_nan=True)
 
 
 @pytest.mark.parametrize(
@@ -203,16 +203,16 @@ def test_parameters_must_be_positive(make):
 def test_log_normal_is_gaussian_in_logarithms():
     mean, variance, y = torch.randn(3, 4).double(), torch.rand(3, 4).double(), torch.rand(3, 4).double() + 0.1
     positive, gaussian = LogNormal(0.4).double(), Gaussian(0.4).double()
-    for name in ("expected_log_prob", "log_marginal"):
-        found = getattr(positive, name)(y, mean, variance, positive.theta())
-        torch.testing.assert_close(found, getattr(gaussian, name)(y.log(), mean, variance, gaussian.theta()) - y.log())
+    for name in ("expected_log_prob", "log_predictive_density"):
+        found = getattr(positive, name)(y, mean, variance, positive.params())
+        torch.testing.assert_close(found, getattr(gaussian, name)(y.log(), mean, variance, gaussian.params()) - y.log())
 
 
 def test_student_t_with_many_degrees_of_freedom_is_gaussian():
     mean, variance, y = torch.randn(3, 4).double(), torch.rand(3, 4).double(), torch.randn(3, 4).double()
     t, gaussian = StudentT(2.0, df=1e7).double(), Gaussian(4.0).double()
-    for name in ("expected_log_prob", "log_marginal"):
-        ours, limit = (getattr(p, name)(y, mean, variance, p.theta()) for p in (t, gaussian))
+    for name in ("expected_log_prob", "log_predictive_density"):
+        ours, limit = (getattr(p, name)(y, mean, variance, p.params()) for p in (t, gaussian))
         torch.testing.assert_close(ours, limit, rtol=0.0, atol=1e-5)
 
 
@@ -221,7 +221,7 @@ def test_student_t_needs_more_nodes_where_f_is_known_less_well_than_the_scale():
     likelihood = StudentT(0.3, num_points=200).double()
     with torch.no_grad():
         expected = _grid(lambda f: likelihood(f).log_prob(y), mean, variance)
-        torch.testing.assert_close(likelihood.expected_log_prob(y, mean, variance, likelihood.theta()), expected)
+        torch.testing.assert_close(likelihood.expected_log_prob(y, mean, variance, likelihood.params()), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -292,26 +292,26 @@ def test_rows_are_sums_over_what_is_observed(likelihood, problem, holes):
     y, mean, variance = problem
     mean = mean + torch.randn(2, 1, 1).double()  # a batch of functions
     observed = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 1, 0]]).bool() if holes else torch.ones(3, 4).bool()
-    theta = likelihood.theta()
-    entries = {"known": likelihood.distribution(mean, theta).log_prob(y)}
-    entries["moments"] = likelihood.expected_log_prob(y, mean, variance, theta)
+    params = likelihood.params()
+    entries = {"known": likelihood.distribution(mean, params).log_prob(y)}
+    entries["moments"] = likelihood.expected_log_prob(y, mean, variance, params)
     for name, slow in entries.items():
-        fast = likelihood.log_prob_of_rows(y, observed, mean, None if name == "known" else variance, theta)
+        fast = likelihood.log_prob_of_rows(y, observed, mean, None if name == "known" else variance, params)
         torch.testing.assert_close(fast, (slow * observed).sum(-1))
 
 
 def test_rows_of_particles_with_a_variance_each():
     y, mean = torch.randn(5, 4), torch.randn(3, 5, 4)
-    theta = torch.tensor([0.1, 1.0, 5.0])[:, None, None]
+    params = torch.tensor([0.1, 1.0, 5.0])[:, None, None]
     for observed in (torch.ones(5, 4, dtype=torch.bool), torch.rand(5, 4) < 0.5):
-        fast = Gaussian().log_prob_of_rows(y, observed, mean, None, theta)
-        torch.testing.assert_close(fast, (dist.Normal(mean, theta.sqrt()).log_prob(y) * observed).sum(-1))
+        fast = Gaussian().log_prob_of_rows(y, observed, mean, None, params)
+        torch.testing.assert_close(fast, (dist.Normal(mean, params.sqrt()).log_prob(y) * observed).sum(-1))
 
 
 def test_terms_of_a_noisy_function(likelihood, problem):
     y, mean, variance = problem
     with torch.no_grad():
-        svgp, fitc, sampled = (NoisyFunction(likelihood, mean, variance, t) for t in ("svgp", "fitc", "sampled"))
+        svgp, fitc, sampled = (LikelihoodPredictive(likelihood, mean, variance, t) for t in ("svgp", "fitc", "sampled"))
         assert (svgp.log_prob(y) <= fitc.log_prob(y) + 1e-9).all()
         draws = sampled.expand((20_000, 3, 4)).log_prob(y)
         standard_error = draws.std(0) / len(draws) ** 0.5
@@ -320,7 +320,7 @@ def test_terms_of_a_noisy_function(likelihood, problem):
 
 def test_samples_of_a_noisy_function_come_from_the_marginal(likelihood, problem):
     _, mean, variance = problem
-    noisy = NoisyFunction(likelihood, mean, variance)
+    noisy = LikelihoodPredictive(likelihood, mean, variance)
     with torch.no_grad():
         draws = noisy.sample((40_000,))
         standard_error = noisy.variance.sqrt() / len(draws) ** 0.5
@@ -329,7 +329,7 @@ def test_samples_of_a_noisy_function_come_from_the_marginal(likelihood, problem)
 
 
 def test_noisy_function_expands_and_masks(likelihood):
-    noisy = NoisyFunction(likelihood, torch.zeros(3, 4).double(), torch.ones(3, 1).double())
+    noisy = LikelihoodPredictive(likelihood, torch.zeros(3, 4).double(), torch.ones(3, 1).double())
     assert noisy.expand((2, 3, 4)).log_prob(torch.ones(3, 4).double()).shape == (2, 3, 4)
     masked = noisy.mask(torch.tensor(False).expand(3, 4)).to_event(1)
     assert (masked.log_prob(torch.zeros(3, 4).double()) == 0).all()
@@ -353,7 +353,7 @@ def test_dispersion_starts_where_moments_match(shared):
     y = dist.NegativeBinomial(r.double(), logits=f).sample()
     y[torch.rand(y.shape) < 0.3] = torch.nan
     likelihood = NegativeBinomial(5.0, data_dim=None if shared else 2)
-    likelihood.start(y, f + torch.tensor([3.0, -1.0]))
+    likelihood.init_from_data(y, f + torch.tensor([3.0, -1.0]))
     torch.testing.assert_close(likelihood.dispersion.detach(), r.squeeze(), rtol=0.1, atol=0.0)
 
 
@@ -363,27 +363,27 @@ def test_dispersion_of_counts_with_no_more_noise_than_poissons_is_large():
     f = torch.ones(50, 3)
     y = torch.tensor([3.0, 0.0, 1e4]).repeat(50, 1)
     y[:20] = torch.nan
-    likelihood.start(y, f)
+    likelihood.init_from_data(y, f)
     torch.testing.assert_close(likelihood.dispersion.detach(), torch.tensor([90.0, 1.0, 1e4]))
     shared = NegativeBinomial(5.0)
-    shared.start(y[:, :2], f[:, :2])
+    shared.init_from_data(y[:, :2], f[:, :2])
     assert shared.dispersion.item() == pytest.approx(45.0)
 
 
 def test_dispersion_stays_where_it_is_known_or_has_a_prior():
     y, f = torch.poisson(torch.full((50, 1), 3.0)), torch.zeros(50, 1)
     frozen = NegativeBinomial(5.0)
-    frozen.requires_grad_(False).start(y, f)
+    frozen.requires_grad_(False).init_from_data(y, f)
     assert frozen.dispersion.item() == pytest.approx(5.0)
     random = NegativeBinomial(5.0)
     random.dispersion = PyroSample(dist.LogNormal(0.0, 1.0))
-    random.start(y, f)
+    random.init_from_data(y, f)
     assert isinstance(random._pyro_samples["dispersion"], torch.distributions.LogNormal)
 
 
 def test_a_distribution_without_moments_says_what_to_override():
     class OneTwo(Likelihood):
-        def distribution(self, f, theta):
+        def distribution(self, f, params):
             return dist.TransformedDistribution(dist.Bernoulli(logits=f), [dist.transforms.AffineTransform(1.0, 1.0)])
 
     with pytest.raises(NotImplementedError, match=r"mean and variance from OneTwo, got TransformedDistribution; override"):

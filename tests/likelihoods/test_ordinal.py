@@ -80,7 +80,7 @@ def test_edges_have_the_shares_of_the_data():
     torch.testing.assert_close(likelihood.edges, ndtri(shares))
     torch.testing.assert_close(likelihood.scale.detach(), torch.full((2,), 0.3))
     assert Ordinal.from_data(Y, 5).edges.shape == (2, 4)
-    torch.testing.assert_close(likelihood.function(Y).isnan(), Y.isnan())
+    torch.testing.assert_close(likelihood.inverse_link(Y).isnan(), Y.isnan())
 
 
 @pytest.mark.parametrize(("bad", "num_levels"), [(3.0, 3), (0.5, None), (-1.0, None)])
@@ -151,7 +151,7 @@ def test_a_series_of_answers():
     t = torch.linspace(0.0, 6.0, 40)[:, None]
     y = (t.sin()[..., None] > torch.tensor([-0.5, 0.5])).sum(-1).double().expand(40, 3)
     model = GPVAE(RBF(1, batch_shape=(1,)), MLP(1, 3, [8]), Ordinal.from_data(y))
-    guide = StructuredGPGuide(model, sites={"f": IndexNet(3, 1)})
+    guide = StructuredGPGuide(model, encoders={"f": IndexNet(3, 1)})
     history = fit(model, guide, t, y, loss=StructuredELBO(), num_steps=200, seed=0, progress=False)
     assert history.losses[-1] < 0.5 * history.losses[0]
 

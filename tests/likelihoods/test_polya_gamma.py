@@ -35,7 +35,7 @@ def _fixed_point(features, form):
     c = torch.ones(N, D)
     for _ in range(300):
         posterior = weight_posterior(features, form.kappa, polyagamma.precision(form.trials, c))
-        c = polyagamma.touching_point(*function_moments(posterior, features))
+        c = polyagamma.variational_parameter(*function_moments(posterior, features))
     return c
 
 
@@ -53,7 +53,7 @@ def _log_evidence(features, y, likelihood):
 def test_exponents_are_those_of_the_likelihood(name):
     likelihood, form = LIKELIHOODS[name]
     y = likelihood.to(torch.float64)(torch.randn(N, D)).sample().detach()
-    a, b = likelihood.exponents(y, likelihood.theta())
+    a, b = likelihood.exponents(y, likelihood.params())
     torch.testing.assert_close(a - 0.5 * b, form(y).kappa)
     torch.testing.assert_close(b.expand(y.shape), form(y).trials)
 
@@ -110,7 +110,7 @@ def test_every_step_of_the_fixed_point_climbs(name):
     for _ in range(10):
         bounds.append(polyagamma.collapsed_log_bound(features, form, c))
         posterior = weight_posterior(features, form.kappa, polyagamma.precision(form.trials, c))
-        c = polyagamma.touching_point(*function_moments(posterior, features))
+        c = polyagamma.variational_parameter(*function_moments(posterior, features))
     assert (torch.stack(bounds).diff(dim=0) >= -1e-12).all()
 
 

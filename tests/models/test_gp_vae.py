@@ -137,7 +137,7 @@ def test_exact_sites_give_the_exact_evidence(num_latents, series):
     """The doubly stochastic value and joint draws have no noise left; the semi-analytic value has."""
     model, guide, x, y = make_exact(num_latents, *series)
     evidence = sum(found.log_evidence for found in one_by_one(model, x, y)).item()
-    for bound in (*(StructuredELBO(value="doubly-stochastic", gradient=g) for g in ("path", "score")), Trace_ELBO()):
+    for bound in (*(StructuredELBO(value="doubly-stochastic", gradient_estimator=g) for g in ("path", "score")), Trace_ELBO()):
         for _ in range(2):
             assert bound.loss(model, guide, x, y) == pytest.approx(-evidence, rel=1e-9)
     elbo = StructuredELBO(num_particles=500, max_plate_nesting=2)
@@ -245,7 +245,7 @@ def make_with_white(*series):
         def forward(self, y):
             return tuple(part[..., self.column, None] for part in exact_sites(model, y))
 
-    guide = StructuredGPGuide(model, sites={"f": Column(0), "w": Column(1)})
+    guide = StructuredGPGuide(model, encoders={"f": Column(0), "w": Column(1)})
     guide(x, y)
     return model, guide, x, y
 
@@ -335,10 +335,10 @@ def test_joint_predictions_of_sharp_sites_in_single_precision(method, inputs):
     y = (x + torch.arange(D)).sin()
     if method == "inducing points":
         model = SparseGPVAE(kernel, nn.Linear(2, D), x[::3])
-        guide = SparseStructuredGPGuide(model, IndexNet(D, 2, init_scale=0.003))
+        guide = SparseStructuredGPGuide(model, encoders={"u": IndexNet(D, 2, init_scale=0.003)})
     else:
         model = GPVAE(kernel, nn.Linear(2, D))
-        guide = StructuredGPGuide(model, IndexNet(D, 2, init_scale=0.003), method=method)
+        guide = StructuredGPGuide(model, encoders={"f": IndexNet(D, 2, init_scale=0.003)}, method=method)
     x_new = {"data": None, "between": torch.linspace(0.0, 10.0, 60)[:, None], "beyond": torch.linspace(8.0, 20.0, 60)[:, None]}
 
     def trajectories(dtype, **options):
@@ -356,7 +356,7 @@ def test_joint_predictions_of_sharp_sites_in_single_precision(method, inputs):
 def test_predictions_for_series_and_inputs_never_seen():
     """An encoder serves them; inputs may be shared by all series."""
     model, x, y = make_linear(1, B)
-    guide = StructuredGPGuide(model, ExactEncoder(model))
+    guide = StructuredGPGuide(model, encoders={"f": ExactEncoder(model)})
     guide(torch.rand(4, 1), torch.randn(2, 4, D))
     x_new = torch.rand(M, 1)
     for inputs in (x, x[0]):
@@ -420,7 +420,7 @@ def test_forecasts_of_long_series_allow_for_rounding(start, monkeypatch):
     num_times = 50_000
     x = (start + torch.arange(num_times) / num_times)[:, None].float()
     model = GPVAE(Matern(1, 0.5, batch_shape=(1,)), nn.Linear(1, 1))
-    guide = StructuredGPGuide(model, FactorNet(1, 1))
+    guide = StructuredGPGuide(model, encoders={"f": FactorNet(1, 1)})
     monkeypatch.setattr(model, "predict", lambda guide, x, y, x_new, **_: MixturePrediction((dist.Normal(x_new, 1.0),)))
     ahead = model.forecast(guide, x, torch.zeros_like(x), num_times).parts[0].mean
     # By the mean step: errors of a single one, rounded, would grow with the number of steps.
@@ -438,7 +438,7 @@ def test_predictions_draw_what_has_a_prior():
     model, x, y = make_linear(1, B)
     model.likelihood.variance = PyroSample(dist.LogNormal(0.0, 1.0))
     model.kernel.lengthscale = PyroSample(dist.LogNormal(torch.zeros(1, 1), 1.0).to_event(2))
-    guide = StructuredGPGuide(model, FactorNet(D, 1, [2]), init_scale=0.5)
+    guide = StructuredGPGuide(model, encoders={"f": FactorNet(D, 1, [2])}, init_scale=0.5)
     guide(x, y)
     guide.mean_field.locs.likelihood.variance = torch.tensor(0.7)
     for at, rows, num in ((None, N, 3), (torch.rand(M, 1), M, 80)):
@@ -469,7 +469,7 @@ def test_a_decoder_of_means_and_variances(series):
     model, x = GPVAE(kernel, WithVariance()), torch.rand(*series, N, 1)
     y = torch.randn(*series, N, D)
     y[..., 2, :2] = torch.nan
-    guide = StructuredGPGuide(model, FactorNet(D, 2, [3]))
+    guide = StructuredGPGuide(model, encoders={"f": FactorNet(D, 2, [3])})
     trace = poutine.trace(poutine.replay(model, poutine.trace(guide).get_trace(x, y))).get_trace(x, y)
     trace.compute_log_prob()
     f = trace.nodes["f"]["value"]
@@ -498,7 +498,7 @@ def test_counts():
     model = GPVAE(RBF(1, batch_shape=(2,)), MLP(2, D, [4]), Poisson())
     x, y = torch.rand(B, N, 1), torch.poisson(torch.full((B, N, D), 2.0))
     y[0, 1] = torch.nan
-    guide = StructuredGPGuide(model, FactorNet(D, 2, [4]))
+    guide = StructuredGPGuide(model, encoders={"f": FactorNet(D, 2, [4])})
     fit(model, guide, x, y, loss=StructuredELBO(), num_steps=2, progress=False)
     found = model.predict(guide, x, y, torch.rand(M, 1), num_samples=50)
     torch.testing.assert_close(found.variance, found.mean + found.parts[0].mean.var(0, correction=0))
@@ -510,7 +510,7 @@ def test_counts():
 def test_seeds_and_dtypes(dtype):
     model, x, y = make_linear(2, B)
     model, x, y = model.to(dtype), x.to(dtype), y.to(dtype)
-    guide = StructuredGPGuide(model, FactorNet(D, 2).to(dtype))
+    guide = StructuredGPGuide(model, encoders={"f": FactorNet(D, 2).to(dtype)})
     guide(x, y)
     found = []
     for seed in (1, 1, 2):
@@ -692,7 +692,7 @@ def test_priors_on_kernel_likelihood_and_decoder_are_shared(series):
     model.likelihood.variance = PyroSample(dist.LogNormal(0.0, 1.0))
     x, y = torch.rand(*series, N, 1), torch.randn(*series, N, D)
     shapes = {"kernel.lengthscale": (2, 1), "likelihood.variance": (), "decoder.scale": ()}
-    for guide in (StructuredGPGuide(model, FactorNet(D, 2)), MeanFieldGuide(model)):
+    for guide in (StructuredGPGuide(model, encoders={"f": FactorNet(D, 2)}), MeanFieldGuide(model)):
         values = guide(x, y)
         trace = poutine.trace(poutine.condition(model, {"f": values["f"]})).get_trace(x, y)
         for name, shape in shapes.items():
@@ -713,10 +713,10 @@ def test_draws_of_a_kernel_without_a_batch_of_processes_are_refused(series, make
         kernel.lengthscale = PyroSample(dist.LogNormal(torch.zeros(*batch_shape, 1), 0.1).to_event(1 + len(batch_shape)))
         if sparse:
             model = SparseGPVAE(make_kernel(kernel), nn.Linear(1, D), torch.rand(3, 1))
-            guide = SparseStructuredGPGuide(model, FactorNet(D, 1))
+            guide = SparseStructuredGPGuide(model, encoders={"u": FactorNet(D, 1)})
         else:
             model = GPVAE(make_kernel(kernel), nn.Linear(1, D))
-            guide = StructuredGPGuide(model, FactorNet(D, 1))
+            guide = StructuredGPGuide(model, encoders={"f": FactorNet(D, 1)})
         x, y = torch.rand(*series, N, 1), torch.randn(*series, N, D)
         yield Trace_ELBO().loss(model, guide, x, y)
         yield Trace_ELBO(num_particles=3, vectorize_particles=True, max_plate_nesting=2).loss(model, guide, x, y)
@@ -754,7 +754,7 @@ def test_positive_data_with_gaps():
 
 def test_fit_on_mini_batches_of_series():
     model, x, y = make_linear(1, 9, num_data=9)
-    guide = StructuredGPGuide(model, FactorNet(D, 1, [8]))
+    guide = StructuredGPGuide(model, encoders={"f": FactorNet(D, 1, [8])})
     elbo = StructuredELBO(num_particles=200, max_plate_nesting=2)
     before = elbo.loss(model, guide, x, y)
     history = fit(model, guide, x, y, loss=StructuredELBO(), batch_size=3, num_steps=30, learning_rate=0.05, progress=False)
@@ -804,7 +804,7 @@ def test_data_that_do_not_fit(x, y, error, message, unchecked):
 
 def test_no_rows_and_no_series_are_refused():
     model = GPVAE(RBF(1, batch_shape=(2,)), MLP(2, D))
-    guide, x, y = StructuredGPGuide(model, FactorNet(D, 2)), torch.rand(N, 1), torch.randn(N, D)
+    guide, x, y = StructuredGPGuide(model, encoders={"f": FactorNet(D, 2)}), torch.rand(N, 1), torch.randn(N, D)
     guide(x, y)
     for args in ((x, y, x[:0]), (x[:0], y[:0]), (x, y.expand(0, N, D))):
         with pytest.raises(ValueError, match=r"expected [xy] with one row or more, got none; skip empty batches"):
@@ -815,7 +815,7 @@ def test_predictions_run_in_evaluation_mode():
     """Of decoders and of encoders, dropout is off; afterwards it is on again."""
     decoder, encoder = (nn.Sequential(nn.Dropout(0.5), net) for net in (MLP(2, D), FactorNet(D, 2)))
     model = GPVAE(RBF(1, batch_shape=(2,)), decoder)
-    guide, x, y = StructuredGPGuide(model, encoder), torch.rand(N, 1), torch.randn(N, D)
+    guide, x, y = StructuredGPGuide(model, encoders={"f": encoder}), torch.rand(N, 1), torch.randn(N, D)
     guide(x, y)
 
     def predictions():
@@ -835,13 +835,13 @@ def test_what_is_no_tensor_is_refused(sparse, unchecked):
     kernel, x, y = RBF(1, batch_shape=(2,)), torch.rand(N, 1), torch.randn(N, D)
     if sparse:
         model: GPVAE | SparseGPVAE = SparseGPVAE(kernel, MLP(2, D), inducing_points=x[:3])
-        guide: Any = SparseStructuredGPGuide(model, FactorNet(D, 2))
+        guide: Any = SparseStructuredGPGuide(model, encoders={"u": FactorNet(D, 2)})
     else:
         model = GPVAE(kernel, MLP(2, D))
-        guide = StructuredGPGuide(model, FactorNet(D, 2))
+        guide = StructuredGPGuide(model, encoders={"f": FactorNet(D, 2)})
     guide(x, y)
     for args in ((x.numpy(), y), (x, y.numpy()), (x.tolist(), y.tolist())):
-        for use in (model, guide, model.check, partial(model.predict, guide), partial(model.forecast, guide, num_steps=1)):
+        for use in (model, guide, model.check, partial(model.predict, guide), partial(model.forecast, guide, horizon=1)):
             with pytest.raises(TypeError, match=r"data to be tensors, got (ndarray|list); use torch.as_tensor\(np.asarray"):
                 use(*args)
     with pytest.raises(TypeError, match=r"expected data to be tensors, got ndarray"):
@@ -860,7 +860,7 @@ def test_what_is_no_tensor_is_refused(sparse, unchecked):
 )
 def test_new_inputs_that_do_not_fit(x_new, error, message, unchecked):
     model = GPVAE(RBF(1, batch_shape=(2,)), MLP(2, D))
-    guide, x, y = StructuredGPGuide(model, FactorNet(D, 2)), torch.rand(N, 1), torch.randn(N, D)
+    guide, x, y = StructuredGPGuide(model, encoders={"f": FactorNet(D, 2)}), torch.rand(N, 1), torch.randn(N, D)
     with pytest.raises(error, match=message):
         model.predict(guide, x, y, x_new)
     with pytest.raises(ValueError, match=r"got \[5, 1\] and \[6, 3\]"):
@@ -869,7 +869,7 @@ def test_new_inputs_that_do_not_fit(x_new, error, message, unchecked):
 
 def test_latents_without_an_encoder_know_no_other_series():
     model = GPVAE(RBF(1, batch_shape=(2,)), MLP(3, D), independent_dim=1)
-    guide, x, y = StructuredGPGuide(model, FactorNet(D, 2)), torch.rand(N, 1), torch.randn(N, D)
+    guide, x, y = StructuredGPGuide(model, encoders={"f": FactorNet(D, 2)}), torch.rand(N, 1), torch.randn(N, D)
     guide(x, y)
     with pytest.raises(ValueError, match="expected the data of the first call, which the parameters of 'w' are for"):
         model.predict(guide, x[1:], y[1:])
@@ -888,7 +888,7 @@ def test_fit_takes_mini_batches_of_series_and_leaves_shared_inputs_whole(shared)
     model, x, y = make_linear(1, B, num_data=B)
     x = x[0] if shared else x
     calls = []
-    guide = StructuredGPGuide(model, FactorNet(D, 1))
+    guide = StructuredGPGuide(model, encoders={"f": FactorNet(D, 1)})
     fit(model, lambda *args: calls.append(args) or guide(*args), x, y, num_steps=B, batch_size=1, progress=False)
     for inputs, batch, idx in calls[-B:]:
         assert torch.equal(inputs, x if shared else x[idx])
@@ -897,7 +897,7 @@ def test_fit_takes_mini_batches_of_series_and_leaves_shared_inputs_whole(shared)
 
 def test_mini_batches_of_another_number_of_series_are_refused():
     model, x, y = make_linear(1, B, num_data=B + 1)
-    guide = StructuredGPGuide(model, FactorNet(D, 1))
+    guide = StructuredGPGuide(model, encoders={"f": FactorNet(D, 1)})
     with pytest.raises(ValueError, match=f"expected num_data={B}, the number of series to take mini-batches of, got {B + 1}"):
         fit(model, guide, x, y, num_steps=1, batch_size=1, progress=False)
 
@@ -960,11 +960,11 @@ def test_new_inputs_of_other_series(num_series, unchecked):
         model.predict(guide, x, y, torch.rand(num_series, 2, 1))
 
 
-@pytest.mark.parametrize("num_steps", [0, -1])
-def test_forecasts_look_ahead(num_steps):
+@pytest.mark.parametrize("horizon", [0, -1])
+def test_forecasts_look_ahead(horizon):
     model, guide, _, y = make_exact(1)
-    with pytest.raises(ValueError, match=f"expected num_steps of 1 or more, got {num_steps}"):
-        model.forecast(guide, torch.arange(float(N))[:, None], y, num_steps)
+    with pytest.raises(ValueError, match=f"expected horizon of 1 or more, got {horizon}"):
+        model.forecast(guide, torch.arange(float(N))[:, None], y, horizon)
 
 
 def test_a_negative_number_of_latents():
@@ -990,7 +990,7 @@ def test_prediction_wants_the_guide_to_know_all_that_has_a_prior(name):
     owner = getattr(model, part)
     value = getattr(owner, attribute).detach().abs()
     setattr(owner, attribute, PyroSample(dist.LogNormal(0.0, 2.0).expand(value.shape).to_event(value.dim())))
-    guide = StructuredGPGuide(poutine.condition(model, {name: value}), sites={"f": FactorNet(D, 1, [2])})
+    guide = StructuredGPGuide(poutine.condition(model, {name: value}), encoders={"f": FactorNet(D, 1, [2])})
     guide(x, y)
     with pytest.raises(ValueError, match=rf"got one without \['{name}'\].*a parameter that is held"):
         model.predict(guide, x, y)
@@ -1000,9 +1000,9 @@ def test_modules_that_have_run_elsewhere_are_refused():
     x, y = torch.linspace(0.0, 1.0, 8)[:, None], torch.randn(8, D)
     encoder, decoder = FactorNet(D, 1, [2]), MLP(1, D, [2])
     model = GPVAE(RBF(1), decoder)
-    StructuredGPGuide(model, encoder)(x, y)
+    StructuredGPGuide(model, encoders={"f": encoder})(x, y)
     model(x)
     with pytest.raises(ValueError, match=r"got a .*FactorNet that has run elsewhere"):
-        StructuredGPGuide(model, encoder)
+        StructuredGPGuide(model, encoders={"f": encoder})
     with pytest.raises(ValueError, match=r"got a .*MLP that has run elsewhere"):
         GPVAE(RBF(1), decoder)

@@ -271,7 +271,7 @@ def test_predictions_ask_no_encoder_about_rows_that_are_not_there(kind):
     Y, encoder = torch.randn(12, D), _OfCompleteRows()
     if kind.startswith("random"):
         model = RandomFeatureLVM(12, D, 2, num_frequencies=4).initialize(Y)
-        guide = RandomFeatureGuide(model, weights=kind.split(", ")[1], encoder=encoder)
+        guide = RandomFeatureGuide(model, weights=kind.split(", ")[1], encoders={"X": encoder})
     else:
         model = BayesianGPLVM(12, D, 2, num_inducing=5).initialize(Y)
         guide = MeanFieldGuide(model, encoders={"X": encoder})
@@ -363,7 +363,7 @@ def test_predictions_want_moments_from_a_model_of_one_s_own():
     guide = MeanFieldGuide(model)
     guide(Y)
     for use in (lambda: model.predict(guide, Y), lambda: model.predictive(guide, Y), lambda: model.reconstruct(guide, Y)):
-        with pytest.raises(TypeError, match=r"around a NoisyFunction at the site 'y' .* got Independent\(Normal"):
+        with pytest.raises(TypeError, match=r"around a LikelihoodPredictive at the site 'y' .* got Independent\(Normal"):
             use()
 
 

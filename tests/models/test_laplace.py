@@ -7,7 +7,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_lvgp.distributions import NoisyFunction
+from pyro_lvgp.distributions import LikelihoodPredictive
 from pyro_lvgp.guides import MeanFieldGuide, RandomFeatureGuide
 from pyro_lvgp.kernels import Linear
 from pyro_lvgp.likelihoods import Bernoulli, Gaussian, Poisson
@@ -29,7 +29,7 @@ def _linear(likelihood):
     """A model whose f is linear in x, all but without doubt about it; its guide, and the weights [D, Q]."""
     model = BayesianGPLVM(N, D, Q, kernel=Linear(Q), num_inducing=M, likelihood=likelihood)
     guide = MeanFieldGuide(model, init_scale=1e-6)
-    guide(likelihood.distribution(torch.zeros(N, D), likelihood.theta()).sample())
+    guide(likelihood.distribution(torch.zeros(N, D), likelihood.params()).sample())
     guide.locs.u = torch.randn(D, M)
     with torch.no_grad():
         return model, guide, model.predict(guide, torch.eye(Q)).f_mean.mT
@@ -142,7 +142,7 @@ def test_far_starts_end_at_good_modes_where_latents_outnumber_what_is_seen():
     likelihood, V = Gaussian(3e-4), torch.randn(4, Q)
 
     def entries(X):
-        return NoisyFunction(likelihood, (X @ V.T).sin(), torch.zeros(()), "fitc", likelihood.theta())
+        return LikelihoodPredictive(likelihood, (X @ V.T).sin(), torch.zeros(()), "fitc", likelihood.params())
 
     Y, start = (torch.randn(B, Q) @ V.T).sin(), torch.randn(S, 1, Q).expand(S, B, Q)
     prior = dist.MultivariateNormal(torch.zeros(1, Q), torch.eye(Q)[None])

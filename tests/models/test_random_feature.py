@@ -73,7 +73,7 @@ def _traces(model, guide, Y):
 
 
 def _settle(guide, Y):
-    """Pin a guide, and let its touching points converge."""
+    """Pin a guide, and let its variational parameters converge."""
     _pin(guide)
     for _ in range(60):
         guide.a.c = guide._update_weights(Y)["guide.a.c"]
@@ -119,13 +119,13 @@ def test_weights_are_collapsed_exactly_at_every_draw_and_at_their_mean(Y, holes,
 class _Geometric(Logistic):
     """Failures before the first success, as a user would write it."""
 
-    def distribution(self, f, theta):
+    def distribution(self, f, params):
         return dist.Geometric(logits=-f)
 
-    def function(self, y):
+    def inverse_link(self, y):
         return (y + 0.5).log()
 
-    def exponents(self, y, theta):
+    def exponents(self, y, params):
         return y, y + 1.0
 
 
@@ -143,7 +143,7 @@ def test_weights_of_another_logistic_likelihood_are_collapsed_too():
         bounds.append(losses)
         y, f = torch.tensor([0.0, 3.0]), torch.tensor([-1.0, 2.0], requires_grad=True)
         (slope,) = torch.autograd.grad(likelihood(f).log_prob(y).sum(), f)
-        torch.testing.assert_close(likelihood.slopes(y, f.detach(), likelihood.theta())[0], slope)
+        torch.testing.assert_close(likelihood.log_prob_derivatives(y, f.detach(), likelihood.params())[0], slope)
     torch.testing.assert_close(*map(torch.as_tensor, bounds))
 
 
@@ -201,7 +201,7 @@ def test_latents_are_those_of_the_guide(Y):
     pyro.clear_param_store()
     with pytest.raises(ValueError, match=r"expected all 12 rows, .* got 5 rows; .* model.infer_latents\(guide, Y\)"):
         guide.latents(Y[:5])
-    _, guide = _pair(Y, encoder=IndexNet(D, Q, (4,)))
+    _, guide = _pair(Y, encoders={"X": IndexNet(D, Q, (4,))})
     torch.testing.assert_close(guide.latents(Y).mean, guide.median(Y, num_samples=2)["X"])
     with pytest.raises(ValueError, match="expected data for the encoder"):
         guide.latents()
@@ -233,7 +233,7 @@ def test_touching_points_start_where_the_data_are():
     guide = RandomFeatureGuide(model)
     guide(counts)
     assert model.likelihood.dispersion.item() == pytest.approx(30.0 * counts.mean().item())
-    torch.testing.assert_close(guide.a.c.detach(), (model.likelihood.function(counts).square() + 1.0).sqrt().detach())
+    torch.testing.assert_close(guide.a.c.detach(), (model.likelihood.inverse_link(counts).square() + 1.0).sqrt().detach())
     BlockCoordinateVI(model, guide, guide.blocks()).step(counts)
     mean = model.reconstruct(guide, counts, num_samples=4).mean
     assert (mean.mean() - counts.mean()).abs() < 0.5
@@ -427,10 +427,10 @@ def test_natural_gradients_at_full_batch_are_the_closed_form(Y, holes):
     prior = dist.Normal(torch.zeros(2 * F), 1.0).to_event(1)
     f_mean, f_variance = features @ mean.mT, torch.einsum("nl,dlk,nk->nd", features, q["a"]["fn"].covariance_matrix, features)
     likelihood = model.likelihood.expected_log_prob(
-        torch.nan_to_num(Y), model.mean + f_mean, f_variance, model.likelihood.theta()
+        torch.nan_to_num(Y), model.mean + f_mean, f_variance, model.likelihood.params()
     )
     bound = torch.where(observed, likelihood, 0.0).sum() - kl_divergence(q["a"]["fn"], prior).sum()
-    exact = gaussian_log_density(features, torch.nan_to_num(Y - model.mean), observed, model.likelihood.theta())
+    exact = gaussian_log_density(features, torch.nan_to_num(Y - model.mean), observed, model.likelihood.params())
     torch.testing.assert_close(bound, exact.sum())
 
 
@@ -714,7 +714,7 @@ def test_an_encoder_is_free_latents_that_it_computes(Y, weights):
     Y = _holes(Y)
     model, free = _pair(Y, frequencies="gaussian", weights=weights)
     encoder = IndexNet(D, Q)
-    amortised = RandomFeatureGuide(model, frequencies="gaussian", weights=weights, encoder=encoder)
+    amortised = RandomFeatureGuide(model, frequencies="gaussian", weights=weights, encoders={"X": encoder})
     amortised(Y)
     with torch.no_grad():
         free.X.loc, free.X.scale = encoder(Y)
@@ -740,7 +740,7 @@ def test_an_encoder_learns_from_mini_batches_and_reads_new_rows():
     Y[torch.rand(Y.shape) < 0.1] = torch.nan
     train = Y[::2]
     model = RandomFeatureLVM(100, D, 1, num_frequencies=10, num_components=C).initialize(train)
-    guide = RandomFeatureGuide(model, weights="shared", encoder=IndexNet(D, 1))
+    guide = RandomFeatureGuide(model, weights="shared", encoders={"X": IndexNet(D, 1)})
     blocks = guide.blocks(learning_rate=0.01, damping=lambda sweep: (sweep + 10.0) ** -0.6)
     fit(model, guide, train, loss=MeanFieldELBO(), blocks=blocks, num_steps=600, batch_size=25, progress=False)
     new = guide.median(Y[1::2], torch.arange(100))["X"]
@@ -794,7 +794,7 @@ class TestBadInput:
             RandomFeatureGuide(RandomFeatureLVM(N, D, Q)).num_components_in_use()
 
     def test_encoder_wants_data(self, Y):
-        _, guide = _pair(Y, encoder=IndexNet(D, Q))
+        _, guide = _pair(Y, encoders={"X": IndexNet(D, Q)})
         with pytest.raises(ValueError, match="expected data for the encoder"):
             guide()
 
@@ -807,7 +807,7 @@ class TestBadInput:
     )
     def test_encoder_of_other_latents(self, Y, encoder, shape):
         with pytest.raises(ValueError, match=rf"loc and scale of shape \[12, 2\] from the encoder, got .*{shape}; give it"):
-            _pair(Y, encoder=encoder.double())
+            _pair(Y, encoders={"X": encoder.double()})
 
     def test_sizes(self):
         with pytest.raises(ValueError, match="num_components of 2 or more"):
@@ -890,7 +890,7 @@ def test_spectral_density_wants_frequencies_of_its_dimensions(Y):
 
 
 def test_a_call_too_early_leaves_nothing_behind(Y):
-    """A prototype made without data would start the touching points elsewhere."""
+    """A prototype made without data would start the variational parameters elsewhere."""
     counts = torch.distributions.Poisson(5.0).sample((N, D))
     model = RandomFeatureLVM(N, D, Q, num_frequencies=F, likelihood=NegativeBinomial(10.0)).initialize(counts)
     early, guide = RandomFeatureGuide(model), RandomFeatureGuide(model)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from pyro import poutine
 
-from pyro_lvgp.distributions import NoisyFunction
+from pyro_lvgp.distributions import LikelihoodPredictive
 from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.infer import ImportanceWeightedELBO, MeanFieldELBO
 from pyro_lvgp.likelihoods import Gaussian, Likelihood
@@ -69,16 +69,16 @@ class _EntrywiseGaussian(Likelihood):
         super().__init__()
         self.twin = twin
 
-    def theta(self):
-        return self.twin.theta()
+    def params(self):
+        return self.twin.params()
 
-    def distribution(self, f, theta):
-        return self.twin.distribution(f, theta)
+    def distribution(self, f, params):
+        return self.twin.distribution(f, params)
 
-    def expected_log_prob(self, y, mean, variance, theta):
-        return self.twin.expected_log_prob(y, mean, variance, theta)
+    def expected_log_prob(self, y, mean, variance, params):
+        return self.twin.expected_log_prob(y, mean, variance, params)
 
-    def function(self, y):
+    def inverse_link(self, y):
         return y
 
 
@@ -120,7 +120,7 @@ def test_observed_rows_know_entries_and_other_values():
     Y = torch.randn(6, 3)
     model = BayesianGPLVM(6, 3, 2, num_inducing=3)
     rows = poutine.trace(model).get_trace(Y).nodes["y"]["fn"]
-    assert isinstance(rows.base_dist.base_dist, NoisyFunction)
+    assert isinstance(rows.base_dist.base_dist, LikelihoodPredictive)
     other = torch.randn(6, 3)
     assert torch.allclose(rows.log_prob(other), rows.base_dist.log_prob(other).sum(-1))
     assert rows.expand(rows.batch_shape) is rows

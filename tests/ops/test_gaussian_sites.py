@@ -267,9 +267,9 @@ def test_a_joint_draw_has_the_posterior_s_moments(untold):
     precision = torch.where(torch.arange(N) < untold, 0.0, 1.0 / v)
     posterior = gaussian_sites.condition(K, m, mu, precision)
     L, zero, unit = safe_cholesky(K, jitter=0.0), torch.zeros(N), torch.eye(N)
-    centre = gaussian_sites.draw(posterior, zero, K, zero)
+    centre = gaussian_sites.sample_posterior(posterior, zero, K, zero)
     torch.testing.assert_close(m + centre, posterior.mean)
-    of_prior = gaussian_sites.draw(posterior, L.mT, K, zero.expand(N, N)) - centre
-    of_noise = gaussian_sites.draw(posterior, zero, K, unit) - centre
+    of_prior = gaussian_sites.sample_posterior(posterior, L.mT, K, zero.expand(N, N)) - centre
+    of_noise = gaussian_sites.sample_posterior(posterior, zero, K, unit) - centre
     covariance = of_prior.mT @ of_prior + of_noise.mT @ of_noise
     torch.testing.assert_close(covariance, gaussian_sites.predictive_covariance(posterior, K, K))

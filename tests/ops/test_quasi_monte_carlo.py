@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.distributions import Normal
 
-from pyro_lvgp.ops.quasi_monte_carlo import even_draws
+from pyro_lvgp.ops.quasi_monte_carlo import qmc_normal
 
 MEAN, STDDEV = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([0.5, 2.0, 1.0])
 
@@ -16,20 +16,20 @@ def functions(f):
 @pytest.mark.parametrize("num_draws", [1, 7, 64])
 def test_means_are_right_whatever_the_number_of_draws(num_draws):
     repeats = 40_000
-    means = functions(even_draws(num_draws, Normal(MEAN.expand(repeats, 3), STDDEV))).mean(0)
+    means = functions(qmc_normal(num_draws, Normal(MEAN.expand(repeats, 3), STDDEV))).mean(0)
     expected = torch.tensor([0.0, 1.0, 0.0, Normal(0.0, 1.0).cdf(torch.tensor(-0.5))])
     assert ((means.mean(0) - expected).abs() < 4.0 * means.std(0) / repeats**0.5).all()
 
 
 def test_means_err_less_than_those_of_independent_draws():
     q = Normal(MEAN.expand(5000, 3), STDDEV)
-    even, independent = (functions(draws).mean(0).std(0) for draws in (even_draws(100, q), q.sample((100,))))
+    even, independent = (functions(draws).mean(0).std(0) for draws in (qmc_normal(100, q), q.sample((100,))))
     assert (even < torch.tensor([0.25, 0.4, 0.6, 0.7]) * independent).all()
 
 
 def test_vectors_are_independent_in_a_draw_and_over_draws():
     num_draws, num_vectors = 100, 300
-    z = even_draws(num_draws, Normal(torch.zeros(num_vectors, 1), 1.0)).squeeze(-1)
+    z = qmc_normal(num_draws, Normal(torch.zeros(num_vectors, 1), 1.0)).squeeze(-1)
     correlations = torch.corrcoef(z.T)[~torch.eye(num_vectors, dtype=torch.bool)]
     # The mean square of the correlation of S independent pairs is 1 / (S - 1).
     assert abs(correlations.square().mean() * (num_draws - 1) - 1.0) < 0.05
@@ -39,12 +39,12 @@ def test_vectors_are_independent_in_a_draw_and_over_draws():
 def test_vectors_may_lie_along_any_dimension():
     mean, scale = torch.randn(4, 3, 5, dtype=torch.float64), torch.rand(4, 3, 5, dtype=torch.float64)
     torch.manual_seed(0)
-    along = even_draws(16, Normal(mean, scale), dim=-2)
+    along = qmc_normal(16, Normal(mean, scale), dim=-2)
     torch.manual_seed(0)
-    expected = even_draws(16, Normal(mean.mT, scale.mT)).mT
+    expected = qmc_normal(16, Normal(mean.mT, scale.mT)).mT
     assert along.dtype == torch.float64
     torch.testing.assert_close(along, expected)
 
 
 def test_draws_are_finite_in_single_precision():
-    assert torch.isfinite(even_draws(1000, Normal(torch.zeros(10_000, 1), 1.0))).all()
+    assert torch.isfinite(qmc_normal(1000, Normal(torch.zeros(10_000, 1), 1.0))).all()

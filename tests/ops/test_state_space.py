@@ -40,8 +40,8 @@ every_kernel = pytest.mark.parametrize("make_kernel", KERNELS.values(), ids=KERN
 
 def make_series(kernel, x):
     """x [*batch, N] → the chain at these inputs, where batches line up with that of the kernel."""
-    steps, order, inverse = state_space.in_order(x)
-    return Series(kernel.chain(steps, kernel.theta()), order, inverse)
+    steps, order, inverse = state_space.sort_inputs(x)
+    return Series(kernel.state_space_model(steps, kernel.params()), order, inverse)
 
 
 def make_inputs(num, *batch):
@@ -76,18 +76,18 @@ def quantities(posterior):
 @pytest.mark.parametrize("batch", [(), (3, 1)], ids=["one", "several"])
 def test_chains_have_the_covariance_of_their_kernel(make_kernel, batch):
     kernel, x = make_kernel(), make_inputs(6, *batch).sort(-1).values
-    chain, K = kernel.chain(x.diff(dim=-1), kernel.theta()), kernel(x[..., None])
+    chain, K = kernel.state_space_model(x.diff(dim=-1), kernel.params()), kernel(x[..., None])
     P = chain.P
     for n in range(6):
-        torch.testing.assert_close((chain.h[..., None, :] @ P @ chain.h[..., None])[..., 0, 0], K[..., n, n])
-        carried = P @ chain.h[..., None]
+        torch.testing.assert_close((chain.emission[..., None, :] @ P @ chain.emission[..., None])[..., 0, 0], K[..., n, n])
+        carried = P @ chain.emission[..., None]
         for m in range(n, 5):
             carried = chain.A[..., m, :, :] @ carried
-            torch.testing.assert_close((chain.h[..., None, :] @ carried)[..., 0, 0], K[..., n, m + 1])
+            torch.testing.assert_close((chain.emission[..., None, :] @ carried)[..., 0, 0], K[..., n, m + 1])
         if n < 5:
             P = chain.A[..., n, :, :] @ P @ chain.A[..., n, :, :].mT + chain.Q[..., n, :, :]
             torch.testing.assert_close(P, chain.P)
-    assert chain.A.shape[:-3] == chain.Q.shape[:-3] == chain.P.shape[:-2] == chain.h.shape[:-1] == K.shape[:-2]
+    assert chain.A.shape[:-3] == chain.Q.shape[:-3] == chain.P.shape[:-2] == chain.emission.shape[:-1] == K.shape[:-2]
 
 
 @pytest.mark.parametrize("nu", [0.5, 1.5, 2.5])
@@ -118,7 +118,7 @@ def test_which_kernels_are_markov():
     for kernel in (RBF(1), Periodic(1) * Matern(1), Matern(2), Matern(1, active_dims=[1]), Stack(Matern(1), Linear(1))):
         assert not kernel.is_markov
     with pytest.raises(NotImplementedError, match="RBF has no chain"):
-        RBF(1).chain(torch.ones(2), ())
+        RBF(1).state_space_model(torch.ones(2), ())
 
 
 # ---- scans
@@ -195,7 +195,7 @@ def test_no_sites_at_all_give_the_prior():
     kernel, x = batch_of_kernels(), make_inputs(6)
     posterior = state_space.condition(make_series(kernel, x), torch.randn(6), torch.zeros(6))
     assert (posterior.mean == 0.0).all()
-    torch.testing.assert_close(posterior.variance, kernel.diag(x[:, None]))
+    torch.testing.assert_close(posterior.variance, kernel.diagonal(x[:, None]))
     assert (gaussian_sites.kl_divergence(posterior) == 0.0).all()
     assert (gaussian_sites.log_normaliser(posterior) == 0.0).all()
 
@@ -299,19 +299,19 @@ def test_draws_have_the_right_moments(make_kernel, num):
     """Draws are affine in the noise: their moments follow exactly."""
     kernel, x = make_kernel(), make_inputs(num)
     series, K = make_series(kernel, x), kernel(x[:, None])
-    size, batch = series.chain.h.shape[-1], K.shape[:-2]
+    size, batch = series.model.emission.shape[-1], K.shape[:-2]
     unit = torch.eye(num * size).unflatten(-1, (num, size))
-    L = state_space.draw_prior(series, unit.reshape(-1, *(1,) * len(batch), num, size).expand(-1, *batch, -1, -1))
+    L = state_space.sample_prior(series, unit.reshape(-1, *(1,) * len(batch), num, size).expand(-1, *batch, -1, -1))
     L = L.movedim(0, -2)
     torch.testing.assert_close(L.mT @ L, K)
 
     dense, posterior = both(kernel, x, *make_sites(num))
     none = torch.zeros_like(posterior.mean)
-    centre = state_space.draw(series, posterior, none, none)
+    centre = state_space.sample_posterior(series, posterior, none, none)
     torch.testing.assert_close(centre, dense.mean)
-    of_prior = state_space.draw(series, posterior, L.movedim(-2, 0), none) - centre
+    of_prior = state_space.sample_posterior(series, posterior, L.movedim(-2, 0), none) - centre
     noise = torch.eye(num).reshape(num, *(1,) * len(batch), num).expand(num, *batch, num)
-    of_noise = state_space.draw(series, posterior, none, noise) - centre
+    of_noise = state_space.sample_posterior(series, posterior, none, noise) - centre
     covariance = sum(part.movedim(0, -1) @ part.movedim(0, -2) for part in (of_prior, of_noise))
     torch.testing.assert_close(covariance, gaussian_sites.predictive_covariance(dense, K, K))
 
@@ -338,7 +338,7 @@ def step(num):
     torch.manual_seed(0)
     pyro.clear_param_store()
     model = GPVAE(Matern(1, 1.5, lengthscale=0.1), MLP(1, 2, [3]))
-    guide = StructuredGPGuide(model, FactorNet(2, 1, [3]))
+    guide = StructuredGPGuide(model, encoders={"f": FactorNet(2, 1, [3])})
     x, y = torch.rand(num, 1) * num / 100.0, torch.randn(num, 2)
     y[::3] = torch.nan
     guide(x, y)

@@ -26,7 +26,7 @@ class CompiledChain:
     and its gradient another.
 
     :param dynamics: name of the transition.
-    :param model: whose score they climb.
+    :param model: whose score they forward.
     :param sites: the annealed sites.
     """
 
@@ -42,11 +42,11 @@ class CompiledChain:
         *,
         bases: Bases,
         statistics: Any,
-        damping: Tensor,
+        momentum_persistence: Tensor,
         through: bool,
     ) -> State:
         """:func:`~pyro_lvgp.guides.annealed.transitions.anneal` with the pure score."""
-        leaves, structure = tree_flatten((bases, statistics, damping))
+        leaves, structure = tree_flatten((bases, statistics, momentum_persistence))
         start, structure_of_state = tree_flatten(state)
         is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
         signature = (through, structure, structure_of_state, *map(_described, (*leaves, *start, *step_size)))
@@ -57,15 +57,17 @@ class CompiledChain:
                 def transition(shared: Sequence[Tensor], start: Sequence[Tensor], beta: Tensor, *rest: Tensor) -> list[Tensor]:
                     tensors = iter(shared)
                     filled = [next(tensors) if given else other for other, given in zip(others, is_tensor, strict=True)]
-                    bases, statistics, damping = tree_unflatten(filled, structure)
+                    bases, statistics, momentum_persistence = tree_unflatten(filled, structure)
                     score = partial(pure_score, self._model, self._sites, bases, statistics, through)
                     state, num_sites = tree_unflatten(start, structure_of_state), len(step_size)
-                    return tree_flatten(self._step(score, state, rest[num_sites:], beta, rest[:num_sites], damping))[0]
+                    return tree_flatten(
+                        self._step(score, state, rest[num_sites:], beta, rest[:num_sites], momentum_persistence)
+                    )[0]
 
                 example = [*start, beta[0], *(eta[0] for eta in step_size), *state.z]
                 self._transitions[signature] = _Transition(transition, list(compress(leaves, is_tensor)), example, len(start))
             score = partial(pure_score, self._model, self._sites, bases, statistics, through)
-            return anneal(partial(self._step, score, damping=damping), state, beta, step_size)
+            return anneal(partial(self._step, score, momentum_persistence=momentum_persistence), state, beta, step_size)
         noise = [torch.randn_like(z) for _ in range(len(beta)) for z in state.z]
         taken = [*compress(leaves, is_tensor), *start, beta, *step_size, *noise]
         end = _Chain.apply(self._transitions[signature], torch.is_grad_enabled(), *taken)
@@ -90,33 +92,35 @@ class _Transition:
         with torch.no_grad():
             self._next = _Graph(record_pure(self._step, taken))
             joint = record_pure(self._step_and_pull_back, [*taken, *like_state, *like_totals])
-        forward, backward, dear = split_gradient(joint, len(taken), num_state)
+        forward, backward, expensive = split_gradient(joint, len(taken), num_state)
         self._next_keeping, self._previous = _Graph(forward), _Graph(backward)
-        self._kept = [node.meta["val"] for node in dear]
+        self._kept = [node.meta["val"] for node in expensive]
         # Compiled code is kept on the disk by the text of a graph, which so has to tell what its operations return.
         kept = [(list(x.shape), x.dtype) for x in self._kept]
         self.name = f"{next(_NUMBERS)}: keeps {kept}, trains {self._trained}"
         _TRANSITIONS[self.name] = self
 
-    def climb(self, tensors: Sequence[Tensor], keep: bool) -> list[Tensor]:
+    def forward(self, tensors: Sequence[Tensor], keep: bool) -> list[Tensor]:
         """All K + 1 states of a chain, those of each tensor in one; and what its steps keep for gradients, if they are to."""
         shared, state, schedule, noise = self._split(_detached(tensors))
         step = self._next_keeping if keep else self._next
         states, kept = [state], []
         for k in range(len(schedule[0])):
             moving = [*states[-1], *(x[k] for x in schedule), *self._of_step(k, noise)]
-            following, dear = _parts(step(*shared, *moving), self.num_state)
+            following, expensive = _parts(step(*shared, *moving), self.num_state)
             states.append(following)
-            kept.append(dear)
+            kept.append(expensive)
         return [torch.stack(rows) for steps in (states, kept) for rows in zip(*steps, strict=True)]
 
-    def descend(self, tensors: Sequence[Tensor], climbed: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor]:
+    def backward(
+        self, tensors: Sequence[Tensor], states_and_saved: Sequence[Tensor], gradients: Sequence[Tensor]
+    ) -> list[Tensor]:
         """Gradients, from those in the last state: in the shared tensors that need one, the start, β, and step sizes."""
         shared, _, schedule, noise = self._split(_detached(tensors))
         totals: Sequence[Tensor] = [torch.zeros_like(x) for x in compress(shared, self._trained)]
         by_step = []
         for k in reversed(range(len(schedule[0]))):
-            states, kept = _parts([x[k] for x in climbed], self.num_state)
+            states, kept = _parts([x[k] for x in states_and_saved], self.num_state)
             moving = [*states, *(x[k] for x in schedule), *self._of_step(k, noise)]
             found = self._previous(*shared, *moving, *kept, *gradients, *totals)
             gradients, of_schedule, totals = _parts(found, self.num_state, len(schedule))
@@ -124,20 +128,20 @@ class _Transition:
         of_schedule = [torch.stack(rows[::-1]) for rows in zip(*by_step, strict=True)]
         return [x.clone(memory_format=torch.contiguous_format) for x in (*totals, *gradients)] + of_schedule
 
-    def empty_climb(self, tensors: Sequence[Tensor], keep: bool) -> list[Tensor]:
-        """Tensors like those of :meth:`climb`."""
+    def empty_forward(self, tensors: Sequence[Tensor], keep: bool) -> list[Tensor]:
+        """Tensors like those of :meth:`forward`."""
         _, start, schedule, _ = self._split(tensors)
         num_steps, kept = len(schedule[0]), self._kept if keep else []
         states = [x.new_empty((num_steps + 1, *x.shape)) for x in start]
         return states + [start[0].new_empty((num_steps, *x.shape), dtype=x.dtype) for x in kept]
 
     def empty_gradients(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors like those of :meth:`descend`."""
+        """Tensors like those of :meth:`backward`."""
         shared, start, schedule, _ = self._split(tensors)
         return [x.new_empty(x.shape) for x in (*compress(shared, self._trained), *start, *schedule)]
 
     def in_order(self, gradients: Sequence[Tensor], num_tensors: int) -> list[Tensor | None]:
-        """Gradients of :meth:`descend` where the tensors stand that they belong to."""
+        """Gradients of :meth:`backward` where the tensors stand that they belong to."""
         found = iter(gradients)
         in_order = [next(found) if needed else None for needed in self._trained]
         in_order += found
@@ -208,35 +212,35 @@ class _Chain(Function):
 
     @staticmethod
     def forward(ctx: Any, transition: _Transition, keep: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
-        climbed = _climb(transition.name, list(tensors), keep)
+        states_and_saved = _forward(transition.name, list(tensors), keep)
         ctx.transition, ctx.num_tensors = transition, len(tensors)
-        ctx.save_for_backward(*tensors, *climbed)
-        return tuple(x[-1] for x in climbed[: transition.num_state])
+        ctx.save_for_backward(*tensors, *states_and_saved)
+        return tuple(x[-1] for x in states_and_saved[: transition.num_state])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        tensors, climbed = map(list, _parts(ctx.saved_tensors, ctx.num_tensors))
-        found = _descend(ctx.transition.name, tensors, climbed, list(gradients))
+        tensors, states_and_saved = map(list, _parts(ctx.saved_tensors, ctx.num_tensors))
+        found = _backward(ctx.transition.name, tensors, states_and_saved, list(gradients))
         return None, None, *ctx.transition.in_order(found, len(tensors))
 
 
-@torch.library.custom_op("pyro_lvgp::climb", mutates_args=())
-def _climb(name: str, tensors: list[Tensor], keep: bool) -> list[Tensor]:
-    return _TRANSITIONS[name].climb(tensors, keep)
+@torch.library.custom_op("pyro_lvgp::forward", mutates_args=())
+def _forward(name: str, tensors: list[Tensor], keep: bool) -> list[Tensor]:
+    return _TRANSITIONS[name].forward(tensors, keep)
 
 
-@_climb.register_fake
+@_forward.register_fake
 def _(name: str, tensors: list[Tensor], keep: bool) -> list[Tensor]:
-    return _TRANSITIONS[name].empty_climb(tensors, keep)
+    return _TRANSITIONS[name].empty_forward(tensors, keep)
 
 
-@torch.library.custom_op("pyro_lvgp::descend", mutates_args=())
-def _descend(name: str, tensors: list[Tensor], climbed: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
-    return _TRANSITIONS[name].descend(tensors, climbed, gradients)
+@torch.library.custom_op("pyro_lvgp::backward", mutates_args=())
+def _backward(name: str, tensors: list[Tensor], states_and_saved: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+    return _TRANSITIONS[name].backward(tensors, states_and_saved, gradients)
 
 
-@_descend.register_fake
-def _(name: str, tensors: list[Tensor], climbed: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+@_backward.register_fake
+def _(name: str, tensors: list[Tensor], states_and_saved: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
     return _TRANSITIONS[name].empty_gradients(tensors)
 
 

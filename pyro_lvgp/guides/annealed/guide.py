@@ -36,7 +36,7 @@ from pyro_lvgp.guides.annealed._targets import (
     read_statistics,
     replayable,
 )
-from pyro_lvgp.guides.annealed.schedules import Schedule
+from pyro_lvgp.guides.annealed.schedules import AnnealingSchedule
 from pyro_lvgp.guides.annealed.transitions import STEPS, Coordinates, Dynamics, Score, State
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
 from pyro_lvgp.infer.elbo.handlers import is_integrating
@@ -68,12 +68,12 @@ class AutoAnnealedLangevin(SampledGuide):
     :param sites: anneal these only.
     :param num_steps: number K of transitions.
     :param dynamics: ``"underdamped"`` Langevin, with a momentum, or ``"overdamped"``.
-    :param schedule: β_1 … β_K: ``"learned"``, ``"linear"``, ``"sigmoid"``, or the power p of ``(k / K)^p``.
+    :param annealing_schedule: β_1 … β_K: ``"learned"``, ``"linear"``, ``"sigmoid"``, or the power p of ``(k / K)^p``.
     :param step_size: initial step size η, in units of the base's standard deviation; a gradient moves a datum by η² / 2 of
         itself, or by η if overdamped.
     :param learn_step_size: learn step sizes, for each transition and latent dimension.
     :param max_step_size: they stay below it; unadjusted Langevin diverges above 2 / λ_max.
-    :param damping: initial γ of the momentum, which is learned.
+    :param momentum_persistence: initial γ of the momentum, which is learned.
     :param differentiate_score: differentiate through the scores; False is cheaper, and its gradient biased.
     :param base_guide: a :class:`MeanFieldGuide` of the model, whose Gaussians the chains start from: diagonal, with full
         covariances, or amortised.  By default ``MeanFieldGuide(model)``.
@@ -115,11 +115,11 @@ class AutoAnnealedLangevin(SampledGuide):
         sites: Sequence[str] | None = None,
         num_steps: int = 8,
         dynamics: Dynamics = "underdamped",
-        schedule: Schedule = "learned",
+        annealing_schedule: AnnealingSchedule = "learned",
         step_size: float = 0.4,
         learn_step_size: bool = True,
         max_step_size: float = 1.0,
-        damping: float = 0.8,
+        momentum_persistence: float = 0.8,
         differentiate_score: bool = True,
         base_guide: MeanFieldGuide | None = None,
         global_guide: Callable[..., Any] | None = None,
@@ -132,9 +132,9 @@ class AutoAnnealedLangevin(SampledGuide):
             raise ValueError(f"expected dynamics in {get_args(Dynamics)}, got {dynamics!r}")
         if not 0 < step_size < max_step_size:
             raise ValueError(f"expected 0 < step_size < max_step_size, got {step_size} and {max_step_size}")
-        if not 0 < damping < 1:
-            raise ValueError(f"expected damping between 0 and 1, got {damping}")
-        schedules.fixed_schedule(schedule, num_steps)
+        if not 0 < momentum_persistence < 1:
+            raise ValueError(f"expected momentum_persistence between 0 and 1, got {momentum_persistence}")
+        schedules.fixed_schedule(annealing_schedule, num_steps)
         if isinstance(sites, str):
             raise ValueError(f"expected a list of sites, got {sites!r}; write [{sites!r}]")
         if not (base_guide is None or isinstance(base_guide, MeanFieldGuide)):
@@ -154,8 +154,13 @@ class AutoAnnealedLangevin(SampledGuide):
         self.local_plate: str | None = local_plate or getattr(model, "local_plate", None)
         self._requested, self._requested_plate = sites, local_plate
         self.annealed: tuple[str, ...] = ()
-        self._schedule, self._step_size, self._learn, self._max = schedule, step_size, learn_step_size, max_step_size
-        self._damping = damping
+        self._annealing_schedule, self._step_size, self._learn, self._max = (
+            annealing_schedule,
+            step_size,
+            learn_step_size,
+            max_step_size,
+        )
+        self._momentum_persistence = momentum_persistence
         self._surrogate = (surrogate_model,)  # in a tuple, as Pyro keeps the model: not a submodule
         self._within_plate = False  # whether that has been looked at
         self._compile = compile
@@ -213,13 +218,13 @@ class AutoAnnealedLangevin(SampledGuide):
             size = loc.new_full((self.num_steps, *loc.shape[loc.dim() - site.event_dim :]), self._step_size)
             learned = PyroParam(size, constraints.interval(0.0, self._max))
             deep_setattr(self.step_sizes, name, learned if self._learn else nn.Buffer(size))
-        beta = schedules.fixed_schedule(self._schedule, self.num_steps)
+        beta = schedules.fixed_schedule(self._annealing_schedule, self.num_steps)
         if beta is None:
             self.increments = PyroParam(loc.new_ones(self.num_steps), constraints.positive)
         else:
             self.register_buffer("beta", beta.to(loc))
         if self.dynamics == "underdamped":
-            self.damping = PyroParam(loc.new_tensor(self._damping), constraints.unit_interval)
+            self.momentum_persistence = PyroParam(loc.new_tensor(self._momentum_persistence), constraints.unit_interval)
 
     def forward(self, *args, **kwargs) -> dict[str, Tensor]:
         return self._sample_path(None, args, kwargs)
@@ -328,7 +333,7 @@ class AutoAnnealedLangevin(SampledGuide):
         return tuple(noise), tuple(bases)
 
     def _run(self, z: Coordinates, bases: Bases, drawn: Trace, downwards: bool, args: tuple, kwargs: dict) -> State:
-        beta = self.beta if self._schedule != "learned" else schedules.increasing_schedule(self.increments)
+        beta = self.beta if self._annealing_schedule != "learned" else schedules.increasing_schedule(self.increments)
         step_size = tuple(attrgetter(name)(self.step_sizes) for name in self.annealed)
         if downwards:
             beta, step_size = beta.flip(0), tuple(eta.flip(0) for eta in step_size)
@@ -337,7 +342,7 @@ class AutoAnnealedLangevin(SampledGuide):
             eta.reshape(eta.shape[:1] + (1,) * (x.dim() - eta.dim() + 1) + eta.shape[1:])
             for eta, x in zip(step_size, z, strict=True)
         )
-        damping: Any = self.damping if self.dynamics == "underdamped" else torch.zeros(())
+        momentum_persistence: Any = self.momentum_persistence if self.dynamics == "underdamped" else torch.zeros(())
         through = self.differentiate_score and torch.is_grad_enabled()
         if not self._pure:
             score: Score = self._traced_score(bases, drawn, through, args, kwargs)
@@ -346,10 +351,12 @@ class AutoAnnealedLangevin(SampledGuide):
             score = partial(pure_score, self.model, self._whitened, bases, statistics, through)
         state = transitions.initial_state(score, z, self.dynamics)
         if not self._compile:
-            return transitions.anneal(partial(STEPS[self.dynamics], score, damping=damping), state, beta, step_size)
+            return transitions.anneal(
+                partial(STEPS[self.dynamics], score, momentum_persistence=momentum_persistence), state, beta, step_size
+            )
         if self._compiled is None:
             self._compiled = CompiledChain(self.dynamics, self.model, self._whitened)
-        what = {"bases": bases, "statistics": statistics, "damping": damping, "through": through}
+        what = {"bases": bases, "statistics": statistics, "momentum_persistence": momentum_persistence, "through": through}
         return self._compiled.anneal(state, beta, step_size, **what)
 
     def _traced_score(self, bases: Bases, drawn: Trace, through: bool, args: tuple, kwargs: dict) -> TracedScore:

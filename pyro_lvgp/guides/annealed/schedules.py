@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-Schedule = Literal["learned", "linear", "sigmoid"] | float
+AnnealingSchedule = Literal["learned", "linear", "sigmoid"] | float
 
 
 def increasing_schedule(increments: Float[Tensor, " K"]) -> Float[Tensor, " K"]:
@@ -50,7 +50,7 @@ def sigmoid_schedule(num_steps: int, sharpness: float = 4.0) -> Float[Tensor, " 
     return increasing_schedule(grid.diff())
 
 
-def fixed_schedule(schedule: Schedule, num_steps: int) -> Float[Tensor, " K"] | None:
+def fixed_schedule(schedule: AnnealingSchedule, num_steps: int) -> Float[Tensor, " K"] | None:
     """β_1 … β_K by name or power; None if they are learned.
 
     :param schedule: ``"linear"``, ``"sigmoid"``, the power of :func:`power_schedule`, or ``"learned"``.

@@ -35,7 +35,7 @@ class State(NamedTuple):
 
 
 def overdamped_step(
-    score: Score, state: State, noise: Coordinates, beta: Tensor, step_size: Coordinates, damping: Tensor
+    score: Score, state: State, noise: Coordinates, beta: Tensor, step_size: Coordinates, momentum_persistence: Tensor
 ) -> State:
     r"""One unadjusted Langevin transition.
 
@@ -50,7 +50,7 @@ def overdamped_step(
     :param noise: ε, standard normal.
     :param beta: β, the same at both ends.
     :param step_size: η, broadcast against z.
-    :param damping: not used.
+    :param momentum_persistence: not used.
 
     Source: eqs. 14 and 15 of the annealed-GPLVM paper (its algorithm 1 has a sign wrong).
 
@@ -72,7 +72,7 @@ def overdamped_step(
 
 
 def underdamped_step(
-    score: Score, state: State, noise: Coordinates, beta: Tensor, step_size: Coordinates, damping: Tensor
+    score: Score, state: State, noise: Coordinates, beta: Tensor, step_size: Coordinates, momentum_persistence: Tensor
 ) -> State:
     r"""Refresh the momentum, then one leapfrog step of the Hamiltonian ``−log q_k(z) + ½ ‖ρ‖²``.
 
@@ -88,7 +88,7 @@ def underdamped_step(
     :param noise: ξ, standard normal.
     :param beta: β, the same at both ends.
     :param step_size: η, broadcast against z.
-    :param damping: γ between 0 and 1; 0 draws the momentum anew.
+    :param momentum_persistence: γ between 0 and 1; 0 draws the momentum anew.
 
     Source: Geffner and Domke (2021), "MCMC variational inference via uncorrected Hamiltonian annealing"; Zhang et al. (2021),
     "Differentiable annealed importance sampling and the perils of gradient noise".
@@ -99,8 +99,8 @@ def underdamped_step(
     >>> moved.z, moved.momentum, moved.log_ratio
     ((tensor([0.9800]),), (tensor([-0.3960]),), (tensor([-0.0784]),))
     """
-    fresh = (1.0 - damping.square()).sqrt()
-    before = tuple(damping * rho + fresh * e for rho, e in zip(state.momentum, noise, strict=True))
+    fresh = (1.0 - momentum_persistence.square()).sqrt()
+    before = tuple(momentum_persistence * rho + fresh * e for rho, e in zip(state.momentum, noise, strict=True))
     g = _annealed(state.z, state.score, beta)
     half = tuple(rho + 0.5 * eta * g for rho, eta, g in zip(before, step_size, g, strict=True))
     z = tuple(z + eta * rho for z, eta, rho in zip(state.z, step_size, half, strict=True))
@@ -135,7 +135,7 @@ def anneal(
     :math:`E[w] = Z`.  From an exact draw :math:`z_K \sim p / Z` downwards, with ``beta`` and ``step_size`` flipped and the
     sign of ``log_ratio`` turned, the same expression has :math:`E[1 / w] = 1 / Z`.
 
-    :param transition: (state, noise, β, η) ↦ state, one of ``STEPS`` with its score and damping.
+    :param transition: (state, noise, β, η) ↦ state, one of ``STEPS`` with its score and momentum_persistence.
     :param state: start.
     :param beta: β of each transition.
     :param step_size: η of each transition for each site; the rest of its shape is broadcast against z.
@@ -143,9 +143,10 @@ def anneal(
     Source: Neal (2001), "Annealed importance sampling"; eqs. 8 to 18 of the annealed-GPLVM paper.
 
     >>> from functools import partial
+    >>> from pyro_lvgp.guides.annealed.schedules import power_schedule
     >>> score = lambda z: (-4.0 * z[0],)  # of N(0, 1/4)
     >>> state = initial_state(score, (torch.zeros(1000, 1),), "overdamped")
-    >>> transition = partial(overdamped_step, score, damping=torch.zeros(()))
+    >>> transition = partial(overdamped_step, score, momentum_persistence=torch.zeros(()))
     >>> anneal(transition, state, power_schedule(2, 1.0), (torch.full((2, 1), 0.1),)).z[0].shape
     torch.Size([1000, 1])
     """

@@ -19,7 +19,7 @@ from pyro_lvgp.conjugate.feature_regression import (
     weight_posterior,
 )
 from pyro_lvgp.likelihoods import Gaussian
-from pyro_lvgp.likelihoods.polya_gamma import touching_point
+from pyro_lvgp.likelihoods.polya_gamma import variational_parameter
 from pyro_lvgp.models import RandomFeatureLVM
 
 Natural = tuple[Tensor, Tensor]
@@ -44,7 +44,7 @@ class CollapsedWeights(PyroModule):
             self.gaps: Any = PyroParam(model.mean.repeat(model.num_data, 1), constraints.real)
         elif not isinstance(model.likelihood, Gaussian):
             f = suggested_function(model, y)
-            c = touching_point(f, torch.ones_like(f)).expand(model.num_data, -1).contiguous()
+            c = variational_parameter(f, torch.ones_like(f)).expand(model.num_data, -1).contiguous()
             self.c: Any = PyroParam(c, constraints.positive)
 
     def fill(self, filled: bool) -> None:
@@ -63,9 +63,9 @@ class CollapsedWeights(PyroModule):
         observed = ~torch.isnan(data)
         if self.filled:
             data, observed = torch.where(observed, data, self.gaps), torch.ones_like(observed)
-        theta = model.likelihood.theta()
-        assert theta is not None
-        return gaussian_weight_posterior(features, data - model.mean, observed, theta)
+        params = model.likelihood.params()
+        assert params is not None
+        return gaussian_weight_posterior(features, data - model.mean, observed, params)
 
     def updated(
         self, model: RandomFeatureLVM, data: Float[Tensor, "N D"], features: Float[Tensor, "N L"]
@@ -75,10 +75,10 @@ class CollapsedWeights(PyroModule):
         if self.filled:
             return {"gaps": model.mean + features @ posterior.mean.mT}
         mean, variance = function_moments(posterior, features)
-        return {"c": touching_point(model.mean + mean, variance)}
+        return {"c": variational_parameter(model.mean + mean, variance)}
 
 
-class KeptWeights(PyroModule):
+class ExplicitWeights(PyroModule):
     """A Gaussian of each output, in natural parameters: ``linear``, P m [D, L], and ``precision``, P [D or 1, L, L].
 
     :param model: the model.
@@ -154,9 +154,9 @@ class KeptWeights(PyroModule):
         """What the bound of all rows owes to the weights of each output, or of all that share a covariance."""
         posterior = from_natural(linear, precision)
         mean, variance = function_moments(posterior, features)
-        f_mean, theta = model.mean + mean, model.likelihood.theta()
-        value = torch.nan_to_num(y, model.likelihood.stand_in)
-        told = model.likelihood.expected_log_prob(value, f_mean, variance.expand_as(f_mean), theta)
+        f_mean, params = model.mean + mean, model.likelihood.params()
+        value = torch.nan_to_num(y, model.likelihood.fill_value)
+        told = model.likelihood.expected_log_prob(value, f_mean, variance.expand_as(f_mean), params)
         bound = torch.where(torch.isnan(y), 0.0, told).sum(0) - divergence_from_prior(posterior)
         return bound.sum(0, keepdim=True) if self.shared else bound
 
@@ -165,4 +165,4 @@ def suggested_function(model: RandomFeatureLVM, y: Float[Tensor, "B D"] | None) 
     """Each f as its y suggests; where there is none, the mean."""
     if y is None:
         return model.mean[None]
-    return torch.where(torch.isnan(y), model.mean, model.likelihood.function(y))
+    return torch.where(torch.isnan(y), model.mean, model.likelihood.inverse_link(y))

@@ -1,6 +1,6 @@
 """The approximate posterior of the random-feature latent variable model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -18,7 +18,7 @@ from pyro_lvgp._utils.validation import check_init_scale
 from pyro_lvgp.distributions.normal import DrawnNormal, PrecisionNormal, PrecisionNormalAtMean
 from pyro_lvgp.guides._sampled import SampledGuide
 from pyro_lvgp.guides.random_feature._frequencies import GaussianFrequencies, MixtureFrequencies
-from pyro_lvgp.guides.random_feature._weights import CollapsedWeights, KeptWeights
+from pyro_lvgp.guides.random_feature._weights import CollapsedWeights, ExplicitWeights
 from pyro_lvgp.infer import Block
 from pyro_lvgp.infer.elbo.handlers import is_bounding
 from pyro_lvgp.likelihoods import Gaussian
@@ -27,8 +27,8 @@ from pyro_lvgp.networks.pyro_module import adopt
 
 Frequencies = Literal["mixture", "gaussian"]
 Weights = Literal["collapsed", "filled", "explicit", "shared"]
-_KEPT = ("explicit", "shared")  # from step to step, as parameters
-_DAMPING_OF_KEPT = 0.1
+_EXPLICIT = ("explicit", "shared")  # from step to step, as parameters
+_DAMPING_OF_EXPLICIT = 0.1
 
 
 class RandomFeatureGuide(SampledGuide):
@@ -53,10 +53,10 @@ class RandomFeatureGuide(SampledGuide):
         where they are, hence ``"gaussian"`` ones.  ``"shared"`` is the same with one covariance for all outputs, one factor
         instead of D: of Gaussian data with one variance and no gaps it has the same bound, elsewhere a looser one.  By
         default ``"collapsed"`` if the likelihood allows it, else ``"explicit"``.
-    :param encoder: amortises the latents: a module that maps data [B, D], NaN where missing, to loc and scale [B, Q], such as
-        an :class:`~pyro_lvgp.networks.IndexNet`.  Every step then moves the latents of all rows, which mini-batches of many
-        rows need, and new rows cost one pass; it starts where its parameters are, not at the model's initial latents.  It is
-        turned into a ``PyroModule`` in place.
+    :param encoders: ``{"X": encoder}`` amortises the latents by a module that maps data [B, D], NaN where missing, to loc and
+        scale [B, Q], such as an :class:`~pyro_lvgp.networks.IndexNet`.  Every step then moves the latents of all rows, which
+        mini-batches of many rows need, and new rows cost one pass; it starts where its parameters are, not at the model's
+        initial latents.  It is turned into a ``PyroModule`` in place.
     :param init_scale: first standard deviation of the latents, without an encoder.
     :param seed: seed of the first assignments or frequencies.
     :raises ValueError: for an unknown choice, or one that the likelihood or the other choice rules out; for a call without
@@ -95,19 +95,22 @@ class RandomFeatureGuide(SampledGuide):
         *,
         frequencies: Frequencies | None = None,
         weights: Weights | None = None,
-        encoder: nn.Module | None = None,
+        encoders: Mapping[str, nn.Module | None] | None = None,
         init_scale: float = 0.1,
         seed: int = 0,
     ):
         weights = weights or ("collapsed" if model.is_conjugate else "explicit")
-        frequencies = frequencies or ("gaussian" if weights in _KEPT else "mixture")
+        frequencies = frequencies or ("gaussian" if weights in _EXPLICIT else "mixture")
         _check_choice("frequencies", frequencies, Frequencies)
         _check_weights(weights, model, frequencies)
         check_init_scale(init_scale)
         super().__init__(model)
         self.encoders = PyroModule()
-        if encoder is not None:
-            adopt(self.encoders, "X", encoder)
+        for name, encoder in (encoders or {}).items():
+            if name != "X":
+                raise ValueError(f"expected an encoder of the site 'X', got one of {name!r}; no other site is amortised")
+            if encoder is not None:
+                adopt(self.encoders, name, encoder)
         self.frequencies, self._weights, self._init_scale, self._seed = frequencies, weights, init_scale, seed
 
     @property
@@ -123,7 +126,7 @@ class RandomFeatureGuide(SampledGuide):
     def weights(self, value: Weights) -> None:
         _check_weights(value, self.model, self.frequencies)
         if self.prototype_trace is not None and value != self.weights:
-            if not hasattr(self.a, "gaps") or value in _KEPT:
+            if not hasattr(self.a, "gaps") or value in _EXPLICIT:
                 raise ValueError(
                     f'expected weights="{self.weights}" of a guide that has run with them, got {value!r}; only filled weights '
                     "can be collapsed later, and filled again: make a new guide"
@@ -132,7 +135,7 @@ class RandomFeatureGuide(SampledGuide):
         self._weights = value
 
     def _make_parameters(self, y: Tensor | None = None, idx: Tensor | None = None) -> None:
-        if self.weights not in _KEPT and idx is not None:
+        if self.weights not in _EXPLICIT and idx is not None:
             raise _data_not_seen()
         known = {"alpha", "v", "omega", "X", "a"}
         if others := {name for name, _ in self.prototype_trace.iter_stochastic_nodes()} - known:
@@ -149,11 +152,11 @@ class RandomFeatureGuide(SampledGuide):
             X = like.new_zeros(model.num_data, model.latent_dim) if X is None else X.to(like, copy=True)
             self.X.loc = PyroParam(X, constraints.real)
             self.X.scale = _positive(torch.full_like(X, self._init_scale))
-        if self.weights in _KEPT:
+        if self.weights in _EXPLICIT:
             if y is None:
                 y, idx = like.new_full((1, model.data_dim), torch.nan), torch.zeros_like(like[:1]).long()
             with torch.no_grad():
-                self.a = KeptWeights(model, y, self._draw_features(y, idx), shared=self.weights == "shared")
+                self.a = ExplicitWeights(model, y, self._draw_features(y, idx), shared=self.weights == "shared")
         else:
             self.register_buffer("data", like.new_full((model.num_data, model.data_dim), torch.nan))
             self.a = CollapsedWeights(model, y, filled=self.weights == "filled")
@@ -168,12 +171,12 @@ class RandomFeatureGuide(SampledGuide):
         """
         if self.prototype_trace is None:
             self._setup_prototype(y, idx)
-        if y is not None and idx is None and self.weights not in _KEPT:
+        if y is not None and idx is None and self.weights not in _EXPLICIT:
             self.data = y.detach().clone()  # whoever fills the gaps of y later does not tell us
         values = self._sample_spectrum()
         with self.model.data_plate(y, idx):
             values["X"] = pyro.sample("X", self.latents(y, idx).to_event(1))
-        X = None if self.weights in _KEPT else self._all_latents(values["X"], y, idx)
+        X = None if self.weights in _EXPLICIT else self._all_latents(values["X"], y, idx)
         return values | self._sample_weights(values["omega"], X, has_all=y is not None and idx is None)
 
     def sample_globals(self, *args, local_plate: str) -> dict[str, Tensor]:
@@ -186,7 +189,7 @@ class RandomFeatureGuide(SampledGuide):
             self._setup_prototype(*args)
         with self._pyro_context:
             values = self._sample_spectrum()
-            X = None if self.weights in _KEPT else self._latents_of_data().rsample()
+            X = None if self.weights in _EXPLICIT else self._latents_of_data().rsample()
             return values | self._sample_weights(values["omega"], X, has_all=False)
 
     def _sample_spectrum(self) -> dict[str, Tensor]:
@@ -291,7 +294,7 @@ class RandomFeatureGuide(SampledGuide):
 
         ``"gradient"``: latents, frequencies with their components or assignments, and parameters of kernel and likelihood, by
         Adam; ``"sticks"`` and ``"concentration"``, by closed forms (with Gaussian frequencies, those of a lower bound in which
-        each frequency is assigned to components once); and, depending on the weights, ``"touching-points"`` (collapsed,
+        each frequency is assigned to components once); and, depending on the weights, ``"variational-parameters"`` (collapsed,
         logistic likelihood), by a fixed point, ``"gaps"`` (filled), at their means, or ``"weights"`` (explicit or shared), by
         natural gradients.
 
@@ -306,7 +309,7 @@ class RandomFeatureGuide(SampledGuide):
             (½, 1]; a delay of 10 or more keeps the first batches from deciding all.
         """
         if damping is None:
-            damping = _DAMPING_OF_KEPT if self.weights in _KEPT else 1.0
+            damping = _DAMPING_OF_EXPLICIT if self.weights in _EXPLICIT else 1.0
         latents = "guide.encoders.*" if hasattr(self.encoders, "X") else "guide.X.*"
         moved, adam = ["model.*", "guide.omega.*", latents], partial(torch.optim.Adam, lr=learning_rate)
         blocks = [
@@ -314,14 +317,14 @@ class RandomFeatureGuide(SampledGuide):
             Block("sticks", params=["guide.v.*"], update=self._update_sticks),
             Block("concentration", params=["guide.alpha.*"], update=self._update_concentration),
         ]
-        if self.weights in _KEPT:
+        if self.weights in _EXPLICIT:
             name = "weights"
         elif self.weights == "filled":
             name = "gaps"
         elif isinstance(self.model.likelihood, Gaussian):
             return blocks
         else:
-            name = "touching-points"
+            name = "variational-parameters"
         return [*blocks, Block(name, params=["guide.a.*"], update=self._update_weights, damping=damping)]
 
     def _update_sticks(self, *args, **kwargs) -> dict[str, Tensor]:
@@ -334,7 +337,7 @@ class RandomFeatureGuide(SampledGuide):
         return {"guide.alpha.shape": shape, "guide.alpha.rate": rate}
 
     def _update_weights(self, y: Tensor, idx: Tensor | None = None) -> dict[str, Tensor]:
-        if self.weights in _KEPT:
+        if self.weights in _EXPLICIT:
             new = self.a.updated(self.model, y, self._draw_features(y, idx), is_whole=idx is None)
         else:
             new = self.a.updated(self.model, self.data, self._draw_features(self.data, None))
@@ -391,7 +394,7 @@ def _check_weights(weights: Weights, model: RandomFeatureLVM, frequencies: Frequ
         )
     if weights == "filled" and not isinstance(model.likelihood, Gaussian):
         raise ValueError(f'expected a Gaussian likelihood for weights="filled", got {type(model.likelihood).__name__}')
-    if weights in _KEPT and frequencies == "mixture":
+    if weights in _EXPLICIT and frequencies == "mixture":
         raise ValueError(
             f'expected frequencies="gaussian" with {weights} weights, got "mixture": its draws are other frequencies at '
             "each step, for which the weights do not hold"

@@ -32,10 +32,10 @@ class CompiledELBO(ELBO):
     ``JitTrace_ELBO`` has: the structure, settings of modules, tensors that you put in place of others.  Arguments of other
     shapes, and other numbers or strings, get graphs of their own.
 
-    Where the graph relies on values, it checks (see ``assume``): a step whose values are others, such as one whose kernel matrix
-    needs more jitter, runs as if not compiled, with a warning the first time.  The tenth such step is recorded in place of the
-    first, the hundredth after that again, and so on: a graph of a mini-batch with gaps serves those without, but not the other
-    way round.  Random numbers are
+    Where the graph relies on values, it checks (see ``assume``): a step whose values are others, such as one whose kernel
+    matrix needs more jitter, runs as if not compiled, with a warning the first time.  The tenth such step is recorded in
+    place of the first, the hundredth after that again, and so on: a graph of a mini-batch with gaps serves those without, but
+    not the other way round.  Random numbers are
     those of a step not compiled, unless some depend on parameters (a Gamma's, say).  If none do, the first results of a graph
     are compared with those of its operations run one by one; should they differ by more than rounding, which compilers have
     caused, the operations are run from then on, with a warning.

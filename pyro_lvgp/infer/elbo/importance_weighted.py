@@ -28,16 +28,17 @@ class ImportanceWeightedELBO(LocalELBO):
 
     :param local_plate: name of the plate over data.
     :param num_samples: S; 1 is the ordinary bound.
-    :param gradient: ``"standard"``, or ``"dreg"`` for the doubly reparameterised gradient of the local guide's parameters,
-        whose signal does not vanish as S grows; not for annealed sites, whose density has no parameters apart from its draws.
+    :param gradient_estimator: ``"standard"``, or ``"dreg"`` for the doubly reparameterised gradient of the local guide's
+        parameters, whose signal does not vanish as S grows; not for annealed sites, whose density has no parameters apart
+        from its draws.
     :param integrate: take the expectation over Gaussian globals in closed form where the model can (see
         :class:`~pyro_lvgp.infer.IntegrateGaussians`), inside the logarithm.  That bound is a little looser, and its gradient
         has less noise; False draws the globals, as in the formula.
     :param num_particles: draws of the globals to average over.
     :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
     :raises ValueError: if the plate is missing or a loop, a plate inside it is subsampled, a guide site cannot be
-        reparameterised, the guide draws all data jointly, as ``AutoMultivariateNormal`` does, or ``gradient="dreg"`` meets
-        local guide sites that are annealed or depend on each other.
+        reparameterised, the guide draws all data jointly, as ``AutoMultivariateNormal`` does, or
+        ``gradient_estimator="dreg"`` meets local guide sites that are annealed or depend on each other.
 
     >>> import pyro, pyro.distributions as dist
     >>> from pyro.infer.autoguide import AutoNormal
@@ -59,13 +60,13 @@ class ImportanceWeightedELBO(LocalELBO):
         local_plate: str = "data",
         num_samples: int = 10,
         *,
-        gradient: str = "standard",
+        gradient_estimator: str = "standard",
         integrate: bool = True,
         num_particles: int = 1,
         max_plate_nesting: int | float = math.inf,
     ):
-        if gradient not in ("standard", "dreg"):
-            raise ValueError(f'expected gradient "standard" or "dreg", got {gradient!r}')
+        if gradient_estimator not in ("standard", "dreg"):
+            raise ValueError(f'expected gradient "standard" or "dreg", got {gradient_estimator!r}')
         super().__init__(
             local_plate,
             num_samples,
@@ -73,7 +74,7 @@ class ImportanceWeightedELBO(LocalELBO):
             num_particles=num_particles,
             max_plate_nesting=max_plate_nesting,
         )
-        self.gradient = gradient
+        self.gradient_estimator = gradient_estimator
 
     def log_weights(self, model: Any, guide: Any, *args, **kwargs) -> Tensor:
         """Log w_sn = log p(y_n, x_ns | g) − log q(x_ns | g) for one draw of the globals: [S, ...plates], e.g. [S, B]."""
@@ -84,7 +85,7 @@ class ImportanceWeightedELBO(LocalELBO):
         return log_w.reshape(log_w.shape[:1] + tuple(log_w.shape[dim] for dim in kept_dims))
 
     def _particle(self, model_sites: Sites, guide_sites: Sites) -> Tensor:
-        dreg = self.gradient == "dreg" and torch.is_grad_enabled()
+        dreg = self.gradient_estimator == "dreg" and torch.is_grad_enabled()
         local_model, global_model = self._split(model_sites)
         local_guide, global_guide = self._split(guide_sites)
         self._check_draws(local_guide, global_guide)
@@ -157,7 +158,9 @@ def _base(fn: Any) -> Any:
 def _independent_draws(sites: Sites) -> list[Tensor]:
     """The random draws among guide sites, which must not be annealed or depend on each other."""
     if annealed := [name for name, site in sites.items() if isinstance(_base(site["fn"]), PathDelta)]:
-        raise ValueError(f'gradient="dreg" is not defined for the chains of {annealed}; use gradient="standard"')
+        raise ValueError(
+            f'gradient_estimator="dreg" is not defined for the chains of {annealed}; use gradient_estimator="standard"'
+        )
     draws = {
         name: site["value"]
         for name, site in sites.items()
@@ -169,7 +172,7 @@ def _independent_draws(sites: Sites) -> list[Tensor]:
             (path,) = torch.autograd.grad(draws[name].sum(), draws[earlier], retain_graph=True, allow_unused=True)
             if path is not None:
                 raise ValueError(
-                    f'gradient="dreg" needs local guide sites drawn independently, but {name!r} depends on {earlier!r}; use '
-                    'gradient="standard"'
+                    f'gradient_estimator="dreg" needs local guide sites drawn independently, but {name!r} depends on '
+                    f'{earlier!r}; use gradient_estimator="standard"'
                 )
     return list(draws.values())

@@ -23,11 +23,11 @@ from pyro_lvgp.distributions.normal import without_independent
 from pyro_lvgp.infer.elbo.base import DifferentiableELBO
 from pyro_lvgp.infer.elbo.handlers import IntegrateGaussians, Integrating
 from pyro_lvgp.infer.elbo.terms import Sites, check_reparameterised, known_same, log_ratio, share_masks, trace_guide
-from pyro_lvgp.networks.corruption import Masking
+from pyro_lvgp.networks.corruption import Corruption
 from pyro_lvgp.ops import gaussian_sites
 
 Value = Literal["semi-analytic", "doubly-stochastic"]
-Gradient = Literal["path", "score"]
+GradientEstimator = Literal["path", "score"]
 _FEW = 10
 
 
@@ -42,30 +42,30 @@ class StructuredELBO(DifferentiableELBO):
         = E_{q(f)}\Big[\log \frac{p(y \mid f)}{l(f)}\Big] + \log Z .
 
     ``value="semi-analytic"`` draws f in the likelihood only, the left side; ``"doubly-stochastic"`` in both logarithms, the
-    right side, whose noise nearly cancels where sites fit the likelihood.  ``gradient="path"`` differentiates through the
-    draw :math:`f_n = \hat m_n + \hat\Sigma_{nn}^{1/2} \epsilon`, ``"score"`` uses :math:`\nabla \log q(f_n)` (all other
-    sites go by path), with the likelihood of point n alone if the rightmost plate is called "points" and shows all of them,
-    and with that of all of them otherwise, which is noisier.  All four have one mean, and gradients of one mean.  Other sites
-    of the model enter by their analytic KL where there is one.
+    right side, whose noise nearly cancels where sites fit the likelihood.  ``gradient_estimator="path"`` differentiates
+    through the draw :math:`f_n = \hat m_n + \hat\Sigma_{nn}^{1/2} \epsilon`, ``"score"`` uses :math:`\nabla \log q(f_n)` (all
+    other sites go by path), with the likelihood of point n alone if the rightmost plate is called "points" and shows all of
+    them, and with that of all of them otherwise, which is noisier.  All four have one mean, and gradients of one mean.  Other
+    sites of the model enter by their analytic KL where there is one.
 
     Data must be independent of each other given f, each observed entry given the f_n of its point, and no process may have a
     prior that depends on another.  Mini-batches of series are exact; in a mini-batch of points of one series the normaliser Z
     is that of those points alone, and the bound is biased (eq. 3.25), little if lengthscales are short.
 
     :param value: which side of the equation.
-    :param gradient: which estimator of its gradient.
+    :param gradient_estimator: which estimator of its gradient.
     :param num_particles: draws of f, and of all else, to average over.
     :param rescale: climb a bound whose likelihood is divided by the observed fraction of the data.  The fraction is that of
         the mini-batch, and rows that pad a series count as missing, so mini-batches of series are then not exact.
-    :param masking: climb eq. 5.6: what the guide is shown of the data, see
+    :param corruption: climb eq. 5.6: what the guide is shown of the data, see
         :mod:`pyro_lvgp.networks.corruption`; all observed entries are scored.
     :param vectorize_particles: draw particles along a dimension left of every plate; False one after the other.
     :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
     :raises ValueError: for an unknown estimator, no particles, a guide site that cannot be reparameterised, a process whose
         prior depends on another, or whose scale in the model is not that in the guide, or, to rescale or mask, no data.
-    :raises TypeError: if ``masking`` is no function.
+    :raises TypeError: if ``corruption`` is no function.
 
-    ``rescale`` and ``masking`` shape what ``loss_and_grads`` climbs and returns; ``loss`` is always minus the bound.
+    ``rescale`` and ``corruption`` shape what ``loss_and_grads`` climbs and returns; ``loss`` is always minus the bound.
 
     Source: eqs. 3.18 to 3.25 and 5.6 of the GP-VAE thesis; the gradient of the doubly stochastic value takes
     ``∇ log Z = E_q[∇ log p(f) + ∇ log l(f)]`` in closed form.
@@ -75,7 +75,7 @@ class StructuredELBO(DifferentiableELBO):
     >>> from pyro_lvgp.models import GPVAE
     >>> from pyro_lvgp.networks import MLP, IndexNet
     >>> model = GPVAE(RBF(1, lengthscale=0.2, batch_shape=(2,)), MLP(2, 4))
-    >>> guide = StructuredGPGuide(model, IndexNet(4, 2))
+    >>> guide = StructuredGPGuide(model, encoders={"f": IndexNet(4, 2)})
     >>> t, y = torch.linspace(0.0, 1.0, 10)[:, None], torch.randn(10, 4)
     >>> StructuredELBO(max_plate_nesting=1)(model, guide)(t, y).backward()
     """
@@ -84,40 +84,41 @@ class StructuredELBO(DifferentiableELBO):
         self,
         *,
         value: Value = "semi-analytic",
-        gradient: Gradient = "path",
+        gradient_estimator: GradientEstimator = "path",
         num_particles: int = 1,
         rescale: bool = False,
-        masking: Masking | None = None,
+        corruption: Corruption | None = None,
         vectorize_particles: bool = True,
         max_plate_nesting: int | float = math.inf,
     ):
-        if value not in get_args(Value) or gradient not in get_args(Gradient):
+        if value not in get_args(Value) or gradient_estimator not in get_args(GradientEstimator):
             raise ValueError(
-                f"expected value in {get_args(Value)} and gradient in {get_args(Gradient)}, got {value!r} and {gradient!r}"
+                f"expected value in {get_args(Value)} and gradient_estimator in {get_args(GradientEstimator)}, got "
+                f"{value!r} and {gradient_estimator!r}"
             )
-        if not (masking is None or callable(masking)):
+        if not (corruption is None or callable(corruption)):
             raise TypeError(
-                f"expected masking to be a function of the data, got {masking!r}; see pyro_lvgp.networks.corruption"
+                f"expected corruption to be a function of the data, got {corruption!r}; see pyro_lvgp.networks.corruption"
             )
         check_sizes(num_particles=num_particles)
         super().__init__(
             num_particles=num_particles, vectorize_particles=vectorize_particles, max_plate_nesting=max_plate_nesting
         )
-        self.value, self.gradient, self.rescale, self.masking = value, gradient, rescale, masking
+        self.value, self.gradient_estimator, self.rescale, self.corruption = value, gradient_estimator, rescale, corruption
         self._known_as_independent: set[frozenset[str]] = set()
 
     def loss(self, model: Any, guide: Any, *args, **kwargs) -> float:
-        """Minus an estimate of the bound, without gradients, ``rescale`` or ``masking``."""
+        """Minus an estimate of the bound, without gradients, ``rescale`` or ``corruption``."""
         with torch.no_grad():
             return torch_item(self._loss(model, guide, 1.0, args, kwargs))
 
     def differentiable_loss(self, model: Any, guide: Any, *args, **kwargs) -> Tensor:
         """Minus an estimate of what is climbed, to differentiate."""
-        if not self.rescale and self.masking is None:
+        if not self.rescale and self.corruption is None:
             return self._loss(model, guide, 1.0, args, kwargs)
         data = position_of_data(args)
         y = args[data]
-        shown = y if self.masking is None else self.masking(y)
+        shown = y if self.corruption is None else self.corruption(y)
 
         def blinkered(*args, **kwargs):
             return guide(*args[:data], shown, *args[data + 1 :], **kwargs)
@@ -131,7 +132,7 @@ class StructuredELBO(DifferentiableELBO):
         return -torch.stack(bounds).sum() / self.num_particles
 
     def _get_trace(self, model: Any, guide: Any, args: tuple, kwargs: dict) -> tuple[Trace, Trace]:
-        draw = _DrawMarginals(detach=self.gradient == "score")
+        draw = _DrawMarginals(detach=self.gradient_estimator == "score")
         with Integrating():
             guide_trace = trace_guide(draw(guide), args, kwargs)
             processes = frozenset(_processes(guide_trace))
@@ -164,7 +165,7 @@ class StructuredELBO(DifferentiableELBO):
         priors = {
             name: (site, scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"], site["mask"]))
             for name, site in latent.items()
-            if self.gradient == "score" or is_validation_enabled()
+            if self.gradient_estimator == "score" or is_validation_enabled()
         }
         if is_validation_enabled():
             for site, log_prob in (*likelihoods, *priors.values()):
@@ -200,7 +201,7 @@ class StructuredELBO(DifferentiableELBO):
             expected = _without_value(gaussian_sites.expected_log_sites(posterior, centred, variance).sum(-1))
             term = (gaussian_sites.log_normaliser(posterior) - expected).expand(q.batch_shape) - log_sites.sum(-1)
         total = scale_and_mask(sum_rightmost(term, event_dim), site["scale"], site["mask"]).sum()
-        if self.gradient == "score":
+        if self.gradient_estimator == "score":
             log_q = torch.distributions.Normal(q.mean, q.variance.sqrt()).log_prob(f)
             log_q, log_l = (_sum_latents(x, event_dim) for x in (log_q, log_sites))
             of_points = (x[..., None] if torch.is_tensor(x) and x.dim() else x for x in (site["scale"], site["mask"]))
@@ -289,7 +290,7 @@ def _processes(guide_trace: Trace) -> Sites:
 def _parts(prior: Any) -> list[Tensor]:
     """What a prior is made of."""
     if isinstance(prior, GaussianProcess):
-        return [leaf for leaf in tree_leaves((prior.X, prior.theta)) if isinstance(leaf, Tensor)]
+        return [leaf for leaf in tree_leaves((prior.X, prior.params)) if isinstance(leaf, Tensor)]
     return [prior.loc, prior.scale_tril]
 
 

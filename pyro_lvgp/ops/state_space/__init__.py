@@ -4,29 +4,29 @@ from pyro_lvgp.ops.state_space.inference import (
     KalmanFilter,
     Series,
     condition,
-    draw,
-    draw_prior,
-    in_order,
     log_normaliser,
     log_prob,
+    sample_posterior,
+    sample_prior,
+    sort_inputs,
 )
-from pyro_lvgp.ops.state_space.models import Chain, add, constant, matern, multiply, pad
+from pyro_lvgp.ops.state_space.models import StateSpaceModel, add, constant, matern, multiply, pad
 from pyro_lvgp.ops.state_space.scan import prefix
 
 __all__ = [
-    "Chain",
     "KalmanFilter",
     "Series",
+    "StateSpaceModel",
     "add",
     "condition",
     "constant",
-    "draw",
-    "draw_prior",
-    "in_order",
     "log_normaliser",
     "log_prob",
     "matern",
     "multiply",
     "pad",
     "prefix",
+    "sample_posterior",
+    "sample_prior",
+    "sort_inputs",
 ]

@@ -1,6 +1,6 @@
 r"""Chains under Gaussian sites: the Kalman filter as the Cholesky factor of I + W K W, and all that needs it.
 
-What :mod:`pyro_lvgp.ops.gaussian_sites` does with matrices K, for processes that are Gauss–Markov chains.  With sites
+What :mod:`pyro_lvgp.ops.gaussian_sites` does with matrices K, for processes that are Gauss–Markov models.  With sites
 :math:`c_n = W_n f_n + \epsilon`, let P and m be of the state given the sites before n, and
 
 .. math::
@@ -26,19 +26,19 @@ from torch.nn import functional as F
 from pyro_lvgp.ops import gaussian_sites
 from pyro_lvgp.ops.gaussian_sites import Posterior
 from pyro_lvgp.ops.linalg import FIRST_JITTER
-from pyro_lvgp.ops.state_space.models import Chain
+from pyro_lvgp.ops.state_space.models import StateSpaceModel
 from pyro_lvgp.ops.state_space.scan import Maps, prefix
 
 
 class Series(NamedTuple):
     """A chain at inputs in any order; values of the process are in the order of the inputs.
 
-    :param chain: at the inputs in increasing order.
+    :param model: at the inputs in increasing order.
     :param order: indices that sort.
     :param inverse: indices that undo it.
     """
 
-    chain: Chain
+    model: StateSpaceModel
     order: Int[Tensor, "*batch N"]
     inverse: Int[Tensor, "*batch N"]
 
@@ -60,14 +60,14 @@ class KalmanFilter(NamedTuple):
     Psi: Float[Tensor, "*batch T S S"]
 
 
-def in_order(
+def sort_inputs(
     x: Float[Tensor, "*batch N"],
 ) -> tuple[Float[Tensor, "*batch T"], Int[Tensor, "*batch N"], Int[Tensor, "*batch N"]]:
     """Steps between inputs in increasing order, the indices that sort them, and those that undo it.
 
     :param x: inputs in any order.
 
-    >>> in_order(torch.tensor([0.5, 0.0, 2.0]))
+    >>> sort_inputs(torch.tensor([0.5, 0.0, 2.0]))
     (tensor([0.5000, 1.5000]), tensor([1, 0, 2]), tensor([1, 0, 2]))
     """
     x, order = x.sort(dim=-1, stable=True)
@@ -82,18 +82,18 @@ def condition(series: Series, site_mean: Float[Tensor, "*#batch N"], site_precis
     :param site_precision: 1/v, zero where a site says nothing.
 
     >>> from pyro_lvgp.ops.state_space import matern
-    >>> steps, *orders = in_order(torch.tensor([0.0, 9.0]))
+    >>> steps, *orders = sort_inputs(torch.tensor([0.0, 9.0]))
     >>> series = Series(matern(steps, torch.tensor(0.1), torch.tensor(1.0), 1.5), *orders)
     >>> posterior = condition(series, torch.tensor([2.0, 5.0]), torch.tensor([1.0, 0.0]))
     >>> posterior.mean, posterior.variance
     (tensor([1., 0.]), tensor([0.5000, 1.0000]))
     """
-    chain = series.chain
+    model = series.model
     W, c = gaussian_sites.whitened_sites(site_mean, site_precision)
-    LB = _factorise(chain, _sort(W, series))
-    mean, alpha = (_unsort(x[..., 0, 0], series) for x in _solve(chain, LB, _sort(c, series)[..., None, None]))
+    LB = _factorise(model, _sort(W, series))
+    mean, alpha = (_unsort(x[..., 0, 0], series) for x in _solve(model, LB, _sort(c, series)[..., None, None]))
     # What the sites up to n leave, less what those after tell.
-    filtered, told = _output(chain) @ LB.p, LB.p.mT @ _precision_ahead(chain, LB) @ LB.p
+    filtered, told = _output(model) @ LB.p, LB.p.mT @ _precision_ahead(model, LB) @ LB.p
     variance, before = (_unsort(x[..., 0, 0], series) for x in (filtered - told, filtered))
     variance = gaussian_sites.bounded_variance(variance, before, site_precision)
     mean, variance, alpha = torch.broadcast_tensors(mean, variance, alpha)
@@ -110,14 +110,14 @@ def log_normaliser(
     :param c: W times the sites' means, with leading dimensions for several of them.
 
     >>> from pyro_lvgp.ops.state_space import matern
-    >>> steps, *orders = in_order(torch.tensor([0.0, 9.0]))
+    >>> steps, *orders = sort_inputs(torch.tensor([0.0, 9.0]))
     >>> series = Series(matern(steps, torch.tensor(0.1), torch.tensor(1.0), 1.5), *orders)
     >>> log_normaliser(series, torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.0]))  # log N(2; 0, 2) + ½ log 2π
     tensor(-1.3466)
     """
-    LB = _factorise(series.chain, _sort(W, series))
+    LB = _factorise(series.model, _sort(W, series))
     columns, extra = _as_columns(_sort(c, series)[..., None], LB.Psi.dim() - 3)
-    _, residual = _filter(series.chain, LB, columns)
+    _, residual = _filter(series.model, LB, columns)
     # −½ Σ (v² / s + log s) for the innovations v = s residual
     return -0.5 * _from_columns((LB.s * residual.square() + LB.s.log()).squeeze(-2), extra).sum(-1)
 
@@ -132,13 +132,13 @@ def log_prob(
     :param posterior: what :func:`condition` returned, without sites at these values; the prior if omitted, of all values.
 
     >>> from pyro_lvgp.ops.state_space import matern
-    >>> steps, *orders = in_order(torch.tensor([0.0, 9.0]))
+    >>> steps, *orders = sort_inputs(torch.tensor([0.0, 9.0]))
     >>> series = Series(matern(steps, torch.tensor(0.1), torch.tensor(1.0), 1.5), *orders)
     >>> log_prob(series, torch.zeros(2))  # −log 2π
     tensor(-1.8379)
     """
-    chain = series.chain
-    variance = (chain.h[..., None, :] @ chain.P @ chain.h[..., None]).squeeze(-1)
+    model = series.model
+    variance = (model.emission[..., None, :] @ model.P @ model.emission[..., None]).squeeze(-1)
     W = (FIRST_JITTER[f.dtype] * variance).rsqrt().expand(*variance.shape[:-1], f.shape[-1])
     constants = (W.log() - 0.5 * math.log(2.0 * math.pi)).sum(-1)
     if posterior is None:
@@ -148,29 +148,30 @@ def log_prob(
     return both - gaussian_sites.log_normaliser(posterior) + constants
 
 
-def draw_prior(series: Series, noise: Float[Tensor, "*particles N S"]) -> Float[Tensor, "*particles N"]:
+def sample_prior(series: Series, noise: Float[Tensor, "*particles N S"]) -> Float[Tensor, "*particles N"]:
     """Joint draws of the process.
 
     :param series: prior, of mean zero.
     :param noise: standard normal, for each point and entry of its state.
 
     >>> from pyro_lvgp.ops.state_space import matern
-    >>> steps, *orders = in_order(torch.tensor([0.0, 9.0]))
+    >>> steps, *orders = sort_inputs(torch.tensor([0.0, 9.0]))
     >>> series = Series(matern(steps, torch.tensor(0.1), torch.tensor(1.0), 0.5), *orders)
-    >>> draw_prior(series, torch.tensor([[1.0], [2.0]]))  # points so far apart are independent
+    >>> sample_prior(series, torch.tensor([[1.0], [2.0]]))  # points so far apart are independent
     tensor([1., 2.])
     """
-    chain = series.chain
-    columns, extra = _as_columns(noise, chain.A.dim() - 3)
-    start = _square_root(chain.P)[..., None, :, :] @ columns[..., :1, :, :]
-    x = _recursion(chain.A, _square_root(chain.Q) @ columns[..., 1:, :, :], start)
-    return _unsort(_from_columns((_output(chain) @ x).squeeze(-2), extra), series)
+    model = series.model
+    columns, extra = _as_columns(noise, model.A.dim() - 3)
+    start = _square_root(model.P)[..., None, :, :] @ columns[..., :1, :, :]
+    x = _recursion(model.A, _square_root(model.Q) @ columns[..., 1:, :, :], start)
+    return _unsort(_from_columns((_output(model) @ x).squeeze(-2), extra), series)
 
 
-def draw(
+def sample_posterior(
     series: Series, posterior: Posterior, prior_draw: Float[Tensor, "*#particles N"], noise: Tensor
 ) -> Float[Tensor, "*particles N"]:
-    """Joint draws of q(f) from those of the prior, by Matheron's rule as in :func:`pyro_lvgp.ops.gaussian_sites.draw`.
+    """Joint draws of q(f) from those of the prior, by Matheron's rule as in
+    :func:`pyro_lvgp.ops.gaussian_sites.sample_posterior`.
 
     :param series: prior, of mean zero.
     :param posterior: what :func:`condition` returned.
@@ -178,35 +179,35 @@ def draw(
     :param noise: ε, standard normal, of the draw's shape.
 
     >>> from pyro_lvgp.ops.state_space import matern
-    >>> steps, *orders = in_order(torch.tensor([0.0, 9.0]))
+    >>> steps, *orders = sort_inputs(torch.tensor([0.0, 9.0]))
     >>> series = Series(matern(steps, torch.tensor(0.1), torch.tensor(1.0), 0.5), *orders)
     >>> posterior = condition(series, torch.tensor([2.0, 5.0]), torch.tensor([1.0, 0.0]))
-    >>> draw(series, posterior, torch.ones(2), torch.zeros(2))
+    >>> sample_posterior(series, posterior, torch.ones(2), torch.zeros(2))
     tensor([1.5000, 1.0000])
     """
     c = _sort(posterior.c + noise - posterior.W * prior_draw, series)
     columns, extra = _as_columns(c[..., None], posterior.LB.Psi.dim() - 3)
-    change, _ = _solve(series.chain, posterior.LB, columns)
+    change, _ = _solve(series.model, posterior.LB, columns)
     return prior_draw + _unsort(_from_columns(change.squeeze(-2), extra), series)
 
 
-def _output(chain: Chain) -> Float[Tensor, "*batch 1 1 S"]:
+def _output(model: StateSpaceModel) -> Float[Tensor, "*batch 1 1 S"]:
     """What is seen of the states, for products with columns [*batch, N, S, columns]."""
-    return chain.h[..., None, None, :]
+    return model.emission[..., None, None, :]
 
 
-def _factorise(chain: Chain, W: Float[Tensor, "*#batch N"]) -> KalmanFilter:
+def _factorise(model: StateSpaceModel, W: Float[Tensor, "*#batch N"]) -> KalmanFilter:
     """Variances of the state before each site by a scan; all else follows point by point."""
-    W, h = W[..., None, None], _output(chain).mT
+    W, h = W[..., None, None], _output(model).mT
     # In double precision: where states are sums, I + C J of sharp sites is singular to the digits of float32.
-    A, Q, P, told = (x.double() for x in (chain.A, chain.Q, chain.P[..., None, :, :], W.square() * h @ h.mT))
+    A, Q, P, told = (x.double() for x in (model.A, model.Q, model.P[..., None, :, :], W.square() * h @ h.mT))
     later = prefix((A, Q, told[..., :-1, :, :]), P, _compose_updates, _update)
     Ph = (torch.cat([P.expand(*later.shape[:-3], -1, -1, -1), later], -3) @ h.double()).to(h)
     # No variance is negative, whatever rounding says.
     s = 1.0 + W.square() * (h.mT @ Ph).clamp_min(0.0)
     p = Ph / s
     k = W * p
-    Psi = chain.A - (W * k)[..., 1:, :, :] @ (h.mT @ chain.A)
+    Psi = model.A - (W * k)[..., 1:, :, :] @ (h.mT @ model.A)
     return KalmanFilter(W, s, p, k, Psi)
 
 
@@ -230,27 +231,27 @@ def _solve_plus_identity(A: Tensor, B: Tensor) -> Tensor:
     return torch.linalg.solve_ex(identity + A, B, check_errors=False).result
 
 
-def _filter(chain: Chain, LB: KalmanFilter, c: Tensor) -> tuple[Tensor, Tensor]:
+def _filter(model: StateSpaceModel, LB: KalmanFilter, c: Tensor) -> tuple[Tensor, Tensor]:
     """Filtered states and ``s⁻¹`` times the innovations, for columns c."""
     kc = LB.k @ c
     m = _recursion(LB.Psi, kc[..., 1:, :, :], kc[..., :1, :, :])
-    predicted = _output(chain) @ chain.A @ m[..., :-1, :, :]
+    predicted = _output(model) @ model.A @ m[..., :-1, :, :]
     return m, (c - LB.W * F.pad(predicted, (0, 0, 0, 0, 1, 0))) / LB.s
 
 
-def _solve(chain: Chain, LB: KalmanFilter, c: Tensor) -> tuple[Tensor, Tensor]:
+def _solve(model: StateSpaceModel, LB: KalmanFilter, c: Tensor) -> tuple[Tensor, Tensor]:
     """``K W B⁻¹ c`` and ``B⁻¹ c`` for columns c [*batch, N, 1, columns]."""
-    m, residual = _filter(chain, LB, c)
-    hA = _output(chain) @ chain.A
+    m, residual = _filter(model, LB, c)
+    hA = _output(model) @ model.A
     # What each site tells the state before it, and so on back to the first.
     told = hA.mT @ (LB.W * residual)[..., 1:, :, :]
     r = _recursion(LB.Psi.mT.flip(-3), told.flip(-3), torch.zeros_like(m[..., -1:, :, :])).flip(-3)
-    return _output(chain) @ m + LB.p.mT @ r, residual - LB.k.mT @ r
+    return _output(model) @ m + LB.p.mT @ r, residual - LB.k.mT @ r
 
 
-def _precision_ahead(chain: Chain, LB: KalmanFilter) -> Tensor:
+def _precision_ahead(model: StateSpaceModel, LB: KalmanFilter) -> Tensor:
     """What the sites after n add to the precision of the state at n."""
-    hA = _output(chain) @ chain.A
+    hA = _output(model) @ model.A
     told = hA.mT @ (LB.W.square() / LB.s)[..., 1:, :, :] @ hA
     none = torch.zeros_like(LB.p @ LB.p.mT)[..., :1, :, :]
     before = prefix(

@@ -1,4 +1,4 @@
-r"""Kernels as Gauss–Markov chains: pure tensor functions.
+r"""Kernels as Gauss–Markov models: pure tensor functions.
 
 A process with one of these kernels is one coordinate of a chain of small states,
 
@@ -36,24 +36,24 @@ _MATERN = {
 _FORGOTTEN = 1e3  # τ from which exp(−τ) is zero in every precision, and that τʲ does not make infinite
 
 
-class Chain(NamedTuple):
+class StateSpaceModel(NamedTuple):
     """A Gauss–Markov chain of states at N increasing inputs, T = N − 1 steps apart, and the process that one sees of it.
 
     :param P: covariance of the first state.
     :param A: transitions.
     :param Q: covariances of what is new at a transition.
-    :param h: what is seen of the state.
+    :param emission: h, the row vector that maps a state to the value of the process.
     """
 
     P: Float[Tensor, "*batch S S"]
     A: Float[Tensor, "*batch T S S"]
     Q: Float[Tensor, "*batch T S S"]
-    h: Float[Tensor, "*batch S"]
+    emission: Float[Tensor, "*batch S"]
 
 
 def matern(
     steps: Float[Tensor, "*#batch T"], lengthscale: Float[Tensor, "*#batch"], variance: Float[Tensor, "*#batch"], nu: float
-) -> Chain:
+) -> StateSpaceModel:
     """The chain of a Matérn kernel, whose states are f and its ν − ½ derivatives, in units of the lengthscale.
 
     Q is not taken by differences, so that it is positive, to full relative precision, for steps of whatever size.
@@ -63,8 +63,8 @@ def matern(
     :param variance: σ².
     :param nu: ν, one of 0.5, 1.5, 2.5.
 
-    >>> chain = matern(torch.tensor([0.5, 2.0]), torch.tensor(1.0), torch.tensor(1.0), 0.5)
-    >>> chain.A.flatten(), chain.Q.flatten()
+    >>> model = matern(torch.tensor([0.5, 2.0]), torch.tensor(1.0), torch.tensor(1.0), 0.5)
+    >>> model.A.flatten(), model.Q.flatten()
     (tensor([0.6065, 0.1353]), tensor([0.6321, 0.9817]))
     """
     tau = (math.sqrt(2.0 * nu) * steps / lengthscale[..., None]).clamp_max(_FORGOTTEN)
@@ -74,7 +74,7 @@ def matern(
     A = ((-tau).exp()[..., None] * powers) @ of_A.flatten(1)
     Q = _incomplete_gammas(2.0 * tau, 2 * size - 1) @ of_Q.flatten(1)
     batch = torch.broadcast_shapes(tau.shape[:-1], variance.shape)
-    return Chain(
+    return StateSpaceModel(
         (variance[..., None, None] * P).expand(*batch, size, size),
         A.unflatten(-1, (size, size)).expand(*batch, -1, size, size),
         variance[..., None, None, None] * Q.unflatten(-1, (size, size)),
@@ -82,39 +82,39 @@ def matern(
     )
 
 
-def constant(steps: Float[Tensor, "*batch T"], value: float) -> Chain:
+def constant(steps: Float[Tensor, "*batch T"], value: float) -> StateSpaceModel:
     """The chain of the kernel ``k(x, z) = value``, which never moves.
 
     :param steps: differences of the inputs.
     :param value: variance.
 
-    >>> chain = constant(torch.tensor([0.5, 2.0]), 3.0)
-    >>> chain.P, chain.A.flatten(), chain.Q.flatten()
+    >>> model = constant(torch.tensor([0.5, 2.0]), 3.0)
+    >>> model.P, model.A.flatten(), model.Q.flatten()
     (tensor([[3.]]), tensor([1., 1.]), tensor([0., 0.]))
     """
     one = steps.new_ones(()).expand(*steps.shape[:-1], 1)
     A = one[..., None, None].expand(*steps.shape, 1, 1)
-    return Chain(value * one[..., None], A, torch.zeros_like(A), one)
+    return StateSpaceModel(value * one[..., None], A, torch.zeros_like(A), one)
 
 
-def add(chains: Sequence[Chain]) -> Chain:
+def add(models: Sequence[StateSpaceModel]) -> StateSpaceModel:
     """The chain of a sum of independent processes: their states side by side.
 
-    :param chains: one for each process.
+    :param models: one for each process.
 
     >>> steps = torch.tensor([0.5])
-    >>> chain = add([matern(steps, torch.tensor(1.0), torch.tensor(1.0), 0.5), constant(steps, 3.0)])
-    >>> chain.A, chain.h
+    >>> model = add([matern(steps, torch.tensor(1.0), torch.tensor(1.0), 0.5), constant(steps, 3.0)])
+    >>> model.A, model.emission
     (tensor([[[0.6065, 0.0000],
              [0.0000, 1.0000]]]), tensor([1., 1.]))
     """
-    sizes = [chain.h.shape[-1] for chain in chains]
+    sizes = [model.emission.shape[-1] for model in models]
     total = sum(sizes)
-    placed = [pad(chain, total, sum(sizes[:i])) for i, chain in enumerate(chains)]
-    return Chain(*(reduce(plus, parts) for parts in zip(*placed, strict=True)))
+    placed = [pad(model, total, sum(sizes[:i])) for i, model in enumerate(models)]
+    return StateSpaceModel(*(reduce(plus, parts) for parts in zip(*placed, strict=True)))
 
 
-def multiply(first: Chain, second: Chain) -> Chain:
+def multiply(first: StateSpaceModel, second: StateSpaceModel) -> StateSpaceModel:
     """The chain of the product of two kernels: the Kronecker products of their states.
 
     :param first: of one kernel.
@@ -127,13 +127,13 @@ def multiply(first: Chain, second: Chain) -> Chain:
     P, A = _kron(first.P, second.P), _kron(first.A, second.A)
     # P₁ ⊗ P₂ − (P₁ − Q₁) ⊗ (P₂ − Q₂), without differences
     Q = _kron(first.A @ first.P[..., None, :, :] @ first.A.mT, second.Q) + _kron(first.Q, second.P[..., None, :, :])
-    return Chain(P, A, Q, (first.h[..., :, None] * second.h[..., None, :]).flatten(-2))
+    return StateSpaceModel(P, A, Q, (first.emission[..., :, None] * second.emission[..., None, :]).flatten(-2))
 
 
-def pad(chain: Chain, size: int, before: int = 0) -> Chain:
+def pad(model: StateSpaceModel, size: int, before: int = 0) -> StateSpaceModel:
     """The same process with states of a larger size, the rest of which are zero.
 
-    :param chain: a chain.
+    :param model: a model.
     :param size: size of the states.
     :param before: how many of the zeros come first.
 
@@ -141,9 +141,9 @@ def pad(chain: Chain, size: int, before: int = 0) -> Chain:
     tensor([[3., 0.],
             [0., 0.]])
     """
-    around = (before, size - before - chain.h.shape[-1])
-    P, A, Q = (F.pad(part, around * 2) for part in (chain.P, chain.A, chain.Q))
-    return Chain(P, A, Q, F.pad(chain.h, around))
+    around = (before, size - before - model.emission.shape[-1])
+    P, A, Q = (F.pad(part, around * 2) for part in (model.P, model.A, model.Q))
+    return StateSpaceModel(P, A, Q, F.pad(model.emission, around))
 
 
 @cache

@@ -52,7 +52,7 @@ def evidence_by_quadrature(model, u, Y):
         Kuu, Kuf = model.kernel(Z), model.kernel(Z, X)
         A = torch.linalg.solve(torch.linalg.cholesky(Kuu + 1e-8 * Kuu.diagonal().mean() * torch.eye(len(Z))), Kuf)
         residual = Y[:, None] - A.mT @ u.mT
-        entries = -0.5 * (residual.square() + (model.kernel.diag(X) - A.square().sum(0))[:, None]) / noise
+        entries = -0.5 * (residual.square() + (model.kernel.diagonal(X) - A.square().sum(0))[:, None]) / noise
         entries = torch.where(torch.isnan(Y)[:, None], 0.0, entries - 0.5 * (2.0 * math.pi * noise).log()).sum(-1)
         log_prior = dist.Normal(0.0, 1.0).log_prob(X).sum(-1)
         return (entries + log_prior).logsumexp(-1) + model.latent_dim * (axis[1] - axis[0]).log()
@@ -355,7 +355,7 @@ def test_integrating_bounds_anneal_towards_the_expectation_over_u():
         Z, noise = model.inducing_points, model.likelihood.variance
         Luu = torch.linalg.cholesky(model.kernel(Z) + 1e-8 * torch.eye(4))
         A = torch.linalg.solve(Luu, model.kernel(Z, X))
-        spread = model.kernel.diag(X) - A.square().sum(0)
+        spread = model.kernel.diagonal(X) - A.square().sum(0)
         variance = spread[:, None] + torch.einsum("mx,dmk,djk,jx->xd", A, L, L, A)
         entries = -0.5 * ((Y[:, None] - A.mT @ mean.mT).square() + variance) / noise - 0.5 * (2 * math.pi * noise).log()
         rows = torch.where(torch.isnan(Y)[:, None], 0.0, entries).sum(-1) + dist.Normal(0.0, 1.0).log_prob(X).sum(-1)
@@ -748,11 +748,11 @@ def test_the_gaussian_term_sampled_is_annealed_as_its_expectation():
         ({"num_steps": 0}, "num_steps of 1 or more, got 0"),
         ({"dynamics": "brownian"}, "dynamics in .*, got 'brownian'"),
         ({"step_size": 2.0}, "0 < step_size < max_step_size, got 2.0 and 1.0"),
-        ({"damping": 1.0}, "damping between 0 and 1, got 1.0"),
-        ({"schedule": "cubic"}, "schedule .*, got 'cubic'"),
-        ({"schedule": -1.0}, "positive power, got -1.0"),
-        ({"schedule": math.inf}, "positive power, got inf"),
-        ({"schedule": True}, "positive power, got True"),
+        ({"momentum_persistence": 1.0}, "momentum_persistence between 0 and 1, got 1.0"),
+        ({"annealing_schedule": "cubic"}, "schedule .*, got 'cubic'"),
+        ({"annealing_schedule": -1.0}, "positive power, got -1.0"),
+        ({"annealing_schedule": math.inf}, "positive power, got inf"),
+        ({"annealing_schedule": True}, "positive power, got True"),
     ],
 )
 def test_bad_arguments_are_refused(unchecked, arguments, message):
@@ -868,7 +868,7 @@ def test_pareto_k_finds_the_shape_of_the_tail():
 )
 def test_fixed_schedules_and_step_sizes_are_buffers(schedule, beta):
     model, Y = small(torch.float32)
-    guide = AutoAnnealedLangevin(model, num_steps=4, schedule=schedule, learn_step_size=False)
+    guide = AutoAnnealedLangevin(model, num_steps=4, annealing_schedule=schedule, learn_step_size=False)
     guide(Y)
     learned = {name for name, _ in guide.named_parameters()}
     assert not any("step_sizes" in name or "increments" in name for name in learned)
@@ -886,7 +886,7 @@ def test_learned_schedules_and_step_sizes_are_parameters_within_their_bounds():
         guide.step_sizes.X_unconstrained += 100.0
     assert guide.step_sizes.X.max() <= 0.5
     assert torch.equal(guide.increments, torch.ones(4))
-    assert guide.damping.item() == pytest.approx(0.8)
+    assert guide.momentum_persistence.item() == pytest.approx(0.8)
 
 
 def test_draws_reach_prediction_and_new_rows():

@@ -32,7 +32,7 @@ def run(dynamics, num_steps, start, *, downwards=False, score=score):
     beta = power_schedule(num_steps, 1.0).double()
     beta = beta.flip(0) if downwards else beta
     step_size = (torch.full((num_steps, 1), STEP_SIZE[dynamics], dtype=torch.float64),)
-    transition = partial(STEPS[dynamics], score, damping=DAMPING)
+    transition = partial(STEPS[dynamics], score, momentum_persistence=DAMPING)
     return anneal(transition, initial_state(score, (start,), dynamics), beta, step_size)
 
 
@@ -93,7 +93,9 @@ def test_log_ratio_is_that_of_the_transition_densities():
 def test_leapfrog_retraces_its_steps_with_the_momentum_turned():
     z, noise = torch.randn(2, 7, 2, dtype=torch.float64)
     beta, eta, keep = (torch.tensor(x, dtype=torch.float64) for x in (0.3, 0.4, 1.0))
-    step = partial(STEPS["underdamped"], score, noise=(torch.zeros_like(z),), beta=beta, step_size=(eta,), damping=keep)
+    step = partial(
+        STEPS["underdamped"], score, noise=(torch.zeros_like(z),), beta=beta, step_size=(eta,), momentum_persistence=keep
+    )
     state = initial_state(score, (z,), "underdamped")._replace(momentum=(noise,))
     there = step(state)
     back = step(there._replace(momentum=(-there.momentum[0],)))

@@ -23,7 +23,7 @@ from pyro_lvgp.infer import Block, BlockCoordinateVI, CompiledELBO, ImportanceWe
 from pyro_lvgp.kernels import RBF, Matern
 from pyro_lvgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from pyro_lvgp.models import GPVAE, BayesianGPLVM, RandomFeatureLVM, SparseGPVAE
-from pyro_lvgp.networks import MLP, FactorNet, IndexNet, OffsetNet, PointNet, hide_like_rows
+from pyro_lvgp.networks import MLP, FactorNet, IndexNet, OffsetNet, PointNet, mask_like_rows
 from pyro_lvgp.ops.linalg import safe_cholesky
 
 N, D, Q = 12, 3, 2
@@ -52,13 +52,13 @@ def times():
 
 def gpvae(kernel=None, encoder=FactorNet):
     model = GPVAE(kernel or RBF(1, lengthscale=0.2, batch_shape=(Q,)), MLP(Q, D, (4,)))
-    return model, StructuredGPGuide(model, encoder(D, Q)), (times(), counts())
+    return model, StructuredGPGuide(model, encoders={"f": encoder(D, Q)}), (times(), counts())
 
 
 def sparse_gpvae():
     model = SparseGPVAE(RBF(1, lengthscale=0.2, batch_shape=(Q,)), MLP(Q, D, (4,)), torch.linspace(0.0, 1.0, 4)[:, None])
     encoder = OffsetNet(FactorNet(D, 4), 4, input_dim=1, latent_dim=Q, num_nearest=3)
-    return model, SparseStructuredGPGuide(model, encoder), (times(), counts())
+    return model, SparseStructuredGPGuide(model, encoders={"u": encoder}), (times(), counts())
 
 
 def random_features():
@@ -114,8 +114,11 @@ CASES = {
     "correlations": (lambda: correlations(MeanFieldGuide), MeanFieldELBO(local_plate="rows")),
     "correlations, annealed": (lambda: correlations(annealed(step_size=0.1)), Trace_ELBO()),
     "GP-VAE": (gpvae, StructuredELBO()),
-    "GP-VAE, IndexNet": (lambda: gpvae(encoder=IndexNet), StructuredELBO(masking=hide_like_rows, rescale=True)),
-    "GP-VAE, PointNet": (lambda: gpvae(encoder=PointNet), StructuredELBO(value="doubly-stochastic", gradient="score")),
+    "GP-VAE, IndexNet": (lambda: gpvae(encoder=IndexNet), StructuredELBO(corruption=mask_like_rows, rescale=True)),
+    "GP-VAE, PointNet": (
+        lambda: gpvae(encoder=PointNet),
+        StructuredELBO(value="doubly-stochastic", gradient_estimator="score"),
+    ),
     "GP-VAE, linear time": (lambda: gpvae(Matern(1, batch_shape=(Q,))), StructuredELBO()),
     "sparse GP-VAE": (sparse_gpvae, StructuredELBO()),
     "random features": (random_features, TraceMeanField_ELBO()),

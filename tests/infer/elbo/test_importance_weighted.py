@@ -145,7 +145,7 @@ def _gradients(elbo, model, guide, Y, draws):
 def test_dreg_gradient_has_the_same_mean_and_less_noise(fixed_u):
     model, guide, Y, _ = fixed_u
     standard = _gradients(ImportanceWeightedELBO("data", 16), _Module(model), guide, Y, 1200)
-    dreg = _gradients(ImportanceWeightedELBO("data", 16, gradient="dreg"), _Module(model), guide, Y, 1200)
+    dreg = _gradients(ImportanceWeightedELBO("data", 16, gradient_estimator="dreg"), _Module(model), guide, Y, 1200)
     for name in standard:
         a, b = standard[name], dreg[name]
         error = ((a.var(0) + b.var(0)) / 1200).sqrt()
@@ -175,7 +175,7 @@ def test_dreg_serves_autonormal_and_refuses_dependent_draws():
             a = pyro.sample("a", dist.Normal(pyro.param("m", torch.tensor(0.0)), 1.0))
             pyro.sample("b", dist.LogNormal(a, 1.0))
 
-    y, elbo = torch.ones(3), ImportanceWeightedELBO("data", 8, gradient="dreg")
+    y, elbo = torch.ones(3), ImportanceWeightedELBO("data", 8, gradient_estimator="dreg")
     assert elbo.loss_and_grads(model, AutoNormal(model), y) > 0
     with pytest.raises(ValueError, match="'b' depends on 'a'"):
         elbo.loss_and_grads(model, dependent, y)
@@ -265,4 +265,4 @@ class TestRefuses:
         with pytest.raises(ValueError, match="expected num_samples of 1 or more, got 0"):
             ImportanceWeightedELBO("data", 0)
         with pytest.raises(ValueError, match="dreg"):
-            ImportanceWeightedELBO("data", 2, gradient="sticking")
+            ImportanceWeightedELBO("data", 2, gradient_estimator="sticking")

@@ -24,12 +24,12 @@ from pyro_lvgp.infer.elbo import structured as structured_elbo
 from pyro_lvgp.kernels import RBF, Linear, Matern, Stack
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import GPVAE, SparseGPVAE
-from pyro_lvgp.networks import MLP, FactorNet, IndexNet, PointNet, ZeroImputation, hide_entries
+from pyro_lvgp.networks import MLP, FactorNet, IndexNet, PointNet, ZeroImputation, mask_entries
 from pyro_lvgp.ops import gaussian_sites
 
 N, D, Q, B = 5, 3, 2, 4
 ESTIMATORS = [
-    {"value": value, "gradient": gradient}
+    {"value": value, "gradient_estimator": gradient}
     for value, gradient in product(("semi-analytic", "doubly-stochastic"), ("path", "score"))
 ]
 every_estimator = pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: "-".join(e.values()))
@@ -60,7 +60,7 @@ def make_model(**options):
 
 def make(*series, **options):
     model = make_model(**options)
-    guide = StructuredGPGuide(model, FactorNet(D, Q, [2]))
+    guide = StructuredGPGuide(model, encoders={"f": FactorNet(D, Q, [2])})
     data = make_data(*series)
     guide(*data)
     return model, guide, *data
@@ -104,7 +104,7 @@ def particles(num, nesting=2, bound=StructuredELBO, **options):
 
 
 def many_particles(estimator, nesting=2, num_score=1500, **options):
-    return particles(num_score if estimator["gradient"] == "score" else 200, nesting, **estimator, **options)
+    return particles(num_score if estimator["gradient_estimator"] == "score" else 200, nesting, **estimator, **options)
 
 
 def loss_and_slopes(elbo, model, guide, *args):
@@ -141,7 +141,7 @@ def test_values_and_gradients_have_one_mean(name, monkeypatch):
     model, guide, x, y = make(*series)
     rows = zip(x, y, strict=True) if series else [(x, y)]
     expected = sum(quadrature(model, guide, *row) for row in rows)
-    num = 1500 if options.get("gradient") == "score" else 200
+    num = 1500 if options.get("gradient_estimator") == "score" else 200
     assert_mean_of_runs(particles(num, 1 + len(series), **options), model, guide, (x, y), expected)
 
 
@@ -151,7 +151,7 @@ def test_series_count_as_often_as_their_scales_and_masks_say(weights, estimator)
     model, (x, y) = make_model(), make_data(B)
     w = torch.tensor(weights)[:, None]
     weighted = poutine.mask(model, mask=w) if w.dtype == torch.bool else poutine.scale(model, scale=w)
-    guide = StructuredGPGuide(weighted, sites={"f": FactorNet(D, Q, [2])})
+    guide = StructuredGPGuide(weighted, encoders={"f": FactorNet(D, Q, [2])})
     guide(x, y)
     expected = sum(weight * quadrature(model, guide, *row) for weight, *row in zip(w.squeeze(-1), x, y, strict=True))
     assert_mean_of_runs(many_particles(estimator), weighted, guide, (x, y), expected)
@@ -248,7 +248,7 @@ def test_a_model_that_pairs_draws_of_one_particle_with_those_of_others_is_refuse
 
     x, y = make_data()
     y = torch.nan_to_num(y)
-    guide = StructuredGPGuide(model, sites={"f": IndexNet(D, 1)})
+    guide = StructuredGPGuide(model, encoders={"f": IndexNet(D, 1)})
     assert math.isfinite(StructuredELBO(max_plate_nesting=1).loss(model, guide, x, y))
     with pytest.raises(ValueError, match='at site "y", invalid log_prob shape'):
         StructuredELBO(num_particles=3, max_plate_nesting=1).loss(model, guide, x, y)
@@ -332,7 +332,7 @@ def test_slopes_are_finite_whatever_is_missing(estimator):
     for encoder in make_encoders():
         pyro.clear_param_store()
         model = make_model().float()
-        guide = StructuredGPGuide(model, encoder and encoder.float())
+        guide = StructuredGPGuide(model, encoders={"f": encoder and encoder.float()})
         found = loss_and_slopes(StructuredELBO(**estimator), model, guide, x, y)
         assert found.isfinite().all()
         assert found[0] != 0.0
@@ -348,7 +348,7 @@ def test_slopes_are_finite_where_a_process_has_no_variance(estimator, dtype):
     """A linear kernel at 0."""
     model = make_model()
     model.kernel = Stack(Linear(1), RBF(1))
-    guide = StructuredGPGuide(model.to(dtype), FactorNet(D, Q, [4]).to(dtype))
+    guide = StructuredGPGuide(model.to(dtype), encoders={"f": FactorNet(D, Q, [4]).to(dtype)})
     x, y = torch.linspace(0.0, 1.0, N, dtype=dtype)[:, None], torch.randn(N, D, dtype=dtype)
     assert loss_and_slopes(StructuredELBO(**estimator), model, guide, x, y).isfinite().all()
     assert posterior_of(guide, x, y).mean[0, 0] == 0.0
@@ -386,7 +386,7 @@ def test_both_methods_have_one_bound(estimator, series, fixed_noise):
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
         model = make_model()
-        guide = StructuredGPGuide(model, FactorNet(D, Q, [2]), method=method)
+        guide = StructuredGPGuide(model, encoders={"f": FactorNet(D, Q, [2])}, method=method)
         found.append(loss_and_slopes(StructuredELBO(**estimator), model, guide, x, y))
         assert isinstance(posterior_of(guide, x, y), StateSpacePosterior) == (method == "state-space")
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-8)
@@ -400,7 +400,7 @@ def test_both_methods_train_alike(independent_dim):
         pyro.set_rng_seed(0)
         model = make_model(independent_dim=independent_dim)
         sites = {"f": FactorNet(D, Q, [2]), "w": FactorNet(D, 1, [2])}
-        guide = StructuredGPGuide(model, sites=sites if independent_dim else {"f": sites["f"]}, method=method)
+        guide = StructuredGPGuide(model, encoders=sites if independent_dim else {"f": sites["f"]}, method=method)
         svi = SVI(model, guide, Adam({"lr": 0.02}), StructuredELBO(max_plate_nesting=2))
         losses.append(torch.tensor([svi.step(x, y) for _ in range(6)]))
     torch.testing.assert_close(*losses, rtol=1e-6, atol=0.0)
@@ -416,7 +416,7 @@ def test_both_methods_forecast_alike(series):
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
         model = make_model()
-        guide = StructuredGPGuide(model, FactorNet(D, Q, [2]), method=method)
+        guide = StructuredGPGuide(model, encoders={"f": FactorNet(D, Q, [2])}, method=method)
         (rows,) = model.forecast(guide, x, y, 3, num_samples=4000).parts
         for draws in (rows.mean, rows.mean.diff(dim=-2).square()):
             moments.append((draws.mean(0), draws.var(0) / len(draws)))
@@ -428,7 +428,7 @@ def test_both_methods_forecast_alike(series):
 def test_linear_time_is_taken_where_it_can_and_pays():
     def posterior(kernel, num, **options):
         pyro.clear_param_store()
-        guide = StructuredGPGuide(GPVAE(kernel, MLP(1, D)), FactorNet(D, 1), **options)
+        guide = StructuredGPGuide(GPVAE(kernel, MLP(1, D)), encoders={"f": FactorNet(D, 1)}, **options)
         return type(posterior_of(guide, torch.rand(num, kernel.input_dim or 1), torch.randn(num, D)))
 
     assert posterior(Matern(1), 201) is StateSpacePosterior
@@ -453,7 +453,7 @@ BATCHES = (torch.tensor([2, 0]), torch.tensor([3, 1]))
 @pytest.mark.parametrize("amortised", [False, True])
 def test_mini_batches_of_series_average_to_the_full_bound(estimator, amortised, shared_inputs, fixed_noise):
     model = make_model(num_data=B)
-    guide = StructuredGPGuide(model, FactorNet(D, Q, [2]) if amortised else None)
+    guide = StructuredGPGuide(model, encoders={"f": FactorNet(D, Q, [2]) if amortised else None})
     x, y = make_data(B)
     guide(x, y)
     if not amortised:
@@ -468,7 +468,7 @@ def test_mini_batches_of_series_average_to_the_full_bound(estimator, amortised, 
 @every_estimator
 def test_mini_batches_of_points_scale_every_term(estimator, fixed_noise):
     model = make_model(num_data=N, independent_dim=1)
-    guide = StructuredGPGuide(model, sites={"f": FactorNet(D, Q, [2]), "w": FactorNet(D, 1, [2])})
+    guide = StructuredGPGuide(model, encoders={"f": FactorNet(D, Q, [2]), "w": FactorNet(D, 1, [2])})
     x, y = make_data()
     guide(x, y)
     idx = torch.tensor([3, 0])
@@ -486,7 +486,7 @@ def test_free_sites_belong_to_points_and_want_all_of_them(site):
     idx = torch.tensor([3, 0])
 
     def make_guide():
-        return StructuredGPGuide(model, sites={"f": FactorNet(D, Q, [2]), "w": FactorNet(D, 1, [2])} | {site: None})
+        return StructuredGPGuide(model, encoders={"f": FactorNet(D, Q, [2]), "w": FactorNet(D, 1, [2])} | {site: None})
 
     with pytest.raises(ValueError, match=f"expected an encoder for site '{site}', or all points at every step"):
         make_guide()(x[idx], y[idx], idx)
@@ -510,7 +510,7 @@ def test_global_sites_are_not_scaled(series, idx):
     model = make_model(num_data=6)
     model.likelihood.variance = PyroSample(dist.LogNormal(0.0, 1.0))
     model.kernel.lengthscale = PyroSample(dist.LogNormal(torch.zeros(Q, 1), 1.0).to_event(2))
-    guide = StructuredGPGuide(model, FactorNet(D, Q, [2]), create_plates=model.create_plates)
+    guide = StructuredGPGuide(model, encoders={"f": FactorNet(D, Q, [2])}, create_plates=model.create_plates)
     x, y = make_data(*series)
     guide(x, y)
     idx = torch.tensor(idx)
@@ -551,9 +551,9 @@ class Spy(nn.Module):
 def test_masking_hides_entries_from_the_guide_alone(estimator, rescale, fixed_noise):
     model, (x, y) = make_model(), make_data(B)
     spy = Spy(FactorNet(D, Q, [2]))
-    guide = StructuredGPGuide(model, spy)
+    guide = StructuredGPGuide(model, encoders={"f": spy})
     guide(x, y)
-    elbo = StructuredELBO(masking=hide_entries(0.5), rescale=rescale, max_plate_nesting=2, **estimator)
+    elbo = StructuredELBO(corruption=mask_entries(0.5), rescale=rescale, max_plate_nesting=2, **estimator)
     spy.seen.clear()
     found = loss_and_slopes(elbo, model, guide, x, y)
     (encoded,) = spy.seen
@@ -626,7 +626,7 @@ def poisson_bound(guide, t, y):
 
 @pytest.mark.parametrize(
     ("estimator", "layout"),
-    [(e, layout) for e in ESTIMATORS for layout in (LAYOUTS if e["gradient"] == "score" else ["points"])],
+    [(e, layout) for e in ESTIMATORS for layout in (LAYOUTS if e["gradient_estimator"] == "score" else ["points"])],
     ids=lambda value: value if isinstance(value, str) else "-".join(value.values()),
 )
 def test_counts_with_a_normal_prior_around_a_latent_level(estimator, layout):
@@ -634,7 +634,7 @@ def test_counts_with_a_normal_prior_around_a_latent_level(estimator, layout):
     y = torch.poisson(torch.full(LAYOUTS[layout], 2.0))
     y[..., 1, :] = torch.nan
     model = partial(poisson_model, layout=layout)
-    guide = StructuredGPGuide(model, sites={"rate": FactorNet(y.shape[-1], 1, [2])})
+    guide = StructuredGPGuide(model, encoders={"rate": FactorNet(y.shape[-1], 1, [2])})
     assert set(guide(t, y)) == {"level", "rate"}
     expected = poisson_bound(guide, t, y)
     # Without a plate of points, each slope of log q is multiplied by the likelihood of all of them.
@@ -653,7 +653,7 @@ def test_a_latent_below_the_process_counts(estimator):
             z = pyro.sample("z", dist.Normal(f.squeeze(-2) if f.dim() > 1 else f, 0.5))
             pyro.sample("y", dist.Normal(z, 0.7), obs=y[:, 0])
 
-    guide = StructuredGPGuide(model, sites={"f": None}, init_scale=1.0)
+    guide = StructuredGPGuide(model, encoders={"f": None}, init_scale=1.0)
     guide(t, y)
     with torch.no_grad():
         guide.locs.f = torch.randn(N)
@@ -680,7 +680,7 @@ def test_latents_that_pair_particles_are_refused():
             z = pyro.sample("z", dist.Normal(f, 0.5))  # [particles, 1, N] beside [particles, N]
             pyro.sample("y", dist.Normal(z, 0.5), obs=y[:, 0])
 
-    guide = StructuredGPGuide(model, sites={"f": None})
+    guide = StructuredGPGuide(model, encoders={"f": None})
     guide(t, y)
     with pytest.raises(ValueError, match="at site"):
         StructuredELBO(num_particles=10, max_plate_nesting=1).loss(model, guide, t, y)
@@ -691,9 +691,9 @@ def test_data_are_found_or_asked_for():
     model = GPVAE(RBF(1, batch_shape=(2,)), MLP(2, 1))
     t, y = torch.linspace(0.0, 1.0, N)[:, None], torch.randn(N, 1)
     with pytest.raises(TypeError, match=r"expected data by position.*\['y'\]"):
-        StructuredGPGuide(model, IndexNet(1, 2))(t, y=y)
+        StructuredGPGuide(model, encoders={"f": IndexNet(1, 2)})(t, y=y)
     with pytest.raises(TypeError, match=r"expected data of a floating-point dtype, got torch.int64; use y.to"):
-        StructuredGPGuide(model, IndexNet(1, 2))(t, y.long())
+        StructuredGPGuide(model, encoders={"f": IndexNet(1, 2)})(t, y.long())
 
 
 def one_output(t, y=None):
@@ -706,7 +706,7 @@ def one_output(t, y=None):
 @pytest.mark.parametrize("encoder", [FactorNet(1, 1, [2]), None], ids=["encoder", "free"])
 def test_inputs_are_not_taken_for_data_where_these_are_left_out(encoder):
     t, y = torch.linspace(0.0, 1.0, N)[:, None], torch.randn(N, 1)
-    guide = StructuredGPGuide(one_output, sites={"f": encoder and encoder.double()})
+    guide = StructuredGPGuide(one_output, encoders={"f": encoder and encoder.double()})
     guide(t, y)
     draws = Predictive(one_output, guide=guide, num_samples=2, return_sites=["f"])
     for run in (guide, guide.median, draws):
@@ -717,7 +717,7 @@ def test_inputs_are_not_taken_for_data_where_these_are_left_out(encoder):
 
 def test_data_refused_at_the_first_call_can_be_mended():
     t, y = torch.linspace(0.0, 1.0, N)[:, None], torch.randn(N, 1)
-    guide = StructuredGPGuide(one_output, sites={"f": FactorNet(1, 1, [2])})
+    guide = StructuredGPGuide(one_output, encoders={"f": FactorNet(1, 1, [2])})
     with pytest.raises(ValueError, match="a single output needs"):
         guide(t, y[:, 0])
     assert guide(t, y)["f"].shape == (N,)
@@ -730,7 +730,7 @@ def test_a_column_of_whole_numbers_is_not_taken_for_indices():
         with pyro.plate("points", len(t)):
             pyro.sample("counts", dist.Poisson(f.exp()), obs=counts)
 
-    guide = StructuredGPGuide(counts_of_one, sites={"f": FactorNet(1, 1, [2])})
+    guide = StructuredGPGuide(counts_of_one, encoders={"f": FactorNet(1, 1, [2])})
     with pytest.raises(TypeError, match=r"expected data of a floating-point dtype, got torch.int64 of shape \[5\], which is"):
         guide(torch.linspace(0.0, 1.0, N)[:, None], torch.arange(N) % 2)
 
@@ -746,7 +746,7 @@ def two_processes(t, y):
 def test_two_processes_one_with_an_encoder(estimator):
     t, y = torch.linspace(0.0, 1.0, N)[:, None], torch.randn(N, 1)
     y[2] = torch.nan
-    guide = StructuredGPGuide(two_processes, sites={"f": FactorNet(1, 1, [2]), "log.variance": None}, init_scale=0.7)
+    guide = StructuredGPGuide(two_processes, encoders={"f": FactorNet(1, 1, [2]), "log.variance": None}, init_scale=0.7)
     guide(t, y)
     free = guide.locs.log.variance, guide.scales.log.variance
     told = ~torch.isnan(y[:, 0])
@@ -785,7 +785,7 @@ def test_trials_that_share_a_process(free, value):
 
     t, y = torch.linspace(0.0, 1.0, N)[:, None], torch.randn(3, N, 1)
     y[0, 2], y[:, 1] = torch.nan, torch.nan
-    guide = StructuredGPGuide(trials, sites={"f": None if free else Pooled()})
+    guide = StructuredGPGuide(trials, encoders={"f": None if free else Pooled()})
     guide(t, y)
     if free:
         guide.locs.f, guide.scales.f = (part[:, 0] for part in Pooled()(y))
@@ -816,8 +816,8 @@ def test_trials_that_share_processes_of_one_site_are_refused(net):
 
     t, y = torch.linspace(0.0, 1.0, N)[:, None], torch.randn(3, N, 1)
     with pytest.raises(ValueError, match=rf"\[3, {N}, 1\], got \[2, {N}\]; give each process that the series share a site"):
-        StructuredGPGuide(one_site, sites={"f": net})(t, y)
-    guide = StructuredGPGuide(two_sites, sites={"f": net, "g": None})
+        StructuredGPGuide(one_site, encoders={"f": net})(t, y)
+    guide = StructuredGPGuide(two_sites, encoders={"f": net, "g": None})
     assert {name: value.shape for name, value in guide(t, y).items()} == {"f": (N,), "g": (N,)}
 
 
@@ -833,7 +833,7 @@ def first_points(t, y):
 def test_a_plate_of_some_of_the_points(estimator):
     t, y = torch.linspace(0.0, 1.0, N)[:, None], torch.randn(N, 1)
     y[3:] = torch.nan
-    guide = StructuredGPGuide(first_points, sites={"f": FactorNet(1, 1, [2])})
+    guide = StructuredGPGuide(first_points, encoders={"f": FactorNet(1, 1, [2])})
     guide(t, y)
     loc, scale = (part[:, 0] for part in guide.encoders.f(y))
     K = RBF(1, lengthscale=0.3)(t).detach()
@@ -853,7 +853,7 @@ def test_a_normal_prior_is_multiplied_in_closed_form():
             pyro.sample("y", dist.Normal(w.sum(-1) + z, 1.0).mask(~torch.isnan(y[..., 0])), obs=y[..., 0].nan_to_num())
 
     y = make_data(B)[1]
-    guide = StructuredGPGuide(model, sites={"w": FactorNet(D, 2, [2]), "z": FactorNet(D, 1, [2])})
+    guide = StructuredGPGuide(model, encoders={"w": FactorNet(D, 2, [2]), "z": FactorNet(D, 1, [2])})
     guide(y)
     told = ~torch.isnan(y).all(-1)
     for name, mean, scale, latents in (("w", 0.3, 0.8, (2,)), ("z", -1.0, 2.0, ())):
@@ -875,7 +875,10 @@ def test_other_sites_are_those_of_a_mean_field_guide():
     """Also on the half-line, with the init_scale asked for."""
     model = make_model()
     model.likelihood.variance = PyroSample(dist.LogNormal(0.5, 1.0))
-    guide, other = StructuredGPGuide(model, FactorNet(D, Q), init_scale=0.2), MeanFieldGuide(model, init_scale=0.2)
+    guide, other = (
+        StructuredGPGuide(model, encoders={"f": FactorNet(D, Q)}, init_scale=0.2),
+        MeanFieldGuide(model, init_scale=0.2),
+    )
     args = make_data()
     for g, part in ((guide, guide.mean_field), (other, other)):
         g(*args)
@@ -888,7 +891,7 @@ def test_other_sites_are_those_of_a_mean_field_guide():
 def test_other_sites_start_where_they_are_told():
     model = make_model()
     model.likelihood.variance = PyroSample(dist.LogNormal(0.5, 1.0))
-    guide = StructuredGPGuide(model, FactorNet(D, Q), init_loc_fn=lambda site: torch.tensor(3.0))
+    guide = StructuredGPGuide(model, encoders={"f": FactorNet(D, Q)}, init_loc_fn=lambda site: torch.tensor(3.0))
     args = make_data()
     guide(*args)
     torch.testing.assert_close(guide.median(*args)["likelihood.variance"], torch.tensor(3.0))
@@ -897,7 +900,7 @@ def test_other_sites_start_where_they_are_told():
 def test_quantiles_of_f_are_those_of_its_marginals_at_the_medians_of_the_others():
     model = make_model()
     model.kernel.lengthscale = PyroSample(dist.LogNormal(torch.zeros(Q, 1), 1.0).to_event(2))
-    guide, (x, y) = StructuredGPGuide(model, FactorNet(D, Q)), make_data(B)
+    guide, (x, y) = StructuredGPGuide(model, encoders={"f": FactorNet(D, Q)}), make_data(B)
     guide(x, y)
     guide.mean_field.locs.kernel.lengthscale = torch.tensor([[-1.0], [0.5]])
     median, quantiles = guide.median(x, y), guide.quantiles([0.1, 0.5], x, y)
@@ -919,7 +922,7 @@ def test_the_guide_leaves_the_model_after_its_last_latent_site():
             reached.append(f)
             pyro.sample("y", dist.Normal(f.sum(-1, keepdim=True), 1.0), obs=torch.zeros(2))
 
-    guide, t, y = StructuredGPGuide(model, sites={"f": FactorNet(D, 1)}), torch.rand(N, 1), torch.randn(N, D)
+    guide, t, y = StructuredGPGuide(model, encoders={"f": FactorNet(D, 1)}), torch.rand(N, 1), torch.randn(N, D)
     guide(t, y)
     reached.clear()
     for _ in range(2):
@@ -938,13 +941,12 @@ def test_the_guide_leaves_the_model_after_its_last_latent_site():
 
 def test_quantiles_before_the_first_call():
     with pytest.raises(ValueError, match=r"no parameters before its first call"):
-        StructuredGPGuide(make_model(), FactorNet(D, Q)).median(*make_data())
+        StructuredGPGuide(make_model(), encoders={"f": FactorNet(D, Q)}).median(*make_data())
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"encoder": FactorNet(D, Q), "sites": {"f": None}}, "expected an encoder or sites, got both"),
         ({"init_scale": 0.0}, "expected a positive and finite init_scale, got 0"),
         ({"init_scale": math.inf}, "expected a positive and finite init_scale, got inf"),
         ({"method": "kalman"}, "expected method in .*state-space.*, got 'kalman'"),
@@ -955,9 +957,9 @@ def test_options_that_make_no_sense(options, message, unchecked):
         StructuredGPGuide(make_model(), **options)
 
 
-def test_a_model_that_does_not_name_its_process_needs_sites():
+def test_a_model_that_does_not_name_its_process_needs_encoders():
     with pytest.raises(
-        ValueError, match=r"expected sites=\{<name of a Gaussian-process site>: encoder\}, got none for function"
+        ValueError, match=r"expected encoders=\{<name of a Gaussian-process site>: encoder\}, got none for function"
     ):
         StructuredGPGuide(two_processes)
 
@@ -973,13 +975,13 @@ def test_only_rescaling_and_masking_look_for_data_among_the_arguments():
 
     guide = MeanFieldGuide(model)
     assert math.isfinite(StructuredELBO().loss_and_grads(model, guide))
-    for options in ({"rescale": True}, {"masking": hide_entries(0.5)}):
+    for options in ({"rescale": True}, {"corruption": mask_entries(0.5)}):
         with pytest.raises(ValueError, match="expected data among the arguments of the model, got"):
             StructuredELBO(**options).loss_and_grads(model, guide)
 
 
 def first_call(sites, *args, model=None):
-    StructuredGPGuide(model or make_model(), sites=sites)(*(args or make_data()))
+    StructuredGPGuide(model or make_model(), encoders=sites)(*(args or make_data()))
 
 
 def test_unknown_sites():
@@ -990,7 +992,7 @@ def test_unknown_sites():
 def test_priors_that_cannot_be_multiplied():
     model = make_model()
     model.likelihood.variance = PyroSample(dist.LogNormal(0.0, 1.0))
-    with pytest.raises(ValueError, match=r"'likelihood.variance', got LogNormal; leave the site out of sites"):
+    with pytest.raises(ValueError, match=r"'likelihood.variance', got LogNormal; leave the site out of encoders"):
         first_call({"likelihood.variance": None}, model=model)
 
 
@@ -1003,12 +1005,12 @@ def test_encodings_of_the_wrong_shape(site, latents, series):
 
 
 def of_dense(encoder):
-    return StructuredGPGuide(make_model(), encoder)
+    return StructuredGPGuide(make_model(), encoders={"f": encoder})
 
 
 def of_sparse(encoder):
     model = SparseGPVAE(RBF(1, batch_shape=(Q,)), nn.Linear(Q, D), torch.rand(3, 1))
-    return SparseStructuredGPGuide(model, encoder)
+    return SparseStructuredGPGuide(model, encoders={"u": encoder})
 
 
 @pytest.mark.parametrize("guide_of", [of_dense, of_sparse], ids=["dense", "sparse"])
@@ -1058,8 +1060,8 @@ def test_data_must_be_there_and_have_columns(make_encoder):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"value": "exact"}, "expected value in .*semi-analytic.* and gradient in .*, got 'exact' and 'path'"),
-        ({"gradient": "reinforce"}, "got 'semi-analytic' and 'reinforce'"),
+        ({"value": "exact"}, "expected value in .*semi-analytic.* and gradient_estimator in .*, got 'exact' and 'path'"),
+        ({"gradient_estimator": "reinforce"}, "got 'semi-analytic' and 'reinforce'"),
         ({"num_particles": 0}, "expected num_particles of 1 or more, got 0"),
     ],
 )
@@ -1084,7 +1086,7 @@ def test_processes_whose_priors_depend_on_each_other_are_refused():
             pyro.sample("y", dist.Normal(rough, 0.3), obs=y[:, 0])
 
     t, y = torch.linspace(0.0, 1.0, N)[:, None], torch.randn(N, 1)
-    guide = StructuredGPGuide(model, sites={"level": IndexNet(1, 1), "rough": IndexNet(1, 1)})
+    guide = StructuredGPGuide(model, encoders={"level": IndexNet(1, 1), "rough": IndexNet(1, 1)})
     with torch.no_grad(), pytest.raises(ValueError, match="'rough', whose prior depends on 'level'; take Trace_ELBO"):
         StructuredELBO().loss(model, guide, t, y)
     assert math.isfinite(Trace_ELBO().loss(model, guide, t, y))
@@ -1096,8 +1098,8 @@ def test_processes_are_looked_at_once(monkeypatch):
     monkeypatch.setattr(structured_elbo._RefuseNested, "__init__", lambda self: looks.append(0) or Messenger.__init__(self))
     monkeypatch.setattr(structured_elbo._RefuseNested, "_pyro_sample", lambda self, msg: None)
     t, y = torch.rand(N, 1), torch.randn(N, 1)
-    guide = StructuredGPGuide(two_processes, sites={"f": IndexNet(1, 1), "log.variance": None})
-    bound = StructuredELBO(num_particles=2, max_plate_nesting=0, masking=hide_entries(0.5))
+    guide = StructuredGPGuide(two_processes, encoders={"f": IndexNet(1, 1), "log.variance": None})
+    bound = StructuredELBO(num_particles=2, max_plate_nesting=0, corruption=mask_entries(0.5))
     for _ in range(3):
         bound.loss_and_grads(two_processes, guide, t, y)
     assert len(looks) == 1
@@ -1110,7 +1112,7 @@ def test_frozen_parameters_of_networks_stay_frozen(local):
         decoder.weight.requires_grad_(False)
         before = decoder.weight.clone(), decoder.bias.clone()
         model = GPVAE(Matern(1, 1.5, batch_shape=(Q,)), decoder)
-        svi = SVI(model, StructuredGPGuide(model, IndexNet(D, Q)), Adam({"lr": 0.1}), StructuredELBO())
+        svi = SVI(model, StructuredGPGuide(model, encoders={"f": IndexNet(D, Q)}), Adam({"lr": 0.1}), StructuredELBO())
         svi.step(*make_data())
         assert torch.equal(model.decoder.weight, before[0])
         assert not torch.equal(model.decoder.bias, before[1])
