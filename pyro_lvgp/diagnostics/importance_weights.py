@@ -60,7 +60,7 @@ def log_weights(
         draws = sample_traces(model, guide, *args, num_samples=num_samples, **options, **kwargs)
         return draws.log_p - draws.log_q
     calls, at_once = (1, num_samples) if vectorize else (num_samples, 1)
-    bound = ImportanceWeightedELBO(plate, at_once, integrate=False)
+    bound = ImportanceWeightedELBO(plate, at_once, marginalize=False)
     with torch.no_grad(), seeded(seed):
         return torch.cat([bound.log_weights(model, guide, *args, **kwargs) for _ in range(calls)])
 

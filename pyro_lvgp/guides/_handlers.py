@@ -9,17 +9,6 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
-from pyro_lvgp.infer.elbo.handlers import gaussian_moments
-
-
-class Integrate(Messenger):
-    """Give the model the moments of Gaussian sites that it can integrate over, while the guide runs it."""
-
-    def _pyro_post_sample(self, msg):
-        holder = msg["infer"].get("integrated")
-        if holder is not None and (moments := gaussian_moments(msg["fn"])) is not None:
-            msg["value"], holder["scale_tril"] = moments
-
 
 class Replace(Messenger):
     """Draw latent sites from something else than their priors."""

@@ -17,9 +17,9 @@ from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_inputs, check_values
 from pyro_lvgp.distributions.normal import without_independent
 from pyro_lvgp.distributions.sparse_gaussian_process import InducingValues, SparseProcess
-from pyro_lvgp.guides._handlers import Integrate, Replace
+from pyro_lvgp.guides._handlers import Replace
 from pyro_lvgp.guides.structured import StructuredGPGuide
-from pyro_lvgp.infer.elbo.handlers import is_integrating
+from pyro_lvgp.infer.elbo.handlers import MarginalizeOwnGaussians, marginalizes_gaussians
 from pyro_lvgp.models.sparse_gp_vae import place_inducing_points
 from pyro_lvgp.networks import NeighbourNet, OffsetNet
 from pyro_lvgp.ops import sparse_sites
@@ -139,7 +139,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
             super()._add_parameters(name, site, prior)
 
     def forward(self, *args, **kwargs) -> dict[str, Tensor]:
-        with Integrate() if is_integrating() else nullcontext():
+        with MarginalizeOwnGaussians() if marginalizes_gaussians() else nullcontext():
             return super().forward(*args, **kwargs)
 
     def _posterior(self, name: str, prior: Any, args: tuple) -> Any:

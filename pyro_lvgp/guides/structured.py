@@ -20,9 +20,10 @@ from pyro_lvgp._utils.validation import check_init_scale, check_positional, posi
 from pyro_lvgp.distributions.gaussian_process import GaussianProcess, StructuredPosterior
 from pyro_lvgp.distributions.markov import StateSpacePosterior
 from pyro_lvgp.distributions.normal import without_independent
-from pyro_lvgp.guides._handlers import AllDrawn, HideObserved, Integrate, Replace, StopAfter
+from pyro_lvgp.guides._handlers import AllDrawn, HideObserved, Replace, StopAfter
 from pyro_lvgp.guides._model_guide import ModelGuide
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
+from pyro_lvgp.infer.elbo.handlers import MarginalizeOwnGaussians
 from pyro_lvgp.networks.pyro_module import adopt
 
 Method = Literal["auto", "dense", "state-space"]
@@ -292,7 +293,7 @@ class StructuredGPGuide(ModelGuide):
             return posterior if keep else dist.Delta(posterior.mean, event_dim=prior.event_dim)
 
         # Draws of sites that keep their spread, which the model integrates over, count for nothing.
-        with seeded(0), poutine.block(), Integrate(), Replace(at_median):
+        with seeded(0), poutine.block(), MarginalizeOwnGaussians(), Replace(at_median):
             self.model(*args, **kwargs)
         return result
 

@@ -21,7 +21,7 @@ from pyro_lvgp._utils.unique_names import UniquelyNamed
 from pyro_lvgp._utils.validation import check_data, check_index, check_not_empty, check_sizes, check_values
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
 from pyro_lvgp.distributions.normal import PrecisionNormal
-from pyro_lvgp.infer.elbo.handlers import IntegrateGaussians
+from pyro_lvgp.infer.elbo.handlers import MarginalizeGaussians
 from pyro_lvgp.models._laplace import Entries
 from pyro_lvgp.models._new_rows import LogLikelihood, best_candidates, by_laplace, variational
 from pyro_lvgp.models.prediction import Prediction, average
@@ -334,7 +334,7 @@ class LatentVariableModel(UniquelyNamed):
                 site["fn"] = fn.multivariate_normal
 
         def entries(X: Tensor) -> LikelihoodPredictive:
-            model = poutine.replay(IntegrateGaussians(drawn)(poutine.condition(self, {"X": X})), drawn)
+            model = poutine.replay(MarginalizeGaussians(drawn)(poutine.condition(self, {"X": X})), drawn)
             with torch.set_grad_enabled(X.requires_grad):
                 trace = poutine.trace(model).get_trace(None, torch.arange(len(X), device=X.device))
             y = _rows(trace, {"X", *drawn.nodes}).base_dist

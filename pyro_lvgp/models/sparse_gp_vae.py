@@ -14,7 +14,7 @@ from pyro.poutine import Trace
 from torch import Tensor, nn
 
 from pyro_lvgp.distributions.sparse_gaussian_process import SparseProcess
-from pyro_lvgp.infer.elbo.handlers import IntegrateGaussians
+from pyro_lvgp.infer.elbo.handlers import MarginalizeGaussians, sample_moments
 from pyro_lvgp.kernels import Kernel
 from pyro_lvgp.likelihoods import Likelihood
 from pyro_lvgp.models.latent_process_model import LatentProcessModel, as_inputs
@@ -129,12 +129,9 @@ class SparseGPVAE(LatentProcessModel):
         process, params = self.process(x, y, idx), self.likelihood.params()
         series, points = self.series_plate(x, y, idx), self.points_plate(x, y, idx)
         prior = process.prior()
-        # A bound may integrate u out: then u is its mean under the guide, and the factor of its covariance lies here.
-        integrated: dict[str, Tensor] = {}
-        infer: Any = {"covariance": "full", "integrated": integrated}
         with series, pyro.plate("latents", prior.batch_shape[-2], dim=-1):
-            u = pyro.sample("u", prior.to_event(1), infer=infer)
-        mean, variance = process.marginals(u, integrated.get("scale_tril"))
+            u = sample_moments("u", prior.to_event(1), infer={"covariance": "full"})
+        mean, variance = process.marginals(*u)
         with series, points:
             f = pyro.sample("f", dist.Normal(mean.mT, variance.sqrt().mT).to_event(1))
         return self._observe(f, params, y, [series, points, self._scale(x, y, idx)])
@@ -209,7 +206,7 @@ class SparseGPVAE(LatentProcessModel):
         u: Any = posterior.nodes["u"]["fn"]
         if joint:
             shared["u"] = u.sample((num_samples,))
-        with nullcontext() if joint else IntegrateGaussians(posterior):
+        with nullcontext() if joint else MarginalizeGaussians(posterior):
             trace = poutine.trace(poutine.condition(self, shared)).get_trace(x if x_new is None else x_new)
         check_all_given(trace, {"f", "w", *shared})
         prior: Any = trace.nodes["u"]["fn"]

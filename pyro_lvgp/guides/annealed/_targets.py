@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_lvgp.guides._coordinates import SiteCoordinates
 from pyro_lvgp.guides.annealed.transitions import Coordinates, check_finite
-from pyro_lvgp.infer.elbo.handlers import IntegrateGaussians
+from pyro_lvgp.infer.elbo.handlers import MarginalizeGaussians
 
 Bases = tuple[tuple[Tensor, Tensor], ...]  # loc and scale of each site
 
@@ -65,9 +65,9 @@ def pure_score(
     return tuple(white) if differentiable else tuple(score.detach() for score in white)
 
 
-def read_statistics(model: HasLogJoint, drawn: Trace, integrate: bool, args: tuple, kwargs: dict) -> Any:
+def read_statistics(model: HasLogJoint, drawn: Trace, marginalize: bool, args: tuple, kwargs: dict) -> Any:
     """The model's statistics at the sites drawn, which may be integrated over if the bound does so."""
-    statistics: Callable = IntegrateGaussians(drawn)(model.statistics) if integrate else model.statistics
+    statistics: Callable = MarginalizeGaussians(drawn)(model.statistics) if marginalize else model.statistics
     with _hidden_sites():
         return poutine.replay(statistics, drawn)(*args, **kwargs)
 
@@ -89,7 +89,7 @@ class TracedScore:
     :param sites: the annealed sites.
     :param bases: their bases.
     :param drawn: sites of the guide that are not annealed, and subsamples.
-    :param integrate: whether the bound integrates Gaussian sites.
+    :param marginalize: whether the bound integrates Gaussian sites.
     :param local_plate: the plate of local sites; None if everything is annealed jointly.
     :param differentiable: keep the graph, to differentiate through the score.
     """
@@ -98,7 +98,7 @@ class TracedScore:
     sites: Whitened
     bases: Bases
     drawn: Trace
-    integrate: bool
+    marginalize: bool
     local_plate: str | None
     differentiable: bool
     args: tuple
@@ -133,7 +133,7 @@ class TracedScore:
         """The model's sample sites where the chain is at z, and the log determinants of the constraints there."""
         values, log_dets = self.sites.values(z, self.bases)
         model = poutine.condition(self.model, values)
-        model = IntegrateGaussians(self.drawn)(model) if self.integrate else model
+        model = MarginalizeGaussians(self.drawn)(model) if self.marginalize else model
         try:
             trace = poutine.trace(poutine.replay(model, self.drawn)).get_trace(*self.args, **self.kwargs)
         except ValueError:  # of a distribution without sense, say

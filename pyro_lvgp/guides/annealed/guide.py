@@ -39,7 +39,7 @@ from pyro_lvgp.guides.annealed._targets import (
 from pyro_lvgp.guides.annealed.schedules import AnnealingSchedule
 from pyro_lvgp.guides.annealed.transitions import STEPS, Coordinates, Dynamics, Score, State
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
-from pyro_lvgp.infer.elbo.handlers import is_integrating
+from pyro_lvgp.infer.elbo.handlers import marginalizes_gaussians
 
 
 class AutoAnnealedLangevin(SampledGuide):
@@ -347,7 +347,7 @@ class AutoAnnealedLangevin(SampledGuide):
         if not self._pure:
             score: Score = self._traced_score(bases, drawn, through, args, kwargs)
         else:
-            statistics = read_statistics(self.model, drawn, is_integrating(), args, kwargs)
+            statistics = read_statistics(self.model, drawn, marginalizes_gaussians(), args, kwargs)
             score = partial(pure_score, self.model, self._whitened, bases, statistics, through)
         state = transitions.initial_state(score, z, self.dynamics)
         if not self._compile:
@@ -361,7 +361,7 @@ class AutoAnnealedLangevin(SampledGuide):
 
     def _traced_score(self, bases: Bases, drawn: Trace, through: bool, args: tuple, kwargs: dict) -> TracedScore:
         model, plate = self._surrogate[0] or self.model, self.local_plate
-        score = TracedScore(model, self._whitened, bases, drawn, is_integrating(), plate, through, args, kwargs)
+        score = TracedScore(model, self._whitened, bases, drawn, marginalizes_gaussians(), plate, through, args, kwargs)
         if plate is not None and not self._within_plate:
             score.check_plate()
             self._within_plate = True

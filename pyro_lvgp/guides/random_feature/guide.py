@@ -20,7 +20,7 @@ from pyro_lvgp.guides._sampled import SampledGuide
 from pyro_lvgp.guides.random_feature._frequencies import GaussianFrequencies, MixtureFrequencies
 from pyro_lvgp.guides.random_feature._weights import CollapsedWeights, ExplicitWeights
 from pyro_lvgp.infer import Block
-from pyro_lvgp.infer.elbo.handlers import is_bounding
+from pyro_lvgp.infer.elbo.handlers import is_in_bound
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import RandomFeatureLVM
 from pyro_lvgp.networks.pyro_module import adopt
@@ -266,7 +266,7 @@ class RandomFeatureGuide(SampledGuide):
         features = self.model.features(X.unsqueeze(-3), omega)
         mean, precision_tril = self.a.posterior(self.model, self.data, features)
         is_exact = self.weights == "collapsed" and isinstance(self.model.likelihood, Gaussian)
-        family = PrecisionNormalAtMean if is_exact and has_all and is_bounding() else PrecisionNormal
+        family = PrecisionNormalAtMean if is_exact and has_all and is_in_bound() else PrecisionNormal
         return family(mean.squeeze(-3), precision_tril.squeeze(-4), validate_args=False)
 
     def assignments(self) -> Float[Tensor, "F C"]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.infer._sites import is_deterministic
 from pyro_lvgp.infer.elbo.base import DifferentiableELBO
-from pyro_lvgp.infer.elbo.handlers import Bounding, IntegrateGaussians, Integrating
+from pyro_lvgp.infer.elbo.handlers import EvaluateBound, MarginalizeGaussians
 from pyro_lvgp.infer.elbo.terms import Sites, check_reparameterised, share_masks, trace_guide
 
 SAMPLES = "_local_samples"
@@ -49,7 +49,7 @@ class LocalELBO(DifferentiableELBO):
 
     :param local_plate: name of the plate over data.
     :param num_samples: number S of draws of the sites in the plate.
-    :param integrate: take the expectation over Gaussian globals in closed form where the model can.
+    :param marginalize: take the expectation over Gaussian globals in closed form where the model can.
     :param num_particles: draws of the globals to average over.
     :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
     :raises ValueError: if there are no draws.
@@ -60,13 +60,13 @@ class LocalELBO(DifferentiableELBO):
         local_plate: str,
         num_samples: int,
         *,
-        integrate: bool,
+        marginalize: bool,
         num_particles: int,
         max_plate_nesting: int | float,
     ):
         check_sizes(num_samples=num_samples, num_particles=num_particles)
         super().__init__(num_particles=num_particles, max_plate_nesting=max_plate_nesting)
-        self.local_plate, self.num_samples, self.integrate = local_plate, num_samples, integrate
+        self.local_plate, self.num_samples, self.marginalize = local_plate, num_samples, marginalize
 
     @abstractmethod
     def _particle(self, model_sites: Sites, guide_sites: Sites) -> Tensor:
@@ -89,9 +89,9 @@ class LocalELBO(DifferentiableELBO):
         if self.max_plate_nesting == math.inf:
             self._guess_max_plate_nesting(model, guide, args, kwargs)
         samples = _LocalSamples(self.local_plate, self.num_samples, -1 - int(self.max_plate_nesting))
-        with Integrating() if self.integrate else Bounding():
+        with EvaluateBound(marginalize=self.marginalize):
             guide_trace = trace_guide(samples(guide), args, kwargs)
-        model = IntegrateGaussians(guide_trace)(model) if self.integrate else model
+        model = MarginalizeGaussians(guide_trace)(model) if self.marginalize else model
         model_trace = poutine.trace(poutine.replay(samples(model), guide_trace)).get_trace(*args, **kwargs)
         share_masks(model_trace, guide_trace)
         pruned = prune_subsample_sites(model_trace), prune_subsample_sites(guide_trace)
