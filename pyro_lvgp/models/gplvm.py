@@ -150,6 +150,8 @@ class BayesianGPLVM(RowModel):
             rows = ObservedRows(value, log_prob, lambda: self._function(X, shared).mask(observed))
             return pyro.sample("y", rows, obs=value)
 
+    log_joint_forward = forward
+
     @property
     def _is_quadratic(self) -> bool:
         """Whether the likelihood of a row is a quadratic form, whose cost does not grow with D."""

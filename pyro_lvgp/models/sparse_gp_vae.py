@@ -134,7 +134,7 @@ class SparseGPVAE(LatentProcessModel):
         mean, variance = process.marginals(*u)
         with series, points:
             f = pyro.sample("f", dist.Normal(mean.mT, variance.sqrt().mT).to_event(1))
-        return self._observe(f, params, y, [series, points, self._scale(x, y, idx)])
+        return self.observe(f, params, y, [series, points, self._scale(x, y, idx)])
 
     def process(
         self, x: Float[Tensor, "*#series N P"], y: Tensor | None = None, idx: Int[Tensor, " batch"] | None = None
@@ -189,17 +189,27 @@ class SparseGPVAE(LatentProcessModel):
     def create_plates(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> list[pyro.plate]:
         return [*super().create_plates(x, y, idx), self.points_plate(x, y, idx)]
 
+    def place_inducing_points(self, inducing_points: Float[Tensor, "*Z M P"]) -> None:
+        """Replace the parameter ``inducing_points``; gradients reach the new one if they reached the old.
+
+        :param inducing_points: new inducing points, of which there may be another number.
+        """
+        with torch.enable_grad():
+            old = self.inducing_points
+        self.inducing_points = PyroParam(inducing_points.detach().to(old, copy=True), constraints.real)
+        self.inducing_points_unconstrained.requires_grad_(old.requires_grad)
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args) -> None:
         # There may be more inducing points by then, or fewer, if a guide has taken in a stream.
         stored, now = state_dict.get(f"{prefix}inducing_points_unconstrained"), self.inducing_points
         if stored is not None and stored.shape[-2] != now.shape[-2] and stored.shape[-1] == now.shape[-1]:
-            place_inducing_points(self, stored)
+            self.place_inducing_points(stored)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _by_point(self, f: Tensor) -> Tensor:
+    def by_point(self, f: Tensor) -> Tensor:
         return f
 
-    def _draw(self, posterior: Trace, x: Tensor, x_new: Tensor | None, num_samples: int, joint: bool) -> Tensor:
+    def sample_process(self, posterior: Trace, x: Tensor, x_new: Tensor | None, num_samples: int, joint: bool) -> Tensor:
         """Draws of f [draws, *series, N, Q]."""
         drawn: dict[str, Any] = {name: site["value"] for name, site in posterior.iter_stochastic_nodes()}
         shared: Any = {name: value for name, value in drawn.items() if name not in ("f", "w")}
@@ -212,14 +222,6 @@ class SparseGPVAE(LatentProcessModel):
         prior: Any = trace.nodes["u"]["fn"]
         f: Any = trace.nodes["f"]["fn"]
         return prior.base_dist.process.trajectories(shared["u"]).mT if joint else qmc_normal(num_samples, f)
-
-
-def place_inducing_points(model: Any, inducing_points: Tensor) -> None:
-    """Put others in the place of a model's inducing points, a parameter of their own shape, held if those are."""
-    with torch.enable_grad():
-        old = model.inducing_points
-    model.inducing_points = PyroParam(inducing_points.detach().to(old, copy=True), constraints.real)
-    model.inducing_points_unconstrained.requires_grad_(old.requires_grad)
 
 
 def _check_series(Z: Tensor, x: Tensor, y: Tensor | None) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from pyro import poutine
@@ -15,30 +15,9 @@ from torch import Tensor
 from pyro_lvgp.guides._coordinates import SiteCoordinates
 from pyro_lvgp.guides.annealed.transitions import Coordinates, check_finite
 from pyro_lvgp.infer.elbo.handlers import MarginalizeGaussians
+from pyro_lvgp.infer.protocols import HasLogJoint
 
 Bases = tuple[tuple[Tensor, Tensor], ...]  # loc and scale of each site
-
-
-@runtime_checkable
-class HasLogJoint(Protocol):
-    """A model that offers its log joint over sites on the real line as a pure function.
-
-    ``statistics(*args)`` reads all but the local sites, as ``forward`` does, and returns tensors;
-    ``log_joint(latents, statistics)`` gives the log density of each datum of ``local_plate`` and its latents, and ``score``
-    the gradient of its sum.
-    """
-
-    local_plate: str
-    local_sites: frozenset[str]
-
-    def statistics(self, *args: Any, **kwargs: Any) -> Any:
-        """Everything the log joint needs besides the local sites."""
-
-    def log_joint(self, latents: Mapping[str, Tensor], statistics: Any) -> Tensor:
-        """Log density of each datum and its latents."""
-
-    def score(self, latents: Mapping[str, Tensor], statistics: Any) -> dict[str, Tensor]:
-        """Gradients of the summed log joint in the latents."""
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class ImportanceWeightedELBO(LocalELBO):
         log_w, _, kept_dims = self._weights(self._split(model_sites)[0], local_guide)
         return log_w.reshape(log_w.shape[:1] + tuple(log_w.shape[dim] for dim in kept_dims))
 
-    def _particle(self, model_sites: Sites, guide_sites: Sites) -> Tensor:
+    def particle_bound(self, model_sites: Sites, guide_sites: Sites) -> Tensor:
         dreg = self.gradient_estimator == "dreg" and torch.is_grad_enabled()
         local_model, global_model = self._split(model_sites)
         local_guide, global_guide = self._split(guide_sites)

@@ -44,7 +44,7 @@ class LocalELBO(DifferentiableELBO):
 
     Sites outside the plate must not depend on draws inside it, in the model or in the guide.
 
-    You implement ``_particle(model_sites, guide_sites)``, the bound of one draw of the globals.  You get
+    You implement ``particle_bound(model_sites, guide_sites)``, the bound of one draw of the globals.  You get
     ``differentiable_loss``, and with it all of a bound.
 
     :param local_plate: name of the plate over data.
@@ -69,7 +69,7 @@ class LocalELBO(DifferentiableELBO):
         self.local_plate, self.num_samples, self.marginalize = local_plate, num_samples, marginalize
 
     @abstractmethod
-    def _particle(self, model_sites: Sites, guide_sites: Sites) -> Tensor:
+    def particle_bound(self, model_sites: Sites, guide_sites: Sites) -> Tensor:
         """The bound of one draw of the globals."""
 
     def differentiable_loss(self, model: Any, guide: Any, *args, **kwargs) -> Tensor:
@@ -78,7 +78,7 @@ class LocalELBO(DifferentiableELBO):
         for _ in range(self.num_particles):
             model_sites, guide_sites = self._sample_sites(model, guide, args, kwargs)
             check_reparameterised(guide_sites)
-            total = total - self._particle(model_sites, guide_sites)
+            total = total - self.particle_bound(model_sites, guide_sites)
         return total / self.num_particles
 
     def _sample_sites(self, model: Any, guide: Any, args: tuple, kwargs: dict) -> tuple[Sites, Sites]:

@@ -51,7 +51,7 @@ class MeanFieldELBO(LocalELBO):
             local_plate, num_samples, marginalize=True, num_particles=num_particles, max_plate_nesting=max_plate_nesting
         )
 
-    def _particle(self, model_sites: Sites, guide_sites: Sites) -> Tensor:
+    def particle_bound(self, model_sites: Sites, guide_sites: Sites) -> Tensor:
         local_model, global_model = self._split(model_sites)
         local_guide, global_guide = self._split(guide_sites)
         return log_ratio(local_model, local_guide) / self.num_samples + log_ratio(global_model, global_guide)
