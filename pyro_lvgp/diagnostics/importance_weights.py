@@ -54,7 +54,8 @@ def log_weights(
     if isinstance(guide, AutoGuide) and guide.prototype_trace is None:
         with torch.no_grad(), seeded(seed), poutine.block():
             guide(*args, **kwargs)  # an annealed guide sets its local_plate at the first call
-    plate = local_plate or next((part.local_plate for part in (guide, model) if isinstance(part, HasLocalPlate)), None)
+    owners: tuple[Any, ...] = (guide, model)
+    plate = local_plate or next((owner.local_plate for owner in owners if isinstance(owner, HasLocalPlate)), None)
     if plate is None:
         options: Any = {"chunk_size": 1000, "predict": False, "log_likelihood": False}
         options |= {"vectorize": vectorize, "seed": seed}

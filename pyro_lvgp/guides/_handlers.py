@@ -1,4 +1,4 @@
-"""Effect handlers in which a guide runs its model: posteriors in the place of priors, and an end after the last latent site."""
+"""Effect handlers in which a guide runs its model: posteriors in the place of priors, and no site after the last latent."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -23,7 +23,7 @@ _MEMBERS_OF_MODULES = frozenset(dir(PyroModule))
 class ModelGuide(UniquelyNamed, AutoGuide, metaclass=AbstractModuleMeta):
     """Base of guides that need their model at every call.
 
-    The first call makes ``prototype_trace``, and then parameters by ``_make_parameters``; if it raises, the next call counts as
+    The first call makes ``prototype_trace``, and then parameters by ``_make_parameters``; if it raises, the next call is
     the first.  Copies and pickles come without the model, as those of Pyro's guides do.
 
     You implement ``forward``.
@@ -92,12 +92,13 @@ class ModelGuide(UniquelyNamed, AutoGuide, metaclass=AbstractModuleMeta):
         indices = {**{name: plate._indices for name, plate in self.plates.items()}, **plate_indices()}
         for frame in get_plates():
             # Plates of draws, which the guide did not see created, have their rows in order.
-            if frame.dim is None or frame.name not in indices or frame.size < frame.full_size:
+            size = frame.full_size or frame.size
+            if frame.dim is None or frame.name not in indices or frame.size < size:
                 continue
             rows = torch.as_tensor(indices[frame.name])
-            if not torch.equal(rows, torch.arange(frame.full_size, device=rows.device)):
+            if not torch.equal(rows, torch.arange(size, device=rows.device)):
                 raise ValueError(
-                    f"expected fewer rows than the {frame.full_size} of plate {frame.name!r}, or all of them in order, got "
+                    f"expected fewer rows than the {size} of plate {frame.name!r}, or all of them in order, got "
                     f"{len(rows)} in another, which Pyro does not index parameters by: sort them, and the data with them"
                 )
 

@@ -285,9 +285,9 @@ class SparseStructuredGPGuide(StructuredGPGuide):
             raise ValueError("expected an encoder for the inducing values, got a free q(u), which knows no new data; give one")
         if len(found) > 1 or not isinstance(self.model, HasInducingPoints):
             raise ValueError(
-                "expected a model with one site of inducing values, whose inducing points are its parameter inducing_points, and "
-                f"a method place_inducing_points, got {sorted(found)} in {type(self.model).__name__}; stack the processes in one "
-                "site, and see pyro_lvgp.infer.protocols.HasInducingPoints"
+                "expected a model with one site of inducing values, whose inducing points are its parameter inducing_points, "
+                f"and a method place_inducing_points, got {sorted(found)} in {type(self.model).__name__}; stack the processes "
+                "in one site, and see pyro_lvgp.infer.protocols.HasInducingPoints"
             )
         return next(iter(found.items()))
 

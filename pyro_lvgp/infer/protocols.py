@@ -106,8 +106,8 @@ class HasLogJoint(Protocol):
     :class:`~pyro_lvgp.guides.AutoAnnealedLangevin` takes the scores of its chains from there, instead of tracing the model.
 
     ``local_plate`` is the plate over data, ``local_sites`` the names of its latent sites, which are on the real line, and
-    ``log_joint_forward`` the ``forward`` that the log joint belongs to.  A subclass that overrides ``forward`` alone is traced;
-    it sets ``log_joint_forward = forward`` once the log joint is that of its own ``forward``.
+    ``log_joint_forward`` the ``forward`` that the log joint belongs to.  A subclass that overrides ``forward`` alone is
+    traced; it sets ``log_joint_forward = forward`` if the log joint is that of its own ``forward``.
     """
 
     local_plate: str
@@ -191,7 +191,7 @@ class RandomFeatureModel(Protocol):
     latent_dim: int
     num_frequencies: int
     num_components: int
-    initial_values: Mapping[str, Tensor]
+    initial_values: dict[str, Tensor]
 
     if TYPE_CHECKING:  # parameters, buffers and submodules, which isinstance does not find on Python 3.12
         mean: Tensor
@@ -199,6 +199,8 @@ class RandomFeatureModel(Protocol):
         component_locs: Any
         component_scales: Any
         likelihood: Likelihood
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     @property
     def is_conjugate(self) -> bool:

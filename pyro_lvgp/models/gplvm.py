@@ -9,6 +9,7 @@ import pyro.distributions as dist
 import torch
 from jaxtyping import Bool, Float, Int
 from pyro.distributions import constraints
+from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroParam
 from torch import Tensor
 
@@ -167,7 +168,7 @@ class BayesianGPLVM(RowModel):
             u = self._sample_inducing_values(prior)
         return _Shared(self.mean, inducing_points, kernel, Luu, *u, likelihood)
 
-    def _sample_inducing_values(self, prior: dist.Distribution) -> Moments:
+    def _sample_inducing_values(self, prior: TorchDistributionMixin) -> Moments:
         infer: Any = {"covariance": "full"}
         if self.likelihood_term == "fitc":  # whose expectation over u has no closed form
             return Moments(pyro.sample("u", prior, infer=infer), None)

@@ -146,7 +146,7 @@ class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
             function, params = function
         if data_dim not in (None, function.shape[-1]):
             raise ValueError(
-                f"expected data of {function.shape[-1]} outputs, as many as the decoder has, got {data_dim}; change the number of "
+                f"expected data of {function.shape[-1]} outputs, as many as the decoder has, got {data_dim}; change the "
                 "outputs of the decoder"
             )
         self.likelihood.check_outputs(function.shape[-1], params)

@@ -328,8 +328,9 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         like = self.latent_candidates()
         row = torch.full((1, self.data_dim), torch.nan, dtype=like.dtype, device=like.device)
         with torch.no_grad():
-            alone = isinstance(guide, SamplesGlobals)
-            draw = partial(guide.sample_globals, local_plate=self.local_plate) if alone else guide
+            draw: Guide = guide
+            if isinstance(guide, SamplesGlobals):
+                draw = partial(guide.sample_globals, local_plate=self.local_plate)
             return poutine.trace(draw).get_trace(row, torch.zeros(1, dtype=torch.long, device=like.device))
 
     def _predictor(self, guide: Guide) -> Entries:

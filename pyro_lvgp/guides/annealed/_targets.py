@@ -1,6 +1,6 @@
 """What an annealed chain climbs: the score of the model's log joint in whitened coordinates, traced or as a pure function."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 

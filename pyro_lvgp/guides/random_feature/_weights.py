@@ -18,9 +18,9 @@ from pyro_lvgp.conjugate.feature_regression import (
     precision_sum,
     weight_posterior,
 )
+from pyro_lvgp.infer.protocols import RandomFeatureModel
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.likelihoods.polya_gamma import variational_parameter
-from pyro_lvgp.infer.protocols import RandomFeatureModel
 
 Natural = tuple[Tensor, Tensor]
 _NUM_HALVINGS = 10

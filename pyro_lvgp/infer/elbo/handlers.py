@@ -65,7 +65,8 @@ def sample_moments(name: str, fn: Any, *, infer: dict[str, Any] | None = None) -
     >>> loss(torch.ones(5, 2), torch.zeros(5)).shape
     torch.Size([])
     """
-    return _moments(Moments(pyro.sample(name, fn, infer=infer), None), name=name)
+    options: Any = infer
+    return _moments(Moments(pyro.sample(name, fn, infer=options), None), name=name)
 
 
 @effectful(type="moments")
@@ -95,8 +96,9 @@ class MarginalizeGaussians(Messenger):
         self._guide_trace = guide_trace
 
     def _pyro_post_moments(self, msg: Message) -> None:
-        if msg["name"] in self._guide_trace:
-            _answer(msg, self._guide_trace.nodes[msg["name"]]["fn"])
+        sites: Any = self._guide_trace.nodes
+        if msg["name"] in sites:
+            _answer(msg, sites[msg["name"]]["fn"])
 
 
 class MarginalizeOwnGaussians(Messenger):
@@ -136,10 +138,10 @@ class EvaluateBound(Messenger):
         self.marginalize = marginalize
 
     def _pyro_is_in_bound(self, msg: Message) -> None:
-        msg["value"] = True  # type: ignore[typeddict-item]
+        msg["value"] = True
 
     def _pyro_marginalizes_gaussians(self, msg: Message) -> None:
-        msg["value"] = self.marginalize or bool(msg["value"])  # type: ignore[typeddict-item]
+        msg["value"] = self.marginalize or bool(msg["value"])
 
 
 @effectful(type="is_in_bound")
