@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, register_kl
 
 from pyro_lvgp.kernels import Kernel
-from pyro_lvgp.kernels.base import Params, params_in_double
+from pyro_lvgp.kernels.base import KernelParams, params_in_double
 from pyro_lvgp.ops import gaussian_sites, state_space
 from pyro_lvgp.ops.gaussian_sites import Posterior
 from pyro_lvgp.ops.linalg import safe_cholesky
@@ -61,7 +61,7 @@ class GaussianProcess(_Process):
         self,
         kernel: Kernel,
         X: Float[Tensor, "*#batch N P"],
-        params: Params | None = None,
+        params: KernelParams | None = None,
         validate_args: bool | None = None,
     ):
         self.kernel, self.X, self.params = kernel, X, kernel.params() if params is None else params
@@ -110,7 +110,7 @@ class GaussianProcess(_Process):
         """Cholesky factor of K(X, X) with the least jitter that it takes."""
         if self._unexpanded is not self:
             return self._unexpanded.scale_tril
-        return safe_cholesky(self.covariance_matrix, name="K(X, X)", describe=self.kernel._parameters_text)
+        return safe_cholesky(self.covariance_matrix, name="K(X, X)", describe=self.kernel.parameters_text)
 
     def covariance_with(self, X: Float[Tensor, "*#batch M P"]) -> Float[Tensor, "*batch M N"]:
         """K(X', X) with other inputs.

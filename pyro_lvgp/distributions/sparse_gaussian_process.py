@@ -7,7 +7,7 @@ from pyro.distributions.util import eye_like
 from torch import Tensor
 
 from pyro_lvgp.kernels import Kernel
-from pyro_lvgp.kernels.base import Params, params_in_double
+from pyro_lvgp.kernels.base import KernelParams, params_in_double
 from pyro_lvgp.ops import sparse_sites
 from pyro_lvgp.ops.linalg import FIRST_JITTER, safe_cholesky, solve_lower
 
@@ -44,7 +44,7 @@ class SparseProcess:
         kernel: Kernel,
         Z: Float[Tensor, "*#batch M P"],
         X: Float[Tensor, "*#batch N P"],
-        params: Params | None = None,
+        params: KernelParams | None = None,
         *,
         jitter: float = 1e-5,
         weight: float | Tensor = 1.0,
@@ -55,7 +55,7 @@ class SparseProcess:
         self.Kff = kernel.diagonal(X, self.params)
         Kuu = self._at_inducing_points(Z)
         self.Kuu_diagonal = Kuu.diagonal(dim1=-2, dim2=-1)
-        self.L = safe_cholesky(Kuu, jitter=0.0, name="Kuu", describe=kernel._parameters_text)
+        self.L = safe_cholesky(Kuu, jitter=0.0, name="Kuu", describe=kernel.parameters_text)
         self.A = solve_lower(self.L, self.Kuf)
 
     def _at_inducing_points(self, Z: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ class SparseProcess:
         exact = self.double()
         jitter = FIRST_JITTER[torch.float64] * exact.Kff.mean(-1)[..., None, None] * eye_like(exact.A, exact.A.shape[-1])
         covariance = self.kernel.covariance(exact.X, exact.X, exact.params) - exact.A.mT @ exact.A + jitter
-        scale_tril = safe_cholesky(covariance, name="Kff given u", describe=self.kernel._parameters_text).to(self.A)
+        scale_tril = safe_cholesky(covariance, name="Kff given u", describe=self.kernel.parameters_text).to(self.A)
         mean = (v.unsqueeze(-3).unsqueeze(-2) @ self.A).squeeze(-2)
         return (mean + (scale_tril @ torch.randn_like(mean)[..., None]).squeeze(-1)).squeeze(-3)
 

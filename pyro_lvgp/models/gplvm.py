@@ -15,7 +15,7 @@ from torch import Tensor
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, LikelihoodTerm, ObservedRows
 from pyro_lvgp.kernels import RBF, Kernel, as_kernel
-from pyro_lvgp.kernels.base import Params
+from pyro_lvgp.kernels.base import KernelParams
 from pyro_lvgp.likelihoods import Gaussian, Likelihood
 from pyro_lvgp.models._row_model import RowModel
 from pyro_lvgp.models.initialization import InitialLatents, cluster_centres
@@ -32,7 +32,7 @@ class _Shared(NamedTuple):
 
     mean: Float[Tensor, " D"]
     inducing_points: Float[Tensor, "M Q"]
-    kernel: Params
+    kernel: KernelParams
     Luu: Float[Tensor, "*batch M M"]
     u: Float[Tensor, "*batch D M"]
     u_scale_tril: Float[Tensor, "D M M"] | None
@@ -157,7 +157,7 @@ class BayesianGPLVM(RowModel):
     def _read_shared(self) -> _Shared:
         inducing_points, kernel = self.inducing_points, self.kernel.params()
         Kuu = self.kernel.covariance(inducing_points, inducing_points, kernel)
-        Luu = safe_cholesky(Kuu, name="Kuu", describe=self.kernel._parameters_text)
+        Luu = safe_cholesky(Kuu, name="Kuu", describe=self.kernel.parameters_text)
         likelihood = self.likelihood.params()
         # A bound may integrate u out: then u is its mean under the guide, and the factor of its covariance lies here.
         integrated: dict[str, Tensor] = {}

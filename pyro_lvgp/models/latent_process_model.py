@@ -25,7 +25,7 @@ from pyro_lvgp._utils.validation import (
     check_tensors,
 )
 from pyro_lvgp.kernels import Kernel, as_kernel
-from pyro_lvgp.kernels.base import Params
+from pyro_lvgp.kernels.base import KernelParams
 from pyro_lvgp.kernels.composition import Combination
 from pyro_lvgp.likelihoods import Likelihood, as_likelihood
 from pyro_lvgp.models.latent_variable_model import Guide, check_all_given
@@ -124,7 +124,7 @@ class LatentProcessModel(UniquelyNamed):
             value = torch.nan_to_num(y, self.likelihood.fill_value)
             return pyro.sample("y", entries.mask(~torch.isnan(y)).to_event(1), obs=value)
 
-    def kernel_params(self, x: Float[Tensor, "*#series N P"]) -> Params:
+    def kernel_params(self, x: Float[Tensor, "*#series N P"]) -> KernelParams:
         """The parameters of the kernel, to be read once.
 
         :param x: inputs.
@@ -310,7 +310,7 @@ def as_inputs(x: Tensor) -> Tensor:
     return x[:, None, None] if x.dim() == 3 else x[None]
 
 
-def _check_draws(kernel: Kernel, params: Params, point: Float[Tensor, "1 P"]) -> None:
+def _check_draws(kernel: Kernel, params: KernelParams, point: Float[Tensor, "1 P"]) -> None:
     """Raise if draws of a kernel's parameters lie where the latent processes do, because it has no batch of these."""
     if isinstance(kernel, Combination):
         for part, of_part in zip(kernel.kernels, params, strict=True):
