@@ -37,7 +37,7 @@ class _Parametric(Kernel):
                     f"expected {name} that expands to {list(shape)} (batch_shape, then columns), got shape "
                     f"{list(tensor.shape)}; give a number, or a tensor of that shape."
                 ) from error
-            # For small values softplus behaves as exp does; for large ones a long optimiser step changes it by its length only.
+            # Softplus grows linearly where exp would overflow after one long optimiser step.
             setattr(self, name, PyroParam(tensor.clone(), constraints.softplus_positive))
 
     def _per_column(self, name: str) -> Float[Tensor, "*batch columns"]:

@@ -19,7 +19,7 @@ __all__ = ["Kernel", "KernelParams", "format_numbers", "params_in_double"]
 KernelParams: TypeAlias = tuple[Any, ...]  # tensors; for sums and products, one tuple of tensors for each part
 
 
-def params_in_double(params: KernelParams) -> Params:
+def params_in_double(params: KernelParams) -> KernelParams:
     """Convert the parameters of a kernel to double precision.
 
     :param params: the tuple that :meth:`Kernel.params` returns.
@@ -30,8 +30,8 @@ def params_in_double(params: KernelParams) -> Params:
 class Kernel(StandaloneModule):
     """Covariance function k(x, z) that broadcasts over leading batch dimensions.
 
-    ``kernel(X, Z)`` returns the matrix k(x_n, z_m), and ``kernel.diagonal(X)`` the variances k(x_n, x_n).  Their batch shape is
-    the shape to which the leading dimensions of X, of Z and of the parameters broadcast.
+    ``kernel(X, Z)`` returns the matrix k(x_n, z_m), and ``kernel.diagonal(X)`` the variances k(x_n, x_n).  Their batch shape
+    is the shape to which the leading dimensions of X, of Z and of the parameters broadcast.
 
     Parameters are Pyro parameters.  Put a prior on one with :class:`~pyro.nn.PyroSample`; within one call of the
     PyroModule that owns the kernel, every use of the kernel then sees the same draw.  Called outside any model, guide
@@ -168,8 +168,8 @@ class Kernel(StandaloneModule):
         :raises NotImplementedError: if the kernel has none.
         """
         raise NotImplementedError(
-            f"expected a kernel with is_markov, got {type(self).__name__}, which has no state-space model; use Matern(1), or sums "
-            "and products of such kernels"
+            f"expected a kernel with is_markov, got {type(self).__name__}, which has no state-space model; use Matern(1), "
+            "or sums and products of such kernels"
         )
 
     def _pyro_set_supermodule(self, name: str, context: Any) -> None:

@@ -184,7 +184,8 @@ class Stack(_StateSpaceCombination):
     def combine_batch_shapes(self, shapes: list[torch.Size]) -> Sequence[int]:
         if any(len(shape) > 1 for shape in shapes):
             raise ValueError(
-                f"expected kernels of batch shape () or (q,), got {list(map(tuple, shapes))}; stack kernels of fewer dimensions"
+                f"expected kernels of batch shape () or (q,), got {list(map(tuple, shapes))}; stack kernels of fewer "
+                "dimensions"
             )
         return (sum(shape.numel() for shape in shapes),)
 

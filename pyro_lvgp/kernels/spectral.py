@@ -17,7 +17,9 @@ __all__ = ["mixture_kernel", "random_features", "spectral_density"]
 
 
 def random_features(X: Float[Tensor, "*#batch N Q"], omega: Float[Tensor, "*#batch F Q"]) -> Float[Tensor, "*batch N L"]:
-    r"""Compute L = 2F random Fourier features :math:`\varphi(x) = \sqrt{2/L}\,[\cos 2\pi x^T\omega_1, \dots, \sin 2\pi x^T\omega_1, \dots]`.
+    r"""Compute random Fourier features of inputs.
+
+    .. math:: \varphi(x) = \sqrt{2/L}\,[\cos 2\pi x^T\omega_1, \dots, \sin 2\pi x^T\omega_1, \dots], \qquad L = 2F
 
     :math:`\varphi(x)^T \varphi(x) = 1`, and :math:`E\,\varphi(x)^T \varphi(x') = k(x, x')` if the frequencies are draws of the
     spectral density of k.
@@ -42,7 +44,9 @@ def mixture_kernel(
     locs: Float[Tensor, "*#batch C Q"],
     scales: Float[Tensor, "*#batch C Q"],
 ) -> Float[Tensor, "*batch N M"]:
-    r"""Compute the spectral mixture kernel, whose frequencies have a mixture of diagonal Gaussians, with :math:`\tau = x - x'`:
+    r"""Compute the spectral mixture kernel, whose frequencies have a mixture of diagonal Gaussians.
+
+    With :math:`\tau = x - x'`,
 
     .. math:: k(x, x') = \sum_c w_c \cos(2\pi \mu_c^T \tau) \exp\big(-2\pi^2 \textstyle\sum_q \sigma_{cq}^2 \tau_q^2\big) .
 

@@ -29,8 +29,8 @@ class Likelihood(StandaloneModule):
     - :attr:`fill_value`, if 0 is not in its support.
 
     Expectations over a Gaussian f are computed by Gauss–Hermite quadrature.  Override :meth:`expected_log_prob`,
-    :meth:`log_predictive_density` or :meth:`moments` where they have a closed form.  If log p(y | f) is concave in f, derive from
-    :class:`LogConcaveLikelihood` for quadrature of higher accuracy.
+    :meth:`log_predictive_density` or :meth:`moments` where they have a closed form.  If log p(y | f) is concave in f, derive
+    from :class:`LogConcaveLikelihood` for quadrature of higher accuracy.
 
     Called outside any model, guide or Pyro handler, a likelihood is a plain function of its own parameters and leaves Pyro's
     global parameter store alone.

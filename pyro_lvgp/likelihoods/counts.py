@@ -16,8 +16,8 @@ __all__ = ["Bernoulli", "Binomial", "Logistic", "NegativeBinomial", "Poisson"]
 class Logistic(LogConcaveLikelihood):
     """Base class of likelihoods with p(y | f) proportional to ``(eᶠ)ᵃ / (1 + eᶠ)ᵇ``.
 
-    A subclass implements :meth:`exponents` beside :meth:`distribution` and :meth:`inverse_link`.  The derivatives follow from the
-    exponents, and a :class:`~pyro_lvgp.models.RandomFeatureLVM` can marginalise its weights in the Pólya-gamma bound.
+    A subclass implements :meth:`exponents` beside :meth:`distribution` and :meth:`inverse_link`.  The derivatives follow from
+    the exponents, and a :class:`~pyro_lvgp.models.RandomFeatureLVM` can marginalise its weights in the Pólya-gamma bound.
 
     :param num_points: number of quadrature nodes per entry.
 
@@ -146,8 +146,8 @@ class NegativeBinomial(WithParameter, Logistic):
 
     Counts y have mean ``r eᶠ`` and variance ``r eᶠ (1 + eᶠ)``.
 
-    :param dispersion: initial r; for large r the likelihood is nearly Poisson.  ``initialize`` of our models estimates r from the
-        data unless the parameter is frozen, since optimisation from a much too small r can stop at uninformative latents.
+    :param dispersion: initial r; for large r the likelihood is nearly Poisson.  ``initialize`` of our models estimates r from
+        the data unless the parameter is frozen, since optimisation from a much too small r can stop at uninformative latents.
     :param data_dim: number of outputs, for an r of each output; None shares one.
     :param num_points: number of quadrature nodes per entry.
 
@@ -180,8 +180,8 @@ class NegativeBinomial(WithParameter, Logistic):
     def init_from_data(self, y, f):
         """Match moments: ``Σ (y − m)² = Σ m + Σ m² / r`` with means m in proportion to eᶠ.
 
-        r is at most 30 times the mean count, and at most 10⁴.  Beyond these the likelihood hardly changes, but natural gradients
-        converge slowly, since f = log m − log r is far from zero.
+        r is at most 30 times the mean count, and at most 10⁴.  Beyond these the likelihood hardly changes, but natural
+        gradients converge slowly, since f = log m − log r is far from zero.
 
         :param y: data, NaN where missing.
         :param f: approximate log means.

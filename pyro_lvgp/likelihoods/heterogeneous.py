@@ -28,8 +28,9 @@ class Heterogeneous(Likelihood):
         no part's ``fill_value`` is in the support of all.
     :raises TypeError: for a part that is no pair of a likelihood and whole numbers.
 
-    The attribute ``parts`` is the list of likelihoods, with their parameters, such as ``likelihood.parts[0].variance``.  A decoder
-    that returns the parameter returns a number for each column; numbers of columns whose likelihood has none are ignored.
+    The attribute ``parts`` is the list of likelihoods, with their parameters, such as ``likelihood.parts[0].variance``.  A
+    decoder that returns the parameter returns a number for each column; numbers of columns whose likelihood has none are
+    ignored.
 
     >>> from pyro_lvgp.likelihoods import Bernoulli, Gaussian
     >>> kinds = Heterogeneous([(Gaussian(0.5, data_dim=2), [0, 2]), (Bernoulli(), [1])])

@@ -23,8 +23,8 @@ class Ordinal(WithParameter):
         p(y = k \mid f) = \Phi\Big(\frac{e_{k+1} - f}{s}\Big) - \Phi\Big(\frac{e_k - f}{s}\Big), \qquad
         e_0 = -\infty,\; e_K = \infty
 
-    :param edges: :math:`e_1 < \dots < e_{K-1}`, common to all outputs [K − 1] or of each output [D, K − 1].  They are not learned,
-        except that the mean of f and the scale s are equivalent to a shift and a stretch of the edges.
+    :param edges: :math:`e_1 < \dots < e_{K-1}`, common to all outputs [K − 1] or of each output [D, K − 1].  They are not
+        learned, except that the mean of f and the scale s are equivalent to a shift and a stretch of the edges.
     :param scale: initial s, in units of f.
     :param data_dim: number of outputs, for a scale of each output; None shares one.
     :param num_points: number of quadrature nodes per entry; give more if the standard deviation of f exceeds 4 s.
@@ -59,13 +59,13 @@ class Ordinal(WithParameter):
 
         Half an entry is added to the count of each level, so that levels that do not occur have a positive probability.
 
-        :param Y: levels, NaN where missing; use :class:`~pyro_lvgp.likelihoods.Heterogeneous` for columns with different numbers of
-            levels.
+        :param Y: levels, NaN where missing; use :class:`~pyro_lvgp.likelihoods.Heterogeneous` for columns with different
+            numbers of levels.
         :param num_levels: K; by default one more than the highest level in the data.
         :param scale: initial s of each output.
         :param num_points: number of quadrature nodes per entry.
-        :raises ValueError: if Y is empty or not a matrix, an entry is no level, or, without ``num_levels``, a level exceeds both 100
-            and the number of rows.
+        :raises ValueError: if Y is empty or not a matrix, an entry is no level, or, without ``num_levels``, a level exceeds
+            both 100 and the number of rows.
         :raises TypeError: if Y is no tensor of floats.
 
         >>> Ordinal.from_data(torch.tensor([[0.0], [1.0], [1.0], [2.0]])).edges
@@ -111,8 +111,8 @@ class Ordinal(WithParameter):
         super().check_outputs(data_dim, params)
         if self.edges.dim() == 2 and len(self.edges) not in (1, data_dim):
             raise ValueError(
-                f"expected edges common to all outputs, or of each of {data_dim} outputs, got edges of {len(self.edges)} outputs; "
-                "create the likelihood from as many columns as the model has"
+                f"expected edges common to all outputs, or of each of {data_dim} outputs, got edges of {len(self.edges)} "
+                "outputs; create the likelihood from as many columns as the model has"
             )
 
 

@@ -9,7 +9,7 @@ equals the likelihood at the variational parameters :math:`\psi = \pm c`:
     + \ell - b \log 2 - b \log\cosh \tfrac{c}{2} + \tfrac12 \bar\omega c^2,
     \qquad \kappa = a - \tfrac{b}{2}, \quad \bar\omega = \frac{b}{2c} \tanh\frac{c}{2} .
 
-:math:`\bar\omega` is the mean of :math:`\mathrm{PG}(b, c)`, and the constant contains the divergence of :math:`\mathrm{PG}(b, c)`
+:math:`\bar\omega` is the mean of :math:`\mathrm{PG}(b, c)`.  The constant contains the divergence of :math:`\mathrm{PG}(b, c)`
 from :math:`\mathrm{PG}(b, 0)`.  An entry with a = b = ℓ = 0 is missing.
 
 Source: Polson, Scott and Windle (2013); Jaakkola and Jordan (2000), "Bayesian parameter estimation via variational methods".
