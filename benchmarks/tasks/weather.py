@@ -256,7 +256,7 @@ def predictions(weather: Weather, method: Method, *, seed: int, epochs: int) -> 
 def entries(prediction: Prediction, chosen: Tensor) -> Prediction:
     """What a prediction says of some entries, in a column: the draws of all, of many fits, would fill the memory."""
     parts = ((part.mean[:, chosen, None], part.stddev[:, chosen, None]) for part in prediction.parts)
-    return Prediction(tuple(Normal(mean, stddev) for mean, stddev in parts))
+    return Prediction(Normal(mean, stddev) for mean, stddev in parts)
 
 
 def scores_of_mixtures(weather: Weather, predicted: dict[str, Prediction]) -> dict[str, float]:

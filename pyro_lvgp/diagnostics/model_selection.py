@@ -218,8 +218,8 @@ def stacking_weights(
         \max_w \frac{1}{H} \sum_{h=1}^H \log \sum_k w_k p_k(y_h), \quad w_k \ge 0, \; \sum_k w_k = 1
 
     A concave problem, solved by expectation-maximisation, :math:`w_k \leftarrow w_k \frac{1}{H} \sum_h p_k(y_h) / p_w(y_h)`.
-    Fit all candidates to all data, and predict by :meth:`~pyro_lvgp.models.Prediction.pool` with these weights.  The mixture may predict
-    better than each of them.
+    Fit all candidates to all data, and predict by :meth:`~pyro_lvgp.models.Prediction.pool` with these weights.  The mixture
+    may predict better than each of them.
 
     :param log_prob: nats of each hidden entry by name, such as of :func:`held_out_log_prob`.
     :param tolerance: how far below the maximum to end, in nats per entry.

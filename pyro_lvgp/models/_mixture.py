@@ -64,7 +64,8 @@ def systematic_counts(weights: Float[Tensor, " draws"], num_samples: int) -> Int
 
     .. math::
 
-        c_s = \lfloor n W_s + u \rfloor - \lfloor n W_{s - 1} + u \rfloor, \qquad W_s = \sum_{r \le s} w_r, \quad u \sim U(0, 1)
+        c_s = \lfloor n W_s + u \rfloor - \lfloor n W_{s - 1} + u \rfloor, \qquad
+        W_s = \sum_{r \le s} w_r, \quad u \sim U(0, 1)
 
     Their means are :math:`n w_s`, and they differ from those by less than 1.
 

@@ -28,16 +28,16 @@ class Prediction:
 
         p(y_{nd} \mid \mathrm{data}) \approx \sum_{s=1}^S w_s\, p_s(y_{nd}), \qquad \sum_{s=1}^S w_s = 1
 
-    with :math:`p_s` the distribution of the entry given draw s of the latents.  Given a draw, entries are independent; over the
-    draws they are not.  ``predict``, ``reconstruct``, ``impute`` and ``forecast`` of every model return it.
+    with :math:`p_s` the distribution of the entry given draw s of the latents.  Given a draw, entries are independent; in the
+    mixture they are dependent.  ``predict``, ``reconstruct``, ``impute`` and ``forecast`` of every model return it.
 
-    **Components.**  For models of rows, :math:`p_s(y_{nd}) = E[p(y_{nd} \mid f_{nd})]` over the Gaussian f that the draw leaves,
-    whatever the bound of the fit.  For models of series it is the likelihood at the function that the decoder makes of the
-    draw.
+    **Components.**  For models of rows, :math:`p_s(y_{nd}) = E[p(y_{nd} \mid f_{nd})]` is the predictive distribution under
+    the Gaussian :math:`f_{nd}` given draw s, whichever bound the model was fitted by.  For models of series, :math:`p_s` is the
+    likelihood given the decoder's output at draw s.
 
     **Memory.**  Means and variances are always available.  ``log_prob``, ``quantile`` and ``sample`` need the components.
-    Models of rows hold the components only while draws times entries are at most :attr:`max_size`, :math:`2^{26}` (1 GiB of
-    means and variances of f in double precision), and compute the moments of larger predictions draw by draw.
+    Models of rows hold the components if draws times entries are at most :attr:`max_size`, :math:`2^{26}` (1 GiB of means and
+    variances of f in double precision).  Of a larger prediction they compute mean and variance draw by draw, and nothing else.
 
     :param parts: distributions of batch shape ``[draws, *shape]``, whose draws together are the components.
     :param weights: :math:`w_s` of the draws of all parts; 1 / S if None.
@@ -295,9 +295,9 @@ class Prediction:
     def to_xarray(self, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> Any:
         """Put ``mean``, ``stddev`` and ``quantiles`` into an ``xarray.Dataset``.
 
-        Dimensions have the names that :func:`~pyro_lvgp.diagnostics.to_arviz` gives them: ``data`` and ``output`` for models of
-        rows; ``series``, if there are several, ``points`` and ``output`` for models of series, whose inputs are the coordinate
-        ``x``.
+        Dimensions have the names that :func:`~pyro_lvgp.diagnostics.to_arviz` gives them: ``data`` and ``output`` for models
+        of rows; ``series``, if there are several, ``points`` and ``output`` for models of series, whose inputs are the
+        coordinate ``x``.
 
         :param quantiles: probabilities, the coordinate ``quantile``; without any, there are no quantiles.
         :returns: an ``xarray.Dataset``.
@@ -359,5 +359,5 @@ def _check_alike(predictions: Sequence[Prediction]) -> None:
 def _same_entries(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
-    same: Bool[Tensor, "..."] = (one == other) | (one.isnan() & other.isnan())
+    same: Bool[Tensor, ...] = (one == other) | (one.isnan() & other.isnan())
     return bool(same.all())
