@@ -78,7 +78,7 @@ def systematic_counts(weights: Float[Tensor, " draws"], num_samples: int) -> Int
     Source: Kitagawa (1996), "Monte Carlo filter and smoother for non-Gaussian nonlinear state space models", appendix.
     """
     ends = weights.detach().cpu().double().cumsum(0)
-    ends = (num_samples * ends / ends[-1] + torch.rand((), dtype=torch.double)).floor().long()
+    ends = (num_samples * ends / ends[-1] + torch.rand((), dtype=torch.double, device="cpu")).floor().long()
     ends[-1] = num_samples
     return ends.diff(prepend=ends.new_zeros(1)).clamp_min(0)
 
@@ -98,7 +98,7 @@ def pooled_weights(
     :raises TypeError: for weights by name.
 
     >>> pooled_weights(2, [None, torch.tensor([0.0, 1.0])], [3.0, 1.0])
-    tensor([0.3750, 0.3750, 0.0000, 0.2500])
+    tensor([0.3750, 0.3750, 0.0000, 0.2500], dtype=torch.float64)
     """
     number = len(weights_of_draws)
     if isinstance(weights, Mapping):
@@ -110,9 +110,9 @@ def pooled_weights(
         return None
     if not torch.is_tensor(weights):
         weights = [1.0] * number if weights is None else list(weights)
-    shares = torch.as_tensor(weights)
+    shares = torch.as_tensor(weights, dtype=torch.double, device="cpu")
     if shares.shape != (number,) or not (shares >= 0.0).all() or not shares.sum() > 0.0:
         raise ValueError(f"expected {number} weights from zero up, one or more of them positive, got {weights}")
-    equal = torch.full((num_draws,), 1.0 / num_draws)
-    own = [equal if each is None else each for each in weights_of_draws]
+    equal = torch.full_like(shares[:1], 1.0 / num_draws).expand(num_draws)
+    own = [equal if each is None else each.cpu() for each in weights_of_draws]
     return torch.cat([share * each for share, each in zip(shares / shares.sum(), own, strict=True)])

@@ -101,7 +101,7 @@ class LatentVariableModel(UniquelyNamed):
 
         :param guide: a fitted guide.
         :param X: latent positions [B, Q], or a distribution over them, such as :meth:`infer_latents` returns.
-        :param num_samples: posterior draws to average over.
+        :param num_samples: posterior draws, the components of the mixture.
         :raises ValueError: if ``num_samples`` is not positive, latents have another number of dimensions or are not finite, or
             the guide lacks a latent site.
         :raises TypeError: for latents of another dtype than the model's.
@@ -127,7 +127,7 @@ class LatentVariableModel(UniquelyNamed):
         :param guide: a fitted guide.
         :param Y: training rows.
         :param idx: their indices; None for all rows.
-        :param num_samples: posterior draws to average over.
+        :param num_samples: posterior draws, the components of the mixture.
         :raises ValueError: if ``num_samples`` is not positive, the rows do not fit, or the guide lacks a latent site.
         """
         check_sizes(num_samples=num_samples)
@@ -243,7 +243,7 @@ class LatentVariableModel(UniquelyNamed):
         :param Y: rows, NaN where missing.
         :param idx: their indices among the training rows; None for all of those.
         :param latents: for new rows, their latents (:meth:`infer_latents`); ``idx`` is then not used.
-        :param num_samples: posterior draws to average over.
+        :param num_samples: posterior draws, the components of the mixture.
         :raises ValueError: if ``num_samples`` is not positive, rows and latents do not fit, or the guide lacks a latent site.
         """
         if latents is None:

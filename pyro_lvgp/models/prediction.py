@@ -32,15 +32,15 @@ class Prediction:
     mixture they are dependent.  ``predict``, ``reconstruct``, ``impute`` and ``forecast`` of every model return it.
 
     **Components.**  For models of rows, :math:`p_s(y_{nd}) = E[p(y_{nd} \mid f_{nd})]` is the predictive distribution under
-    the Gaussian :math:`f_{nd}` given draw s, whichever bound the model was fitted by.  For models of series, :math:`p_s` is the
-    likelihood given the decoder's output at draw s.
+    the Gaussian :math:`f_{nd}` given draw s, whichever bound the model was fitted by.  For models of series, :math:`p_s` is
+    the likelihood given the decoder's output at draw s.
 
     **Memory.**  Means and variances are always available.  ``log_prob``, ``quantile`` and ``sample`` need the components.
     Models of rows hold the components if draws times entries are at most :attr:`max_size`, :math:`2^{26}` (1 GiB of means and
     variances of f in double precision).  Of a larger prediction they compute mean and variance draw by draw, and nothing else.
 
     :param parts: distributions of batch shape ``[draws, *shape]``, whose draws together are the components.
-    :param weights: :math:`w_s` of the draws of all parts; 1 / S if None.
+    :param weights: :math:`w_s` of the draws of all parts, in units of their sum; 1 / S if None.
     :param hold_parts: hold the parts, not only their moments.
     :param fill_value: number in the support of all entries, which stands in for missing ones.
     :param dims: names of the dimensions of y, for :meth:`to_xarray`.
@@ -72,7 +72,8 @@ class Prediction:
         dims: Sequence[str] = (),
         coords: Coords | None = None,
     ):
-        self.weights, self.dims, self.coords = weights, tuple(dims), dict(coords or {})
+        self.weights = None if weights is None else weights / weights.sum()
+        self.dims, self.coords = tuple(dims), dict(coords or {})
         self._fill_value = fill_value
         self._observed: Tensor | None = None
         self._y_moments = MixtureMoments()
@@ -263,7 +264,7 @@ class Prediction:
     def _samples_of_draws(self, num_samples: int | None) -> Int[Tensor, " draws"]:
         """Number of samples from each draw."""
         if num_samples is None and self.weights is None:
-            return torch.ones(self.num_draws, dtype=torch.long)
+            return torch.ones(self.num_draws, dtype=torch.long, device="cpu")
         num_samples = self.num_draws if num_samples is None else num_samples
         check_sizes(num_samples=num_samples)
         weights = torch.ones(self.num_draws) if self.weights is None else self.weights
@@ -285,9 +286,9 @@ class Prediction:
         if not ((q >= 0.0) & (q <= 1.0)).all():
             raise ValueError(f"expected q between 0 and 1, got {q.tolist()}; divide percentages by 100")
         mean = self._y_moments.mean
-        seed = mean.detach().double().nansum().view(torch.long).item() & (2**63 - 1)
+        seed = int(mean.detach().double().nansum().view(torch.long)) & (2**63 - 1)
         num_samples = max(self.num_draws, min(_NUM_SAMPLES, self.max_size // max(mean.numel(), 1)))
-        with seeded(int(seed)):
+        with seeded(seed):
             samples = self.sample(num_samples).sort(0).values
         rank = (q * num_samples - 1e-6).ceil().long() - 1
         return samples[rank.clamp(0, num_samples - 1).to(samples.device)]
@@ -337,7 +338,7 @@ def _sample_part(part: Any, counts: Int[Tensor, " draws"]) -> Float[Tensor, "sam
     most = int(counts.max())
     with torch.no_grad():
         samples = part.sample((most,)).transpose(0, 1)
-    return samples[(torch.arange(most) < counts[:, None]).to(samples.device)]
+    return samples[(torch.arange(most, device=counts.device) < counts[:, None]).to(samples.device)]
 
 
 def _check_alike(predictions: Sequence[Prediction]) -> None:
