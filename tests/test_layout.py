@@ -167,6 +167,12 @@ def declared(name: str) -> list[str] | None:
     return None
 
 
+def definitions(name: str) -> list[str]:
+    """Public functions and classes that a module defines."""
+    nodes = [node for node in TREES[name].body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    return [node.name for node in nodes if not node.name.startswith("_")]
+
+
 @pytest.mark.parametrize("name", PUBLIC_MODULES)
 def test_public_modules_declare_their_names(name):
     names = declared(name)
@@ -174,9 +180,8 @@ def test_public_modules_declare_their_names(name):
     assert len(set(names)) == len(names)
     module = importlib.import_module(name)
     assert not [each for each in names if not hasattr(module, each)]
-    definitions = (ast.FunctionDef, ast.ClassDef)
-    public = {node.name for node in TREES[name].body if isinstance(node, definitions) and not node.name.startswith("_")}
-    assert public <= set(names), f"expected all public definitions in __all__ of {name}, or with a leading underscore"
+    missing = [each for each in definitions(name) if each not in names]
+    assert_none(missing, f"all public definitions in __all__ of {name}, or a leading underscore")
 
 
 def test_all_public_names_have_an_api_page():
@@ -197,6 +202,26 @@ def test_all_names_of_a_package_are_on_its_api_page(package):
         assert is_member or f"{module.__name__}.{name}" in shown, f"expected {name} on the page of {package}"
         if inspect.ismodule(value) and not value.__name__.startswith(f"{module.__name__}._"):
             assert all(inspect.getdoc(getattr(value, each)) for each in value.__all__)
+
+
+def exported(name: str) -> set[str]:
+    """Names of the packages that a module is in, below the root."""
+    parts = name.split(".")
+    packages = [".".join(parts[:depth]) for depth in range(2, len(parts))]
+    return {each for package in packages for each in declared(package) or []}
+
+
+def test_public_modules_are_documented():
+    """A module without a name on an API page has a leading underscore."""
+    pages = "".join(path.read_text("utf-8") for path in (ROOT / "docs" / "api").glob("*.md"))
+    hidden = [
+        name
+        for name in PUBLIC_MODULES
+        if FILES[name].name != "__init__.py"
+        and f".. automodule:: {name}\n" not in pages
+        and not {*definitions(name)} & exported(name)
+    ]
+    assert_none(hidden, "a name on an API page or a leading underscore")
 
 
 def test_all_names_of_the_root_are_on_its_api_page():
