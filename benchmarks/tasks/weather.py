@@ -201,14 +201,7 @@ def measure(
     seeds: int,
 ) -> Iterator[Measurement]:
     """Fit and score peers once, methods with every seed, and the fits of some methods together."""
-    for name, predict in peers.items():
-        start = time.perf_counter()
-        moments = predict(weather, 1 if quick else 10)
-        for part, (mean, stddev) in moments.items():
-            hidden = weather.parts[part].hidden
-            truth, mean, stddev = weather.parts[part].truth[hidden], mean[hidden], stddev.expand_as(mean)[hidden]
-            for metric, value in scores(part, truth, mean, stddev).items():
-                yield Measurement(task, name, metric, value, time.perf_counter() - start, {})
+    yield from measure_peers(task, weather, peers, 1 if quick else 10)
     epochs = 1 if quick else EPOCHS
     settings: Settings = {"epochs": epochs, "groups in a batch": BATCH_SIZES[weather.days_per_group]}
     kept: dict[str, list[Fit]] = {}
@@ -226,6 +219,18 @@ def measure(
             for metric, value in scores_of_mixtures(weather, together).items():
                 total = sum(seconds for _, seconds in fits)
                 yield Measurement(task, f"{name}, {len(fits)} fits together", metric, value, total, settings)
+
+
+def measure_peers(task: str, weather: Weather, peers: Mapping[str, Peer], epochs: int) -> Iterator[Measurement]:
+    """Fit and score each peer once."""
+    for name, predict in peers.items():
+        start = time.perf_counter()
+        moments = predict(weather, epochs)
+        for part, (mean, stddev) in moments.items():
+            hidden = weather.parts[part].hidden
+            truth, mean, stddev = weather.parts[part].truth[hidden], mean[hidden], stddev.expand_as(mean)[hidden]
+            for metric, value in scores(part, truth, mean, stddev).items():
+                yield Measurement(task, name, metric, value, time.perf_counter() - start, {})
 
 
 def predictions(weather: Weather, method: Method, *, seed: int, epochs: int) -> Fit:
