@@ -1,4 +1,4 @@
-"""Markov chain Monte Carlo for the random-feature latent variable model with Gaussian noise: exact, but slow."""
+"""Gibbs sampler of the random-feature latent variable model with Gaussian noise, an exact but slow reference."""
 
 import math
 from collections.abc import Callable
@@ -19,7 +19,7 @@ _SHAPE, _RATE = 3.0, 2.0
 
 
 class Theta(NamedTuple):
-    """What the library's model has as parameters.
+    """Parameters of the library's model.
 
     :param locs: means of the components of the spectral density.
     :param scales: their standard deviations.

@@ -1,4 +1,4 @@
-"""Independent Gaussian processes in GPyTorch, one for each output, with one set of hyperparameters for all groups."""
+"""Independent Gaussian processes in GPyTorch, one for each output, with hyperparameters shared by all groups."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""Peer: a linear dynamical system with Gaussian noise, by maximum likelihood on Pyro's ``GaussianHMM``."""
+"""Linear dynamical system with Gaussian noise, by maximum likelihood on Pyro's ``GaussianHMM``."""
 
 import pyro.distributions as dist
 import torch

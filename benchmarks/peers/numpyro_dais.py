@@ -1,4 +1,4 @@
-"""The Bayesian GPLVM in NumPyro, fitted by NumPyro's own annealed guides from the start of one of our models."""
+"""Bayesian GPLVM in NumPyro, fitted by NumPyro's annealed guides from the initial values of one of our models."""
 
 import time
 from collections.abc import Callable, Iterator

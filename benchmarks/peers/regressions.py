@@ -1,4 +1,4 @@
-"""Peers that fill hidden entries of a table: regressions on inputs, on what is observed, and on both."""
+"""Regressions that impute the hidden entries of a table: on inputs, on observed outputs, and on both."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Mean field, importance weighting and annealing, on four data sets, from one start with one budget of steps."""
+"""Mean-field, importance-weighted and annealed guides of the Bayesian GPLVM on four data sets, from one start."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

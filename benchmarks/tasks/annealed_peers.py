@@ -1,4 +1,4 @@
-"""Annealed guides beside NumPyro's AutoSemiDAIS and AutoDAIS on oil flow: bound, reconstruction and step time."""
+"""Annealed guides beside NumPyro's AutoSemiDAIS and AutoDAIS on oil flow: bound, reconstruction error, step time."""
 
 import statistics
 from collections.abc import Iterator

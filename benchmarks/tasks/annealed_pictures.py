@@ -1,4 +1,4 @@
-"""Pictures of the annealed benchmark: `python -m benchmarks.tasks.annealed_pictures [--quick] [--out FOLDER]`."""
+"""Figures of the annealed benchmark: `python -m benchmarks.tasks.annealed_pictures [--quick] [--out FOLDER]`."""
 
 from collections.abc import Mapping
 from functools import partial

@@ -1,4 +1,4 @@
-"""GP-VAE on bouncing balls: how well it foresees them, beside a linear dynamical system, and two balls half seen."""
+"""GP-VAE on bouncing balls: forecasts beside a linear dynamical system, and two balls with hidden pixels."""
 
 import time
 from collections.abc import Iterator, Sequence

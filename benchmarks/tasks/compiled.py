@@ -1,4 +1,4 @@
-"""Steps of models, guides and bounds with and without compilation: milliseconds, and after how many steps it pays."""
+"""Compiled steps of models, guides and bounds: milliseconds with and without compilation, and steps until it pays."""
 
 import math
 import statistics

@@ -1,4 +1,4 @@
-"""Steps on the CPU and on a GPU of one machine, as they are and compiled: milliseconds, and how many times fewer."""
+"""Steps on the CPU and on a GPU, with and without compilation: milliseconds and speed-up."""
 
 import os
 import statistics

@@ -1,4 +1,4 @@
-"""The four estimators of the structured bound on the thesis's toy set: where they lead, and how much their values vary."""
+"""Four estimators of the structured bound on a toy data set: convergence and variance."""
 
 import itertools
 import time
@@ -35,9 +35,9 @@ ESTIMATORS: list[tuple[Value, GradientEstimator]] = list(itertools.product(get_a
 
 
 class Progress(NamedTuple):
-    """What happened at each checkpoint.
+    """Bounds and standard deviations of their values at checkpoints of a fit.
 
-    :param epochs: since the start.
+    :param epochs: number of epochs at each checkpoint.
     :param bounds: means of semi-analytic values.
     :param sds: standard deviations of single values, by estimator of the value.
     """

@@ -1,4 +1,4 @@
-"""GP-VAE on the EEG and Jura imputation tasks of its thesis, by encoder, beside regressions on what is observed."""
+"""GP-VAE imputation of EEG and Jura data, by encoder, beside regressions."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -90,12 +90,12 @@ class Task:
 
     @property
     def candidates(self) -> dict[str, "Method"]:
-        """GP-VAEs to choose among."""
+        """GP-VAEs among which model selection chooses."""
         return OVER_PLACES if self.x.shape[-1] > 1 else CANDIDATES
 
     @property
     def values(self) -> Float[Tensor, "N D"]:
-        """What is modelled."""
+        """Values that are modelled: the data, or their logarithms."""
         return self.Y.log() if self.log else self.Y
 
     def scores(self, mean: Tensor, stddev: Tensor) -> dict[str, float]:
@@ -112,7 +112,7 @@ class Task:
         }
 
     def scores_of_mixture(self, predicted: MixturePrediction) -> dict[str, float]:
-        """The same for a mixture of standardised entries, and its own NLL."""
+        """Scores of a predictive mixture of standardised entries, and its exact NLL."""
         _, centre, scale = self.data
         log_prob = predicted.log_prob((self.values - centre) / scale) - scale.log()
         moments = self.scores(centre + scale * predicted.mean, scale * predicted.stddev)
@@ -124,7 +124,7 @@ class Task:
 
     @property
     def data(self) -> tuple[Float[Tensor, "N D"], Float[Tensor, " D"], Float[Tensor, " D"]]:
-        """What may be seen, of mean 0 and variance 1, and the mean and standard deviation of the values."""
+        """Observed values, standardised, and the mean and standard deviation of each column."""
         observed = self.values.masked_fill(self.hidden, torch.nan)
         centre = observed.nanmean(0)
         scale = (observed - centre).square().nanmean(0).sqrt()
@@ -385,14 +385,14 @@ def selected(name: str, task: Task, seeds: int, num_steps: int | None) -> Iterat
 
 
 class Fitted(NamedTuple):
-    """What a model fitted to standardised data says of all entries."""
+    """Predictions of all entries by a model fitted to standardised data."""
 
     predicted: MixturePrediction
     bound: float
     seconds: float
 
     def scores(self, task: Task) -> dict[str, float]:
-        """Of what is hidden, and the bound."""
+        """Scores of the hidden entries, and the bound."""
         return task.scores_of_mixture(self.predicted) | {"bound [nats]": self.bound}
 
 

@@ -1,4 +1,4 @@
-"""Pictures of the GP-VAE: `python -m benchmarks.tasks.gpvae_pictures [--quick] [--out FOLDER]`."""
+"""Figures of the GP-VAE: `python -m benchmarks.tasks.gpvae_pictures [--quick] [--out FOLDER]`."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Half-hidden rows: oil flow rows of which 6 of 12 entries are missing, Frey faces of which 75 % are."""
+"""Latents of incomplete rows: oil flow with 6 of 12 entries missing, Frey faces with 75 % of the pixels missing."""
 
 import math
 import time
@@ -177,7 +177,7 @@ def tailed(noise: Gaussian) -> StudentT:
 
 
 def near() -> Kernel:
-    """How alike two places are in the first two latents."""
+    """RBF kernel over the first two latents."""
     return RBF(2, active_dims=[0, 1])
 
 
@@ -281,7 +281,7 @@ TASKS: dict[str, Callable[[int, int | None], Iterator[Measurement]]] = {
 def predicted(
     model: BayesianGPLVM | RandomFeatureLVM, guide: Guide, Y: Tensor, mixture: TorchDistributionMixin, test: Tensor
 ) -> dict[str, Predicted]:
-    """What each posterior of the latents of rows says of them."""
+    """Predictions of the entries of rows under each posterior of their latents."""
     return {name: moments(model, guide, infer(model, guide, Y, mixture), test) for name, infer in POSTERIORS.items()}
 
 

@@ -1,4 +1,4 @@
-"""Pictures with hidden pixels: errors of a random-feature model, of principal components and of nearest neighbours."""
+"""Imputation of hidden pixels: random-feature LVM, principal components, nearest neighbours."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Long series: seconds and memory of a training step by number of points, dense, in state space, and sparse."""
+"""Cost of a training step on long series: seconds and memory by number of points, dense, state-space and sparse."""
 
 import time
 import weakref
@@ -44,7 +44,7 @@ form has {NUM_INDUCING} inducing points, evenly spaced, whatever N: they say eve
 
 
 class Fit(NamedTuple):
-    """What a step is taken of."""
+    """Model, guide and bound of a training step."""
 
     model: Any
     guide: Any
@@ -52,7 +52,7 @@ class Fit(NamedTuple):
 
 
 def structured(method: Method) -> Callable[[Tensor], Fit]:
-    """A GPVAE, and the posterior by a method."""
+    """GPVAE with a structured posterior computed by the given method."""
 
     def make(t: Tensor) -> Fit:
         model = GPVAE(kernel(), MLP(LATENT_DIM, DATA_DIM, (20,)), Gaussian(0.1)).double()
@@ -103,12 +103,12 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
                     yield Measurement(DATASET, f"{name}, N = {num:,}", metric, value, values[SECONDS], SETTINGS)
             for metric in (SECONDS, MEMORY):
                 slope, _ = np.polyfit(np.log(sizes[-3:]), np.log([values[metric] for values in steps[-3:]]), 1)
-                told: Settings = {"sizes": ", ".join(map(str, sizes[-3:]))}
-                yield Measurement(GROWTH, name, f"exponent of {metric}", slope, sum(v[SECONDS] for v in steps), told)
+                settings: Settings = {"sizes": ", ".join(map(str, sizes[-3:]))}
+                yield Measurement(GROWTH, name, f"exponent of {metric}", slope, sum(v[SECONDS] for v in steps), settings)
 
 
 def step(make: Callable[[Tensor], Fit], num: int, seed: int) -> dict[str, float]:
-    """Seconds, memory and bound of a step on so many points."""
+    """Seconds, memory and bound of a training step on a series of the given length."""
     pyro.clear_param_store()
     pyro.set_rng_seed(seed)
     t = torch.arange(num, dtype=torch.float64)[:, None]

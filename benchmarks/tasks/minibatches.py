@@ -1,4 +1,4 @@
-"""Mini-batches of the points of one series under a sparse GP-VAE: what their bounds are worth, and what is learned by them."""
+"""Mini-batches of the points of one series under a sparse GP-VAE: quality of the bound and of the fit."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Bayesian GPLVM of the oil flow data, mean field: bound, reconstruction and step time beside GPyTorch's."""
+"""Bayesian GPLVM of oil flow, mean field, beside GPyTorch: bound, reconstruction error, step time."""
 
 import math
 import statistics

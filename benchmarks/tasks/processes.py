@@ -1,4 +1,4 @@
-"""One fit in two processes, or in one with one thread or two: milliseconds of a step, and the bound reached."""
+"""Distributed fit in two processes, beside one process with one or two threads: step time and bound."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -30,7 +30,7 @@ and rates are the same for all."""
 
 
 class Setup(NamedTuple):
-    """How many processes, and threads in each."""
+    """Numbers of processes and of threads in each."""
 
     processes: int
     threads: int

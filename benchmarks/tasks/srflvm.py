@@ -1,4 +1,4 @@
-"""Latents in two dimensions: what nearest neighbours in them say of classes, and an S-shaped curve found again."""
+"""Random-feature LVM with two latents: nearest-neighbour accuracy of classes, and recovery of an S-shaped curve."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -87,16 +87,16 @@ class Task:
 
     @property
     def wide(self) -> bool:
-        """Whether outputs are many; GPyTorch's model has a covariance of inducing variables for each."""
+        """Whether there are more than 100 outputs; GPyTorch's model has a covariance of inducing variables for each output."""
         return self.Y.shape[1] > 100
 
     @property
     def peer_dtype(self) -> torch.dtype:
-        """What GPyTorch's model is fitted in: half the precision, and time, where that is long."""
+        """Precision of GPyTorch's model: float32 for many outputs, where a fit in float64 takes too long."""
         return torch.float32 if self.wide else torch.float64
 
     def some(self, number: int) -> "Task":
-        """The same with a few rows, drawn at random."""
+        """Subset of the rows, drawn at random."""
         rows = np.random.default_rng(0).permutation(len(self.Y))[:number]
         return replace(self, Y=self.Y[rows], target=self.target[rows])
 
@@ -109,11 +109,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Method:
-    """How to find latents.
+    """A method that maps rows to latents.
 
     :param embed: function of task, seed and number of steps.
-    :param num_steps: of a fit; 0 for methods that know when to stop.
-    :param settings: what it is told besides.
+    :param num_steps: number of steps of a fit; 0 for methods with their own stopping rule.
+    :param settings: other settings of the method.
     """
 
     embed: Callable[[Task, int, int], Latents]

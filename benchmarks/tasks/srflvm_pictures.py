@@ -1,4 +1,4 @@
-"""Pictures of the random-feature LVM: `python -m benchmarks.tasks.srflvm_pictures [--quick] [--out FOLDER]`."""
+"""Figures of the random-feature LVM: `python -m benchmarks.tasks.srflvm_pictures [--quick] [--out FOLDER]`."""
 
 import json
 from functools import partial

@@ -1,4 +1,4 @@
-"""Seconds of a step of the random-feature model and of a sweep of its Gibbs sampler, over rows and columns."""
+"""Seconds of a step of the random-feature LVM and of a sweep of its Gibbs sampler, by number of rows and columns."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What brings two latents nearer to t-SNE: starts, sizes, back-constraints, likelihoods, an annealed posterior."""
+"""Random-feature LVM with two latents: effect of starts, sizes, back-constraints, likelihoods and annealing, beside t-SNE."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

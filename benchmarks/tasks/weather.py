@@ -1,4 +1,4 @@
-"""GP-VAE, dense and sparse, on hidden temperatures of seen and unseen years in Trentino, or in Japan."""
+"""GP-VAE, dense and sparse, of hidden temperatures in seen and unseen years in Trentino or Japan."""
 
 import math
 import time
@@ -45,18 +45,19 @@ INDUCING_SCALE = (0.3, 0.3, 0.4, 2.0)  # in which k-means measures distances, be
 
 
 Posterior = Literal["dense", "projected", "nearest", "neighbours", "independent"]
-Fit = tuple[dict[str, MixturePrediction], float]  # what it says of hidden entries of each part, and seconds
+Fit = tuple[dict[str, MixturePrediction], float]  # predictions of the hidden entries of each part, and seconds
 Moments = dict[str, tuple[Tensor, Tensor]]  # of each part
 Peer = Callable[[Weather, int], Moments]  # from the number of epochs
 
 
 class Decoder(nn.Module):
-    """To mean and variance of each output: a linear map, at first of each latent to its output, a noise, and a small network.
+    """Decoder to the mean and variance of each output: a linear map, a noise variance, and a small network added to both.
 
-    What the network adds to both starts small and, counted a fifth, changes slowly.
+    The linear map starts at the identity.  The output of the network starts small and is divided by five, so that it changes
+    slowly.
 
     :param data_dim: number of outputs, and of latents.
-    :param skip: number of latents before them, not to look at.
+    :param skip: number of leading latents to ignore.
     """
 
     def __init__(self, data_dim: int, *, skip: int = 0):
@@ -186,7 +187,7 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
 
 
 def days_per_group(task: str) -> int:
-    """Of three days or of weeks, however these go on."""
+    """Number of days in a group: 3 for the tasks of three days, 7 for those of weeks."""
     return 3 if task.startswith("three") else 7
 
 
@@ -234,7 +235,7 @@ def measure_peers(task: str, weather: Weather, peers: Mapping[str, Peer], epochs
 
 
 def predictions(weather: Weather, method: Method, *, seed: int, epochs: int) -> Fit:
-    """Fit once; standardised."""
+    """Fit one model and predict the hidden entries, standardised."""
     y, x = weather.train, weather.x
     batch_size = min(BATCH_SIZES[weather.days_per_group], len(y))
     with isolated(seed):
@@ -259,7 +260,7 @@ def predictions(weather: Weather, method: Method, *, seed: int, epochs: int) -> 
 
 
 def entries(prediction: MixturePrediction, chosen: Tensor) -> MixturePrediction:
-    """What a prediction says of some entries, in a column: the draws of all, of many fits, would fill the memory."""
+    """Prediction of the chosen entries, as a column: draws of all entries of many fits would not fit into memory."""
     parts = ((part.mean[:, chosen, None], part.stddev[:, chosen, None]) for part in prediction.parts)
     return MixturePrediction(tuple(Normal(mean, stddev) for mean, stddev in parts))
 
@@ -316,7 +317,7 @@ def scores(name: str, truth: Tensor, mean: Tensor, stddev: Tensor) -> dict[str, 
 
 
 def mean_of_the_years(weather: Weather, epochs: int) -> Moments:
-    """What was seen of each variable in the training years."""
+    """Mean and standard deviation of each variable in the training years."""
     train = weather.parts[weather.source.seen]
     seen = train.truth.masked_fill(train.hidden, torch.nan).flatten(0, 1)
     mean = seen.nanmean(0)

@@ -1,4 +1,4 @@
-"""Days and weeks of the weather in Trentino, or in Japan, with temperatures to predict."""
+"""Data of the weather benchmarks: days and weeks of temperatures in Trentino or Japan."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -97,11 +97,11 @@ class Weather:
 
     @property
     def train(self) -> Float[Tensor, "B N D"]:
-        """What methods may see of the years to train on, standardised."""
+        """Observed entries of the training years, standardised."""
         return self.data(self.source.seen)
 
     def data(self, name: str) -> Float[Tensor, "B N D"]:
-        """What methods may see of a part, standardised."""
+        """Observed entries of a part of the data, standardised."""
         part = self.parts[name]
         return ((part.truth - part.centre) / self.scale).masked_fill(part.hidden, torch.nan)
 
@@ -109,13 +109,13 @@ class Weather:
 def load(days_per_group: int, *, seed: int = 0, validation: Validation | None = None, source: Source = TRENTINO) -> Weather:
     """Groups of three days, a temperature of the middle one hidden; or longer ones, all those of a tenth of all rows hidden.
 
-    Stations are those with a temperature on half of the days of the training years or more.  What season and elevation
-    explain is found by least squares from what is left of the training years, and removed for all methods alike.
+    Stations are those with a temperature on half of the days of the training years or more.  The effects of season
+    and elevation are estimated by least squares from the observed entries of the training years, and removed for all methods.
 
-    :param seed: of what is hidden.
+    :param seed: seed of the hidden entries.
     :param source: stations and years.
-    :param validation: the training years alone, and other entries to predict instead, of what is left of them: the minima of
-        the middle day of three; the maxima of the first or of the last, in half of the groups; or another tenth of the pairs.
+    :param validation: use the training years alone, and hide other observed entries: the minima of the middle day of three;
+        the maxima of the first or the last day, in half of the groups; or another tenth of the pairs of station and day.
     """
     data = source.read()
     dates, Y = data["dates"], data["Y"].astype(float).copy()
@@ -151,7 +151,7 @@ def load(days_per_group: int, *, seed: int = 0, validation: Validation | None = 
 
 
 def _hide(shape: tuple[int, ...], validation: Validation | None, generator: np.random.Generator, source: Source) -> np.ndarray:
-    """What to predict [groups, days, stations, D]."""
+    """Mask of the entries to predict [groups, days, stations, D]."""
     hidden = np.zeros(shape, bool)
     if shape[1] > 3:
         hidden[..., source.temperatures] = (generator.random(shape[:-1]) < 0.1)[..., None]

@@ -1,4 +1,4 @@
-"""GP-VAE on hidden temperatures of thirty years in Trentino, ten times two years to fit and one to predict."""
+"""GP-VAE of hidden temperatures over thirty years in Trentino: ten periods of two years to fit and one to predict."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -55,7 +55,7 @@ def means(task: str, periods: list[list[Measurement]]) -> Iterator[Measurement]:
 
 
 def differences(task: str, periods: list[list[Measurement]]) -> Iterator[Measurement]:
-    """What the mean over seeds has more than the reference, in each period."""
+    """Differences of the mean over seeds from the reference, for each period."""
     for period in periods:
         values: dict[tuple[str, str], list[Measurement]] = {}
         for measured in period:
