@@ -176,7 +176,7 @@ class Method:
     stop_early: bool = False
 
     def kernel(self, task: Task, latent_dim: int) -> Kernel:
-        """One kernel for each smooth latent."""
+        """Kernel with a batch element for each smooth latent."""
         columns, batch = task.x.shape[-1], (latent_dim,)
         if self.rough:
             lengthscales = task.lengthscale * torch.linspace(0.1, 0.5, latent_dim)[:, None]
@@ -341,7 +341,7 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
 
 
 def each(name: str, task: Task, seeds: int, num_steps: int | None) -> Iterator[Measurement]:
-    """All methods with all of their runs, or with those of the highest bounds, as the thesis has it."""
+    """Scores of all methods over all of their runs, or over those with the highest bounds, as in the thesis."""
     settings: Settings = {"runs": seeds, "kept": seeds if name in ALL_RUNS else int(np.ceil(KEPT * seeds))}
     for method_name, method in tqdm((BY_BOUND | ALL_RUNS)[name].items(), desc=name, unit="method"):
         runs = [fit_to(task, method, task.data[0], seed=seed, num_steps=num_steps) for seed in range(seeds)]
@@ -352,7 +352,7 @@ def each(name: str, task: Task, seeds: int, num_steps: int | None) -> Iterator[M
 
 
 def selected(name: str, task: Task, seeds: int, num_steps: int | None) -> Iterator[Measurement]:
-    """All candidates, the one that predicts training entries best, and the mixture of all that does."""
+    """Scores of all candidates, of the one with the best validation score, and of their stacked mixture."""
     settings: Settings = {"runs": seeds, "folds": FOLDS}
     y, *_ = task.data
     predictors = {
@@ -397,7 +397,7 @@ class Fitted(NamedTuple):
 
 
 def build(task: Task, method: Method, N: int, D: int) -> tuple[GPVAE, StructuredGPGuide]:
-    """A model of N points and D outputs, and its guide."""
+    """Model of N points and D outputs, and its guide."""
     Q = task.latent_dim if method.smooth is None else method.smooth
     sizes = (Q + method.white, D)
     decoder = nn.Linear(*sizes) if method.linear else MLP(*sizes, method.decoder_dims, method.activation)
@@ -412,7 +412,7 @@ def build(task: Task, method: Method, N: int, D: int) -> tuple[GPVAE, Structured
 
 
 def fit_to(task: Task, method: Method, y: Float[Tensor, "N D"], *, seed: int, num_steps: int | None) -> Fitted:
-    """Fit once to standardised data."""
+    """Fit one model to standardised data."""
     seen, stopping = y, None
     with isolated(seed):
         model, guide = build(task, method, *y.shape)

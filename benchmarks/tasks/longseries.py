@@ -63,7 +63,7 @@ def structured(method: Method) -> Callable[[Tensor], Fit]:
 
 
 def sparse(t: Tensor) -> Fit:
-    """A SparseGPVAE, and sites on the functions, projected on inducing points."""
+    """SparseGPVAE with sites on the functions, projected on the inducing points."""
     inducing_points = torch.linspace(float(t[0]), float(t[-1]), NUM_INDUCING).double()[:, None]
     model = SparseGPVAE(kernel(), MLP(LATENT_DIM, DATA_DIM, (20,)), inducing_points, Gaussian(0.1)).double()
     guide = SparseStructuredGPGuide(model, encoders={"u": IndexNet(DATA_DIM, LATENT_DIM).double()})
@@ -71,12 +71,12 @@ def sparse(t: Tensor) -> Fit:
 
 
 def kernel() -> Matern:
-    """One for each latent."""
+    """Kernel with a batch element for each latent."""
     return Matern(1, 1.5, lengthscale=LENGTHSCALE, batch_shape=(LATENT_DIM,))
 
 
 class Task(NamedTuple):
-    """A method, and the sizes at which it is measured."""
+    """A method and the lengths of series at which it is measured."""
 
     make: Callable[[Tensor], Fit]
     sizes: tuple[int, ...]
@@ -136,7 +136,7 @@ def step(make: Callable[[Tensor], Fit], num: int, seed: int) -> dict[str, float]
 
 
 class PeakMemory(TorchDispatchMode):
-    """Bytes of all tensors alive at once that were made under it, at most.
+    """Peak of the bytes of all tensors that were created in the context and are alive.
 
     >>> with PeakMemory() as memory:
     ...     x = torch.ones(1000)

@@ -83,10 +83,10 @@ def identity(dim: int) -> nn.Linear:
 
 @dataclass(frozen=True)
 class Method:
-    """A GP-VAE.
+    """A GP-VAE and its posterior.
 
-    :param posterior: dense, or which sparse one; with independent latents it is a VAE.
-    :param linear: whether the decoder is linear, with a noise of each output.
+    :param posterior: dense, or one of the sparse posteriors; the model with independent latents is a VAE.
+    :param linear: whether the decoder is linear, with a noise variance for each output.
     :param num_inducing: M.
     :param num_nearest: T.
     """
@@ -178,7 +178,7 @@ mixture over 200 draws; both in nats per °C.  Rows of one seed have no spread."
 
 
 def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:
-    """Measure all methods on three days and weeks, or on one of them; the others only if asked for."""
+    """Measure all methods on three days and weeks, or on the one task of ``only``."""
     for task in [only] if only else ["three days", "weeks"]:
         source = SOURCES.get(task, TRENTINO)
         weather = load(days_per_group(task), validation=VALIDATION.get(task), source=source)
@@ -201,7 +201,7 @@ def measure(
     quick: bool,
     seeds: int,
 ) -> Iterator[Measurement]:
-    """Fit and score peers once, methods with every seed, and the fits of some methods together."""
+    """Fit and score peers once, methods with every seed, and the pooled fits of some methods."""
     yield from measure_peers(task, weather, peers, 1 if quick else 10)
     epochs = 1 if quick else EPOCHS
     settings: Settings = {"epochs": epochs, "groups in a batch": BATCH_SIZES[weather.days_per_group]}
@@ -266,7 +266,7 @@ def entries(prediction: MixturePrediction, chosen: Tensor) -> MixturePrediction:
 
 
 def scores_of_mixtures(weather: Weather, predicted: dict[str, MixturePrediction]) -> dict[str, float]:
-    """Scores of the predictive moments, and the mixtures' own negative log density."""
+    """Scores of the predictive moments, and the exact negative log density of the mixtures."""
     values: dict[str, float] = {}
     for name, part in weather.parts.items():
         of_all = (part.truth, part.centre, weather.scale.expand_as(part.truth))
