@@ -55,6 +55,8 @@ class _RootContext(_Context):
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
+        # Pyro makes this at construction only; a copy may be made under another setting of module_local_params than it runs.
+        self.param_state: Any = {"params": {}, "constraints": {}}
         self._without_prefix = _WithoutPrefix(f"{name}.")
 
     def __enter__(self) -> None:
