@@ -314,7 +314,7 @@ def _nearest(process: SparseProcess, encoder: OffsetNet | NeighbourNet, y: Tenso
     loc, scale = encoder(y[..., None, None, :, :], process.offsets(index))
     _check(name, process, loc, -1)
     loc, variance = _by_process(loc), _by_process(scale).square()
-    gain, left = process.given_one(index) if isinstance(encoder, NeighbourNet) else (variance.new_ones(()), 0.0)
+    gain, left = process.given_single_value(index) if isinstance(encoder, NeighbourNet) else (variance.new_ones(()), 0.0)
     precision, information = _natural(loc, variance + left, _weight(process, y)[..., None])
     natural = gain.square() * precision, gain * information
     return _Told(process.L.mT, *(sparse_sites.sum_at(index, part, process.num_inducing) for part in natural))

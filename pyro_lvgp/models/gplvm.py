@@ -17,7 +17,7 @@ from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, LikelihoodTerm, ObservedRows
 from pyro_lvgp.infer.elbo.handlers import Moments, sample_moments
 from pyro_lvgp.kernels import RBF, Kernel, as_kernel
-from pyro_lvgp.kernels.base import Params
+from pyro_lvgp.kernels.base import KernelParams
 from pyro_lvgp.likelihoods import Gaussian, Likelihood
 from pyro_lvgp.models._row_model import RowModel
 from pyro_lvgp.models.initialization import InitialLatents, cluster_centres
@@ -34,7 +34,7 @@ class _Shared(NamedTuple):
 
     mean: Float[Tensor, " D"]
     inducing_points: Float[Tensor, "M Q"]
-    kernel: Params
+    kernel: KernelParams
     Luu: Float[Tensor, "*batch M M"]
     u: Float[Tensor, "*batch D M"]
     u_scale_tril: Float[Tensor, "D M M"] | None
@@ -161,7 +161,7 @@ class BayesianGPLVM(RowModel):
     def _read_shared(self) -> _Shared:
         inducing_points, kernel = self.inducing_points, self.kernel.params()
         Kuu = self.kernel.covariance(inducing_points, inducing_points, kernel)
-        Luu = safe_cholesky(Kuu, name="Kuu", describe=self.kernel._parameters_text)
+        Luu = safe_cholesky(Kuu, name="Kuu", describe=self.kernel.parameters_text)
         likelihood = self.likelihood.params()
         with pyro.plate("outputs", self.data_dim, dim=-1):
             prior = dist.Normal(inducing_points.new_zeros(self.num_inducing), 1.0).to_event(1)
