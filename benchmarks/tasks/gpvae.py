@@ -22,7 +22,7 @@ from pyro_lvgp.infer import EarlyStopping, StructuredELBO, fit
 from pyro_lvgp.infer._fit import Schedule
 from pyro_lvgp.kernels import RBF, Kernel, Matern, Periodic
 from pyro_lvgp.likelihoods import Gaussian, Likelihood, StudentT
-from pyro_lvgp.models import GPVAE, MixturePrediction
+from pyro_lvgp.models import GPVAE, Prediction
 from pyro_lvgp.networks import (
     MLP,
     Corruption,
@@ -111,7 +111,7 @@ class Task:
             "NLL": self.nll(dist.Normal(mean, stddev, validate_args=False).log_prob(self.values)),
         }
 
-    def scores_of_mixture(self, predicted: MixturePrediction) -> dict[str, float]:
+    def scores_of_mixture(self, predicted: Prediction) -> dict[str, float]:
         """Scores of a predictive mixture of standardised entries, and its exact NLL."""
         _, centre, scale = self.data
         log_prob = predicted.log_prob((self.values - centre) / scale) - scale.log()
@@ -372,7 +372,7 @@ def selected(name: str, task: Task, seeds: int, num_steps: int | None) -> Iterat
                     yield Measurement(name, method_name, metric, value, run.seconds, settings)
 
     def pooled(method_name: str, runs: Sequence[Fitted], shares: Sequence[float] | None = None) -> Iterator[Measurement]:
-        predicted = MixturePrediction.pool((run.predicted for run in runs), shares)
+        predicted = Prediction.pool((run.predicted for run in runs), shares)
         for metric, value in task.scores_of_mixture(predicted).items():
             yield Measurement(name, method_name, metric, value, sum(run.seconds for run in runs), settings)
 
@@ -387,7 +387,7 @@ def selected(name: str, task: Task, seeds: int, num_steps: int | None) -> Iterat
 class Fitted(NamedTuple):
     """Predictions of all entries by a model fitted to standardised data."""
 
-    predicted: MixturePrediction
+    predicted: Prediction
     bound: float
     seconds: float
 

@@ -21,7 +21,7 @@ from pyro_lvgp.guides import SparseStructuredGPGuide, StructuredGPGuide
 from pyro_lvgp.infer import StructuredELBO, fit
 from pyro_lvgp.kernels import RBF, Matern
 from pyro_lvgp.likelihoods import Gaussian
-from pyro_lvgp.models import GPVAE, MixturePrediction, SparseGPVAE, cluster_centres
+from pyro_lvgp.models import GPVAE, Prediction, SparseGPVAE, cluster_centres
 from pyro_lvgp.networks import MLP, FactorNet, NeighbourNet, OffsetNet
 
 NUM_THREADS = 1
@@ -45,7 +45,7 @@ INDUCING_SCALE = (0.3, 0.3, 0.4, 2.0)  # in which k-means measures distances, be
 
 
 Posterior = Literal["dense", "projected", "nearest", "neighbours", "independent"]
-Fit = tuple[dict[str, MixturePrediction], float]  # predictions of the hidden entries of each part, and seconds
+Fit = tuple[dict[str, Prediction], float]  # predictions of the hidden entries of each part, and seconds
 Moments = dict[str, tuple[Tensor, Tensor]]  # of each part
 Peer = Callable[[Weather, int], Moments]  # from the number of epochs
 
@@ -216,7 +216,7 @@ def measure(
     for name, members in pooled.items():
         if seeds > 1 and kept.keys() >= set(members):
             fits = [fit for member in members for fit in kept[member]]
-            together = {part: MixturePrediction.pool(predicted[part] for predicted, _ in fits) for part in weather.parts}
+            together = {part: Prediction.pool(predicted[part] for predicted, _ in fits) for part in weather.parts}
             for metric, value in scores_of_mixtures(weather, together).items():
                 total = sum(seconds for _, seconds in fits)
                 yield Measurement(task, f"{name}, {len(fits)} fits together", metric, value, total, settings)
@@ -259,13 +259,13 @@ def predictions(weather: Weather, method: Method, *, seed: int, epochs: int) -> 
     return predicted, history.seconds[-1]
 
 
-def entries(prediction: MixturePrediction, chosen: Tensor) -> MixturePrediction:
+def entries(prediction: Prediction, chosen: Tensor) -> Prediction:
     """Prediction of the chosen entries, as a column: draws of all entries of many fits would not fit into memory."""
     parts = ((part.mean[:, chosen, None], part.stddev[:, chosen, None]) for part in prediction.parts)
-    return MixturePrediction(tuple(Normal(mean, stddev) for mean, stddev in parts))
+    return Prediction(Normal(mean, stddev) for mean, stddev in parts)
 
 
-def scores_of_mixtures(weather: Weather, predicted: dict[str, MixturePrediction]) -> dict[str, float]:
+def scores_of_mixtures(weather: Weather, predicted: dict[str, Prediction]) -> dict[str, float]:
     """Scores of the predictive moments, and the exact negative log density of the mixtures."""
     values: dict[str, float] = {}
     for name, part in weather.parts.items():
