@@ -208,7 +208,7 @@ class SparseGPVAE(LatentProcessModel):
         return f
 
     def sample_process(self, posterior: Trace, x: Tensor, x_new: Tensor | None, num_samples: int, joint: bool) -> Tensor:
-        """Draws of f [draws, *series, N, Q]."""
+        """Draws of f ``[draws, *series, N, Q]``."""
         drawn: dict[str, Any] = {name: site["value"] for name, site in posterior.iter_stochastic_nodes()}
         shared: Any = {name: value for name, value in drawn.items() if name not in ("f", "w")}
         u: Any = posterior.nodes["u"]["fn"]
