@@ -137,7 +137,8 @@ class FitState:
         self.history = FitResult(num_entries=int((~torch.isnan(data)).sum()) if len(data) else 1)
         self.callbacks, self.processes = tuple(callbacks), ProcessGroup()
         self.is_compiled = compile
-        self._is_stopped, self._start_time = False, None
+        self._is_stopped = False
+        self._start_time: float | None = None
 
     @property
     def step(self) -> int:

@@ -135,7 +135,8 @@ class BlockCoordinateVI:
         :param args: arguments of model and guide.
         """
         with torch.no_grad(), self._checked():
-            loss = self.loss.loss if isinstance(self.loss, ELBO) else self.loss
+            is_bound = isinstance(self.loss, ELBO)
+            loss = self.loss.loss if is_bound else self.loss
             return torch_item(loss(self.model, self.guide, *args, **kwargs))
 
     def state_dict(self) -> dict[str, Any]:
@@ -184,7 +185,8 @@ class BlockCoordinateVI:
     def _take_gradient_steps(self, block: Block, loss: Any, args: tuple, kwargs: dict[str, Any]) -> float:
         """Take gradient steps, and return the loss before the first."""
         optimizer = self.optimizers[block.name]
-        loss_and_grads = loss.loss_and_grads if isinstance(loss, ELBO) else loss
+        is_bound = isinstance(loss, ELBO)
+        loss_and_grads = loss.loss_and_grads if is_bound else loss
 
         def closure() -> float:
             optimizer.zero_grad()
