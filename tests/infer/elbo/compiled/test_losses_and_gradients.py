@@ -153,8 +153,10 @@ def test_blocks_and_parameters_of_modules_follow_the_eager_path(local):
         with pyro.settings.context(module_local_params=local):
             model, guide, args = gplvm(MeanFieldGuide)
             blocks = [
-                Block("latents", sites=["X"], optim=lambda tensors: torch.optim.Adam(tensors, lr=0.01)),
-                Block("all else", params=["model.*"], sites=["u"], optim=lambda tensors: torch.optim.Adam(tensors, lr=0.01)),
+                Block("latents", sites=["X"], optimizer=lambda tensors: torch.optim.Adam(tensors, lr=0.01)),
+                Block(
+                    "all else", params=["model.*"], sites=["u"], optimizer=lambda tensors: torch.optim.Adam(tensors, lr=0.01)
+                ),
             ]
             vi = BlockCoordinateVI(model, guide, blocks, loss=wrap(MeanFieldELBO(max_plate_nesting=1)))
             torch.manual_seed(1)

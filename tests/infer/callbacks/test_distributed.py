@@ -203,7 +203,7 @@ def test_the_script_of_the_page_runs_under_torchrun(tmp_path: Path):
     [
         ({"optim": pyro.optim.Adam({"lr": 0.01})}, "it to both"),
         ({"optim": JointOptim()}, "it to both"),
-        ({"blocks": [Block("all", params=["*"], optim=torch.optim.Adam)]}, "got blocks"),
+        ({"blocks": [Block("all", params=["*"], optimizer=torch.optim.Adam)]}, "got blocks"),
     ],
 )
 def test_what_processes_do_not_share_is_refused(how: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch):
