@@ -86,9 +86,7 @@ class TestJointOptim:
             expected = run(*make(), range(12))
             guide, optim = make()
             run(guide, optim, range(6))
-            with pytest.raises(
-                ValueError, match=r"names in Pyro's param store, .* without; .* take pyro_lvgp.infer.Checkpoint"
-            ):
+            with pytest.raises(ValueError, match=r"names in Pyro's param store, .* without; .* take pyro_lvgp.infer.Check"):
                 optim.get_state()
             state = optim.get_state({tensor: name for name, tensor in guide.named_parameters()})
             torch.save(state, tmp_path / "optim.pt")

@@ -1,5 +1,6 @@
 """Fits in two processes against fits in one."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -13,51 +14,17 @@ import pyro.distributions as dist
 import pytest
 import torch
 import torch.distributed
-from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoDelta
 from torch import Tensor
 
 from benchmarks.core.joined import in_processes
-from pyro_lvgp._utils.distributed import Processes
 from pyro_lvgp.guides import MeanFieldGuide
-from pyro_lvgp.infer import Block, Checkpoint, EarlyStopping, FitResult, JointOptim, fit
+from pyro_lvgp.infer import Block, Callback, Checkpoint, Distributed, EarlyStopping, FitResult, JointOptim, fit
 from pyro_lvgp.models import BayesianGPLVM
 from tests.helpers import ROOT
+from tests.helpers.fits import OnStep
 
 NUM_PROCESSES = 2
-
-
-def averaged(rank: int) -> tuple[list[Tensor | None], tuple[float, bool, bool], Tensor, str]:
-    processes = Processes(True)
-    params = [torch.zeros(2, requires_grad=True) for _ in range(3)]
-    params.append(torch.zeros(1, 2, dtype=torch.float64, requires_grad=True))
-    params[0].grad = torch.tensor([1.0, 2.0]) * (rank + 1)
-    if rank == 1:
-        params[1].grad = torch.tensor([4.0, 6.0])
-    params[3].grad = torch.full((1, 2), float(rank), dtype=torch.float64)
-    processes.average_gradients(params)
-    start = torch.full((2,), float(rank))
-    processes.make_alike({"x": start})
-    message = ""
-    try:
-        processes.make_alike({"y": torch.zeros(1 + rank)})
-    except ValueError as error:
-        message = str(error)
-    together = processes.mean(float(rank)), processes.any(rank == 1), processes.any(False)
-    return [param.grad for param in params], together, start, message
-
-
-def test_means_over_processes():
-    for gradients, together, start, message in in_processes(averaged, NUM_PROCESSES):
-        first, second, third, fourth = (None if gradient is None else gradient.tolist() for gradient in gradients)
-        assert first == [1.5, 3.0]
-        assert second == [2.0, 3.0]  # none in one process
-        assert third is None  # none in any
-        assert fourth == [[0.5, 0.5]]
-        assert gradients[3].dtype == torch.float64
-        assert together == (0.5, True, False)
-        assert start.tolist() == [0.0, 0.0]
-        assert "expected the same parameters in all processes" in message
 
 
 def regression(x: Tensor, y: Tensor) -> None:
@@ -66,25 +33,25 @@ def regression(x: Tensor, y: Tensor) -> None:
         pyro.sample("y", dist.Normal(x @ w, 0.5), obs=y)
 
 
-def fitted(parts: slice, num_steps: int, *, distributed: bool) -> tuple[Tensor, list[float]]:
+def fitted(parts: slice, *callbacks: Callback) -> tuple[Tensor, list[float]]:
     """The mode of a regression on some of 40 rows, scaled to all."""
     x, y = torch.randn(40, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).tensor_split([2], -1)
     guide = AutoDelta(regression)
-    optim = JointOptim(torch.optim.Adam, {"lr": 0.1}, clip_factor=2.0, distributed=distributed)
-    how: Any = {"optim": optim, "num_steps": num_steps, "distributed": distributed, "progress": False}
+    optim = JointOptim(torch.optim.Adam, {"lr": 0.1}, clip_factor=2.0)
+    how: Any = {"optim": optim, "num_steps": 20, "callbacks": callbacks, "progress": False}
     history = fit(regression, guide, x[parts], y[parts, 0], **how)
     return guide.median()["w"].detach(), history.losses
 
 
 def fitted_to_half(rank: int) -> tuple[Tensor, list[float]]:
-    return fitted(slice(rank, None, NUM_PROCESSES), 21, distributed=True)
+    return fitted(slice(rank, None, NUM_PROCESSES), Distributed())
 
 
 def test_halves_of_the_data_make_the_fit_of_all():
-    mode, losses = fitted(slice(None), 20, distributed=False)
+    mode, losses = fitted(slice(None))
     for own_mode, own_losses in in_processes(fitted_to_half, NUM_PROCESSES):
         torch.testing.assert_close(own_mode, mode)
-        torch.testing.assert_close(torch.tensor(own_losses[1:]), torch.tensor(losses))  # the first step makes them alike
+        torch.testing.assert_close(torch.tensor(own_losses), torch.tensor(losses))
 
 
 class Seen(BayesianGPLVM):
@@ -107,8 +74,9 @@ def fitted_in_batches(rank: int) -> tuple[dict[str, Tensor], FitResult, list[lis
     guide = MeanFieldGuide(model)
     scores = iter([1.0, 0.0, 2.0] if rank == 0 else [1.0, 3.0, 2.0])  # of which the mean is lowest at first
     stopping = EarlyStopping(lambda: next(scores), every=2, patience=2)
-    result = fit(model, guide, Y, num_steps=8, batch_size=4, early_stopping=stopping, distributed=True, progress=False)
+    result = fit(model, guide, Y, num_steps=8, batch_size=4, callbacks=[stopping, Distributed()], progress=False)
     values = {name: value.detach() for name, value in pyro.get_param_store().items()}
+    model.rows.remove([0, 1, 2, 3])  # of the example by which parameters are made
     return values, result, model.rows
 
 
@@ -134,7 +102,7 @@ def interrupted(rank: int) -> FitResult:
             os.kill(os.getpid(), signal.SIGINT)
 
     x, y = torch.randn(40, 2), torch.randn(40)
-    return fit(regression, AutoDelta(regression), x, y, callback=interrupt, distributed=True, progress=False)
+    return fit(regression, AutoDelta(regression), x, y, callbacks=[OnStep(interrupt), Distributed()], progress=False)
 
 
 def test_interrupting_one_process_ends_the_fit_of_all():
@@ -146,16 +114,16 @@ def test_interrupting_one_process_ends_the_fit_of_all():
 def resumed(folder: Path, rank: int) -> tuple[list[float], list[float], list[int]]:
     Y = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
 
-    def fitted_anew(num_steps: int, **options: Any) -> list[float]:
+    def fitted_anew(num_steps: int, *callbacks: Callback) -> list[float]:
         pyro.clear_param_store()
         model = BayesianGPLVM(12, 3, latent_dim=2, num_inducing=4).initialize(Y)
-        how: Any = {"num_steps": num_steps, "batch_size": 4, "distributed": True, "progress": False} | options
-        return fit(model, MeanFieldGuide(model), Y, **how).losses
+        how: Any = {"num_steps": num_steps, "batch_size": 4, "progress": False}
+        return fit(model, MeanFieldGuide(model), Y, callbacks=[*callbacks, Distributed()], **how).losses
 
     steps: list[int] = []
     checkpoint = Checkpoint(folder / "fit.pt")
-    fitted_anew(4, checkpoint=checkpoint)
-    losses = fitted_anew(6, checkpoint=checkpoint, callback=lambda step, loss: steps.append(step))
+    fitted_anew(4, checkpoint)
+    losses = fitted_anew(6, checkpoint, OnStep(lambda step, loss: steps.append(step)))
     return losses, fitted_anew(6), steps
 
 
@@ -167,26 +135,47 @@ def test_checkpoints_are_of_each_process(tmp_path: Path):
     assert (tmp_path / "fit.pt.1").exists()
 
 
-def nameless(rank: int) -> str:
-    x, y = torch.randn(40, 2), torch.randn(40)
+def fitted_without_names(rank: int) -> tuple[list[float], list[Tensor]]:
     with pyro.settings.context(module_local_params=True):
-        svi = SVI(regression, AutoDelta(regression), JointOptim(distributed=True), Trace_ELBO())
-        try:
-            svi.step(x, y)
-        except ValueError as error:
-            return str(error)
-    return ""
+        torch.manual_seed(rank)
+        model = BayesianGPLVM(12, 3, latent_dim=2, num_inducing=4).initialize(torch.randn(12, 3))
+        guide = MeanFieldGuide(model)
+        history = fit(model, guide, torch.randn(12, 3), num_steps=2, callbacks=[Distributed()], progress=False)
+        return history.losses, [param.detach() for part in (model, guide) for param in part.parameters()]
 
 
-def test_parameters_without_names_are_refused():
-    for message in in_processes(nameless, NUM_PROCESSES):
-        assert "do without module_local_params" in message
+def test_parameters_need_no_names():
+    (losses, first), (other_losses, second) = in_processes(fitted_without_names, NUM_PROCESSES)
+    assert losses == other_losses
+    assert len(first) > 4
+    assert all(map(torch.equal, first, second))
+
+
+def late_and_idle(rank: int) -> list[float]:
+    """Parameters that come late, and at some steps serve one process alone."""
+
+    def model(y: Tensor) -> None:
+        total = pyro.param("a", torch.tensor(float(rank)))
+        if next(number) > 1:
+            total = total + pyro.param("b", torch.tensor(1.0 + rank))
+        if rank == 0:
+            total = total + pyro.param("a", torch.tensor(0.0))
+        pyro.factor("loss", -total.square())
+
+    number = itertools.count()
+    fit(model, lambda y: None, torch.zeros(1), num_steps=6, callbacks=[Distributed()], progress=False)
+    return [pyro.param(name).item() for name in "ab"]
+
+
+def test_parameters_that_come_late_are_those_of_the_first_process():
+    first, second = in_processes(late_and_idle, NUM_PROCESSES)
+    assert first == second
 
 
 def test_one_process_alone_is_refused():
     x, y = torch.randn(40, 2), torch.randn(40)
     with pytest.raises(RuntimeError, match="start the script by torchrun"):
-        fit(regression, AutoDelta(regression), x, y, distributed=True, progress=False)
+        fit(regression, AutoDelta(regression), x, y, callbacks=[Distributed()], progress=False)
 
 
 def test_the_script_of_the_page_runs_under_torchrun(tmp_path: Path):
@@ -198,17 +187,8 @@ def test_the_script_of_the_page_runs_under_torchrun(tmp_path: Path):
     assert (tmp_path / "digits.params").exists(), done.stderr
 
 
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ({"optim": pyro.optim.Adam({"lr": 0.01})}, "it to both"),
-        ({"optim": JointOptim()}, "it to both"),
-        ({"blocks": [Block("all", params=["*"], optimizer=torch.optim.Adam)]}, "got blocks"),
-    ],
-)
-def test_what_processes_do_not_share_is_refused(how: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(ValueError, match=message):
-        fit(regression, AutoDelta(regression), torch.randn(40, 2), torch.randn(40), distributed=True, progress=False, **how)
+def test_blocks_have_no_gradient_of_all_parameters():
+    blocks = [Block("all", params=["*"], optimizer=torch.optim.Adam)]
+    how: dict[str, Any] = {"optim": blocks, "callbacks": [Distributed()], "progress": False}
+    with pytest.raises(ValueError, match=r"expected gradients of all parameters, .* got blocks"):
+        fit(regression, AutoDelta(regression), torch.randn(40, 2), torch.randn(40), **how)

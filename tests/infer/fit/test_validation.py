@@ -24,9 +24,7 @@ def test_arguments_of_another_kind(Y):
     for callbacks in ([True], Callback(), [Callback]):
         with pytest.raises(TypeError, match=r"expected callbacks to be a list, each a Callback, got .*; give callbacks=\["):
             fit(model, guide, Y, callbacks=callbacks, progress=False)
-    with pytest.raises(
-        TypeError, match=r"expected optim to be a Pyro optimiser or a list of blocks, got type; use JointOptim"
-    ):
+    with pytest.raises(TypeError, match=r"expected optim to be a Pyro optimiser or a list of blocks, got type; use Joint"):
         fit(model, guide, Y, optim=torch.optim.Adam, progress=False)
     with pytest.raises(TypeError, match=r"each a Block\(...\), got \['str'\]"):
         fit(model, guide, Y, optim=["all"], progress=False)
