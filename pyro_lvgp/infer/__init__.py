@@ -10,10 +10,12 @@ from pyro_lvgp.infer.elbo import (
     CompiledELBO,
     DifferentiableELBO,
     ImportanceWeightedELBO,
-    IntegrateGaussians,
     LocalELBO,
+    MarginalizeGaussians,
     MeanFieldELBO,
+    Moments,
     StructuredELBO,
+    sample_moments,
 )
 from pyro_lvgp.infer.optim import JointAdam, JointOptim
 from pyro_lvgp.infer.sampling import SampledTraces, sample_traces
@@ -30,16 +32,18 @@ __all__ = [
     "FitResult",
     "FitState",
     "ImportanceWeightedELBO",
-    "IntegrateGaussians",
     "JointAdam",
     "JointOptim",
     "LRSchedule",
     "LocalELBO",
+    "MarginalizeGaussians",
     "MeanFieldELBO",
+    "Moments",
     "ProgressBar",
     "SampledSite",
     "SampledTraces",
     "StructuredELBO",
     "fit",
+    "sample_moments",
     "sample_traces",
 ]

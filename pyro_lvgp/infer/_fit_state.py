@@ -21,6 +21,7 @@ from pyro_lvgp.infer.block import Block
 from pyro_lvgp.infer.block_coordinate import BlockCoordinateVI
 from pyro_lvgp.infer.elbo.compiled import CompiledELBO
 from pyro_lvgp.infer.optim import JointAdam
+from pyro_lvgp.infer.protocols import ChecksData, TakesMiniBatches
 
 __all__ = ["FitResult", "FitState", "Stateful"]
 
@@ -132,7 +133,9 @@ class FitState:
         tables = [arg for arg in args if arg.dim()] or [torch.empty(0)]
         data = next((arg for arg in reversed(tables) if arg.is_floating_point()), tables[-1])
         self.model, self.guide, self.num_steps, self.seed = model, guide, num_steps, seed
-        self.batches = MiniBatches(args, len(data), batch_size, getattr(model, "mini_batch", None))
+        self.batches = MiniBatches(
+            args, len(data), batch_size, model.mini_batch if isinstance(model, TakesMiniBatches) else None
+        )
         self.svi = _make_svi(model, guide, loss, optim, compile=compile)
         self.history = FitResult(num_entries=int((~torch.isnan(data)).sum()) if len(data) else 1)
         self.callbacks, self.processes = tuple(callbacks), ProcessGroup()
@@ -207,9 +210,9 @@ def _check_model_and_guide(model: Callable[..., Any], guide: Callable[..., Any],
     for part in (model, guide):
         if isinstance(part, type):
             raise TypeError(f"expected a model and its guide, got the class {part.__name__}; make one: {part.__name__}(...)")
-    if callable(check := getattr(model, "check", None)):
-        _check_number(check, args)
-        check(*args)
+    if isinstance(model, ChecksData):
+        _check_number(model.check, args)
+        model.check(*args)
 
 
 def _check_number(check: Callable[..., Any], args: tuple[Tensor, ...]) -> None:

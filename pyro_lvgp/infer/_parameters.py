@@ -113,7 +113,10 @@ def _modules(model: Callable[..., Any], guide: Callable[..., Any]) -> dict[str, 
 def unconstrained(site: Mapping[str, Any]) -> Tensor:
     """Unconstrained tensor of a ``pyro.param`` statement."""
     value = site["value"]
-    return value.unconstrained() if hasattr(value, "unconstrained") else value
+    try:
+        return value.unconstrained()
+    except AttributeError:  # a parameter without a constraint is the tensor itself
+        return value
 
 
 def _of_module(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor, Any]]:

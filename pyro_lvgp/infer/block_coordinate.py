@@ -17,7 +17,7 @@ from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_bound
 from pyro_lvgp.infer._parameters import Parameter, find_parameters, unconstrained, without_gradients
 from pyro_lvgp.infer.block import Block, Loss, partition
-from pyro_lvgp.infer.elbo.handlers import Bounding
+from pyro_lvgp.infer.elbo.handlers import EvaluateBound
 
 __all__ = ["BlockCoordinateVI"]
 
@@ -246,7 +246,7 @@ class BlockCoordinateVI:
     @contextmanager
     def _checked(self) -> Iterator[None]:
         """Run a bound; raise if it uses parameters that the first step did not."""
-        with Bounding(), poutine.trace(param_only=True) as capture:
+        with EvaluateBound(), poutine.trace(param_only=True) as capture:
             try:
                 yield
             except NotImplementedError as error:
