@@ -179,7 +179,7 @@ def test_one_process_alone_is_refused():
 
 
 def test_the_script_of_the_page_runs_under_torchrun(tmp_path: Path):
-    page = (ROOT / "docs" / "processes.md").read_text("utf-8")
+    page = (ROOT / "docs" / "distributed.md").read_text("utf-8")
     script = page.split("```python\n")[1].split("```")[0]
     (tmp_path / "share.py").write_text(script.replace("1000", "3"), "utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "share.py"]
