@@ -56,6 +56,7 @@ class LRSchedule(Callback):
         """
         self._state = state
         self._schedulers: dict[Optimizer, tuple[str, LRScheduler]] = {}
+        self._initial_rates: dict[Optimizer, list[Any]] = {}
         self._saved: dict[str, dict[str, Any]] = {}
         self._hook = register_optimizer_step_pre_hook(self._before_optimizer_step)
 
@@ -68,11 +69,15 @@ class LRSchedule(Callback):
             _advance(scheduler, state.history.losses[-1])
 
     def on_end(self, state: FitState) -> None:
-        """Leave the optimisers to the next fit.
+        """Restore the learning rates that the optimisers had before, for a next fit.
 
         :param state: the fit.
         """
         self._hook.remove()
+        for optimizer, rates in self._initial_rates.items():
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+                group.pop("initial_lr", None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the schedulers, and the settings that they gave their optimisers."""
@@ -99,6 +104,7 @@ class LRSchedule(Callback):
         name = next((name for name, own in self._state.optimizers().items() if own is optimizer), None)
         if name is None:
             return
+        self._initial_rates[optimizer] = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
         scheduler = self._make_scheduler(optimizer)
         if (saved := self._saved.pop(name, None)) is not None:
             scheduler.load_state_dict(saved["scheduler"])

@@ -94,5 +94,5 @@ def test_a_parameter_without_a_block_cannot_be_freed():
     vi = BlockCoordinateVI(model, guide, [Block("guide", params=["guide.*"], optimizer=adam())])
     vi.step(X, y)
     model.noise_unconstrained.requires_grad_(True)
-    with pytest.raises(RuntimeError, match=r"model.noise.*to stay held"):
+    with pytest.raises(RuntimeError, match=r"model.noise.*to stay frozen"):
         vi.step(X, y)

@@ -184,7 +184,7 @@ def test_the_script_of_the_page_runs_under_torchrun(tmp_path: Path):
     (tmp_path / "share.py").write_text(script.replace("1000", "3"), "utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "share.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (tmp_path / "digits.params").exists(), done.stderr
+    assert (tmp_path / "digits.pt").exists(), done.stderr
 
 
 def test_blocks_have_no_gradient_of_all_parameters():

@@ -127,6 +127,16 @@ def test_a_schedule_goes_on_after_a_checkpoint(schedule, make, tmp_path):
     assert len(set(expected)) > 1
 
 
+def test_the_next_fit_has_the_first_learning_rate():
+    optim = SGD({"lr": 1.0})
+    Climb().fit(optim=optim, num_steps=4, callbacks=[LRSchedule("cosine")])
+    start = pyro.param("p").item()
+    Climb().fit(optim=optim, num_steps=1)
+    assert pyro.param("p").item() - start == pytest.approx(-1.0)
+    Climb().fit(optim=optim, num_steps=4, callbacks=[LRSchedule("cosine")])
+    assert pyro.param("p").item() == pytest.approx(2.0 * start - 1.0)
+
+
 def test_optimisers_that_are_not_of_the_fit_have_no_schedule():
     other = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     schedule = LRSchedule(lambda optimizer: ExponentialLR(optimizer, 0.5))
