@@ -1,12 +1,13 @@
 """Gaussian processes and other distributions that Pyro lacks."""
 
+from pyro_lvgp._utils.cholesky import NotPositiveDefiniteError, safe_cholesky
 from pyro_lvgp.distributions.diagonal_mixture import DiagonalMixture
 from pyro_lvgp.distributions.gaussian_process import GaussianProcess, StructuredPosterior
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, LikelihoodTerm, ObservedRows
 from pyro_lvgp.distributions.markov import StateSpacePosterior
 from pyro_lvgp.distributions.normal import DrawnNormal, PrecisionNormal, PrecisionNormalAtMean, without_independent
 from pyro_lvgp.distributions.path_delta import PathDelta
-from pyro_lvgp.distributions.sparse_gaussian_process import InducingValues, SparseProcess
+from pyro_lvgp.distributions.sparse_gaussian_process import InducingValues, SparseProcess, inducing_posterior
 
 __all__ = [
     "DiagonalMixture",
@@ -15,6 +16,7 @@ __all__ = [
     "InducingValues",
     "LikelihoodPredictive",
     "LikelihoodTerm",
+    "NotPositiveDefiniteError",
     "ObservedRows",
     "PathDelta",
     "PrecisionNormal",
@@ -22,5 +24,7 @@ __all__ = [
     "SparseProcess",
     "StateSpacePosterior",
     "StructuredPosterior",
+    "inducing_posterior",
+    "safe_cholesky",
     "without_independent",
 ]

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_lvgp._compile.recording import assume
+from pyro_lvgp._utils.control_flow import holds
 
 Corruption = Callable[[Tensor], Tensor]
 
@@ -42,12 +42,12 @@ def mask_like_rows(y: Float[Tensor, "*series N D"]) -> Float[Tensor, "*series N 
             [2., nan]])
     """
     missing = torch.isnan(y)
-    told = ~missing.all(-1)
-    if assume(told.all()):
+    has_data = ~missing.all(-1)
+    if holds(has_data.all()):
         rows = torch.randint(y.shape[-2], y.shape[:-1], device=y.device)
     else:  # others pad a series, and are no gaps to imitate
-        chances = told.double() + 1e-9  # of a series that is all padding, any row
-        rows = torch.multinomial(chances.reshape(-1, y.shape[-2]), y.shape[-2], replacement=True).reshape(told.shape)
+        chances = has_data.double() + 1e-9  # of a series that is all padding, any row
+        rows = torch.multinomial(chances.reshape(-1, y.shape[-2]), y.shape[-2], replacement=True).reshape(has_data.shape)
     return y.masked_fill(missing.gather(-2, rows[..., None].expand_as(missing)), torch.nan)
 
 
