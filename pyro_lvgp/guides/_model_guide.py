@@ -9,10 +9,10 @@ from pyro.infer.util import is_validation_enabled
 from pyro.nn import PyroModule
 from pyro.poutine.runtime import _PYRO_STACK
 
-from pyro_lvgp._utils.param_store import warn_if_shared
+from pyro_lvgp._utils.unique_names import UniquelyNamed
 
 
-class ModelGuide(AutoGuide):
+class ModelGuide(UniquelyNamed, AutoGuide):
     """Base of guides that need their model, which copies and pickles come without, as those of Pyro's guides do.
 
     The first call makes ``prototype_trace``, and then parameters by ``_make_parameters``; if it fails, the next one is first.
@@ -37,8 +37,6 @@ class ModelGuide(AutoGuide):
         try:
             super()._setup_prototype(*args, **kwargs)
             self._check_names()
-            if self.master is None:  # a part of another guide is among its parameters
-                warn_if_shared(type(self).__name__, self._stored_by_others())
             self._make_parameters(*args, **kwargs)
         except BaseException:
             self.prototype_trace = None
@@ -54,17 +52,6 @@ class ModelGuide(AutoGuide):
 
     def _make_parameters(self, *args, **kwargs) -> None:
         """Make the parameters that the prototype asks for, if there are any; called with the arguments of the model."""
-
-    def _stored_by_others(self) -> list[str]:
-        """Names in Pyro's store under which a parameter is, or comes to be, that is not the tensor stored."""
-        prefix = f"{self._pyro_name}."
-        own = {prefix + name.removesuffix("_unconstrained"): parameter for name, parameter in self.named_parameters()}
-        return [
-            name
-            for name, tensor in pyro.get_param_store().get_state()["params"].items()
-            # Parameters of encoders are there before the first call, all others are made by it.
-            if name.startswith(prefix) and (own[name] is not tensor if name in own else "encoders" not in name.split("."))
-        ]
 
     def _check_order_of_rows(self) -> None:
         """Raise if parameters that are read now would go to other rows than those of their plates.

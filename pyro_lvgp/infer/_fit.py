@@ -13,13 +13,11 @@ import numpy as np
 import pyro
 import torch
 from pyro.infer import ELBO, SVI, Trace_ELBO
-from pyro.nn import PyroModule
 from pyro.optim import PyroOptim
 from torch import Tensor, nn
 
 from pyro_lvgp._utils.distributed import Processes
 from pyro_lvgp._utils.interrupts import Interrupts
-from pyro_lvgp._utils.param_store import shared_parameters, warn_if_shared
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_bound, check_sizes, check_tensors
 from pyro_lvgp.infer._mini_batches import MiniBatches
@@ -157,8 +155,6 @@ def fit(
             )
         if isinstance(module, nn.Module) and (device is not None or dtype is not None):
             module.to(device=device, dtype=dtype)
-    if isinstance(model, PyroModule):
-        warn_if_shared(type(model).__name__, shared_parameters(model))
     if callable(check := getattr(model, "check", None)):
         _check_number(check, args)
         check(*args)

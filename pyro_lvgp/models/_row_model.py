@@ -5,7 +5,6 @@ from jaxtyping import Float
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
-from pyro_lvgp._utils.param_store import shared_parameters, warn_if_shared
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_data, check_index, check_sizes, check_tensors, check_values
 from pyro_lvgp.likelihoods import Likelihood, as_likelihood
@@ -52,7 +51,6 @@ class RowModel(LatentVariableModel):
         """
         self.check(Y)
         own = None if latents is None else self._standardised(latents)
-        warn_if_shared(type(self).__name__, shared_parameters(self))
         with seeded(seed):  # of a parameter with a prior, which is read twice
             f = self.likelihood.initial_function(Y)
         X, filled = linear_latents(f, self.latent_dim, method=method, seed=seed)

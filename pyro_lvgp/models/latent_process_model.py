@@ -10,12 +10,12 @@ import pyro.distributions as dist
 import torch
 from jaxtyping import Float
 from pyro import poutine
-from pyro.nn import PyroModule
 from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 
 from pyro_lvgp._utils.eval_mode import eval_mode
+from pyro_lvgp._utils.unique_names import UniquelyNamed
 from pyro_lvgp._utils.validation import (
     check_inputs,
     check_new_inputs,
@@ -34,7 +34,7 @@ from pyro_lvgp.networks.pyro_module import adopt
 from pyro_lvgp.ops.quasi_monte_carlo import qmc_normal
 
 
-class LatentProcessModel(PyroModule):
+class LatentProcessModel(UniquelyNamed):
     """Base of models with latent processes ``f`` over inputs, seen point by point through a decoder.
 
     You implement ``forward(x, y, idx)``, which draws f and ends in :meth:`_observe`; ``_by_point``, which lays f out as

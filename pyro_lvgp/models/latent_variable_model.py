@@ -11,13 +11,13 @@ from jaxtyping import Float, Int
 from pyro import poutine
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.infer.autoguide.initialization import init_to_median
-from pyro.nn import PyroModule
 from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from torch import Tensor
 
 from pyro_lvgp._utils.eval_mode import eval_mode
 from pyro_lvgp._utils.seeding import seeded
+from pyro_lvgp._utils.unique_names import UniquelyNamed
 from pyro_lvgp._utils.validation import check_data, check_index, check_not_empty, check_sizes, check_values
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
 from pyro_lvgp.distributions.normal import PrecisionNormal
@@ -32,7 +32,7 @@ Method = Literal["variational", "laplace"]
 _NUM_CANDIDATES = 500
 
 
-class LatentVariableModel(PyroModule):
+class LatentVariableModel(UniquelyNamed):
     """Rows y_n, each with a latent x_n in plate ``data`` at dim −1, and whatever they share.
 
     You implement ``forward(y=None, idx=None)`` with the sites ``X`` and ``y``, the latter an

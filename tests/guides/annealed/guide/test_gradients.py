@@ -1,0 +1,95 @@
+"""Gradients and mini-batches of annealed bounds."""
+
+import math
+from functools import partial
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import TraceMeanField_ELBO
+
+from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
+from pyro_lvgp.guides.annealed.transitions import STEPS
+from pyro_lvgp.infer import ImportanceWeightedELBO
+from tests.guides.annealed.guide._models import LOSSES, Traced, at_its_start, gplvm, standard_error, value_and_gradients
+from tests.helpers.annealed import small
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+@pytest.mark.parametrize("pure", [True, False], ids=["pure", "traced"])
+@pytest.mark.parametrize("dynamics", list(STEPS))
+def test_gradients_are_those_of_finite_differences(dynamics, pure):
+    model, Y = small()
+    target = model if pure else Traced(model)
+    guide = AutoAnnealedLangevin(target, num_steps=3, dynamics=dynamics)
+    guide(Y)
+    loss = LOSSES["drawn"]()
+    parameters = [*model.parameters(), *guide.parameters()]
+    _, gradients = value_and_gradients(target, guide, loss, Y)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        direction, epsilon = torch.randn_like(parameter), 1e-5
+        values = []
+        for sign in (1.0, -1.0):
+            with torch.no_grad():
+                parameter += sign * epsilon * direction
+                torch.manual_seed(5)
+                values.append(loss.differentiable_loss(target, guide, Y))
+                parameter -= sign * epsilon * direction
+        numerical = (values[0] - values[1]) / (2.0 * epsilon)
+        assert torch.allclose((gradient * direction).sum(), numerical, rtol=1e-5, atol=1e-5)
+
+
+def test_detached_scores_leave_the_value_and_change_the_gradient():
+    model, Y = small()
+    (through, gradients), (detached, others) = (
+        at_its_start(partial(AutoAnnealedLangevin, num_steps=3, differentiate_score=whether), model, Y, LOSSES["drawn"](), Y)
+        for whether in (True, False)
+    )
+    assert torch.allclose(through, detached, rtol=1e-12)
+    assert not all(torch.allclose(a, b) for a, b in zip(gradients, others, strict=True))
+
+
+@pytest.mark.parametrize("loss", ["drawn", "integrated", "weighted"])
+def test_mini_batches_are_unbiased_for_all_rows(loss):
+    model, Y = small()
+    guide = AutoAnnealedLangevin(model, num_steps=2)
+    guide(Y)
+    loss = LOSSES[loss]()
+    full = torch.tensor([loss.loss(model, guide, Y) for _ in range(100)])
+    batches = [torch.randperm(8)[:2] for _ in range(400)]
+    sub = torch.tensor([loss.loss(model, guide, Y[idx], idx) for idx in batches])
+    assert abs(full.mean() - sub.mean()) < 3.0 * torch.hypot(standard_error(full), standard_error(sub))
+
+
+def test_integrating_bounds_anneal_towards_the_expectation_over_u():
+    """At Q = 1, IW with many draws finds Σ_n log ∫ exp(E_q(u) log p(y_n | x, u)) N(x; 0, 1) dx."""
+    model, _, Y = gplvm(1)
+    base = MeanFieldGuide(model, init_scale=0.7)
+    guide = AutoAnnealedLangevin(model, num_steps=4, base_guide=base, step_size=0.1)
+    guide(Y)
+    mean, L = base.locs.u.detach(), base.scales.u.detach()
+    X = torch.linspace(-7.0, 7.0, 1001)[:, None]
+    with torch.no_grad():
+        Z, noise = model.inducing_points, model.likelihood.variance
+        Luu = torch.linalg.cholesky(model.kernel(Z) + 1e-8 * torch.eye(4))
+        A = torch.linalg.solve(Luu, model.kernel(Z, X))
+        spread = model.kernel.diagonal(X) - A.square().sum(0)
+        variance = spread[:, None] + torch.einsum("mx,dmk,djk,jx->xd", A, L, L, A)
+        entries = -0.5 * ((Y[:, None] - A.mT @ mean.mT).square() + variance) / noise - 0.5 * (2 * math.pi * noise).log()
+        rows = torch.where(torch.isnan(Y)[:, None], 0.0, entries).sum(-1) + dist.Normal(0.0, 1.0).log_prob(X).sum(-1)
+        want = (rows.logsumexp(-1) + (X[1] - X[0]).log()).sum()
+    kl = TraceMeanField_ELBO(max_plate_nesting=1).loss(
+        lambda: _u_site(dist.Normal(torch.zeros(4), 1.0).to_event(1)),
+        lambda: _u_site(dist.MultivariateNormal(mean, scale_tril=L)),
+    )
+    loss = ImportanceWeightedELBO(num_samples=2000, max_plate_nesting=1)
+    got = -torch.tensor([loss.loss(model, guide, Y) for _ in range(20)])
+    assert standard_error(got) < 0.02
+    assert abs(got.mean() + kl - want) < 0.03
+
+
+def _u_site(fn):
+    with pyro.plate("outputs", 3):
+        pyro.sample("u", fn)
