@@ -8,8 +8,7 @@ from torch import Tensor
 
 __all__ = ["holds", "is_recording", "record_conditions"]
 
-Recorder = Callable[[Tensor], bool]
-_RECORDER: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
+_RECORDER: ContextVar[Callable[[Tensor], bool] | None] = ContextVar("recorder", default=None)
 
 
 def holds(condition: Tensor) -> bool:
@@ -20,6 +19,7 @@ def holds(condition: Tensor) -> bool:
 
     :param condition: one boolean.
 
+    >>> import torch
     >>> x = torch.tensor([1.0, 2.0])
     >>> "complete" if holds(~torch.isnan(x).any()) else "has gaps"
     'complete'
@@ -34,11 +34,12 @@ def is_recording() -> bool:
 
 
 @contextmanager
-def record_conditions(recorder: Recorder) -> Iterator[None]:
+def record_conditions(recorder: Callable[[Tensor], bool]) -> Iterator[None]:
     """Pass each condition of :func:`holds` to a recorder.
 
     :param recorder: evaluates a condition, and records the condition.
 
+    >>> import torch
     >>> with record_conditions(lambda condition: False):
     ...     is_recording(), holds(torch.tensor(True))
     (True, False)

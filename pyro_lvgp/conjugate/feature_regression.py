@@ -1,6 +1,7 @@
 r"""Bayesian linear regression on features, :math:`f_d = \Phi a_d`, with weights :math:`a_d \sim N(0, I_L)` marginalised.
 
-The log likelihood of :math:`f_{nd}` is a quadratic site :math:`h_{nd} f - \tfrac12 w_{nd} f^2`: exactly for Gaussian noise, with
+The log likelihood of :math:`f_{nd}` is a quadratic site :math:`h_{nd} f - \tfrac12 w_{nd} f^2`: exactly for Gaussian noise,
+with
 :math:`h = y / \sigma^2, w = 1 / \sigma^2`; as a bound for logistic likelihoods (:mod:`pyro_lvgp.likelihoods.polya_gamma`).  A
 missing entry has h = w = 0.  No matrix is larger than L × L for each output, for any number of rows.
 """
@@ -164,7 +165,9 @@ def log_partition(posterior: WeightPosterior) -> Float[Tensor, "*batch D"]:
 
 
 def divergence_from_prior(posterior: WeightPosterior) -> Float[Tensor, "*batch D"]:
-    r"""Kullback-Leibler divergence :math:`KL(N(m_d, P_d^{-1}) \,\|\, N(0, I)) = \tfrac12 (\mathrm{tr}\, P^{-1} + m^T m - L) + \sum_i \log R_{ii}`.
+    r"""Kullback-Leibler divergence of each output from the prior.
+
+    .. math:: KL(N(m_d, P_d^{-1}) \,\|\, N(0, I)) = \tfrac12 (\mathrm{tr}\, P^{-1} + m^T m - L) + \sum_i \log R_{ii}
 
     :param posterior: weights of each output.
 

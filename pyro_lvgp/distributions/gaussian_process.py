@@ -186,9 +186,7 @@ class StructuredPosterior(_Process):
         prior = self.prior
         # The eigenvalues of I + W K W are at least 1: rounding alone makes jitter necessary.
         cholesky = partial(safe_cholesky, jitter=0.0, name="I + W K W")
-        return gaussian_sites.condition(
-            prior.covariance_matrix, prior.mean, self.site_mean, self.site_precision, cholesky
-        )
+        return gaussian_sites.condition(prior.covariance_matrix, prior.mean, self.site_mean, self.site_precision, cholesky)
 
     @property
     def mean(self):

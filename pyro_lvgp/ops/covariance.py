@@ -160,6 +160,6 @@ def linear(
 
 
 def _in_units_of(scale: Float[Tensor, "*#batch #Q"], X: Tensor, Z: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs divided by a scale, relative to the mean of Z, since inputs far from zero, such as dates, lose digits otherwise."""
+    """Inputs relative to the mean of Z, for the precision of inputs far from zero, such as dates, and divided by a scale."""
     c = Z.detach().mean(-2, keepdim=True)
     return (X - c) / scale.unsqueeze(-2), (Z - c) / scale.unsqueeze(-2)

@@ -1,7 +1,7 @@
 r"""The posterior of a Gaussian process under Gaussian sites: pure tensor functions.
 
-A site is a factor :math:`l(f_n) = N(f_n; \mu_n, v_n)` of the value of the process at input n.  With :math:`W = \mathrm{diag}(v)^{-1/2}` and
-:math:`c = W\mu`,
+A site is a factor :math:`l(f_n) = N(f_n; \mu_n, v_n)` of the value of the process at input n.  With
+:math:`W = \mathrm{diag}(v)^{-1/2}` and :math:`c = W\mu`,
 
 .. math::
 
@@ -322,9 +322,7 @@ def bounded_variance(
     return torch.minimum(positive_variance(variance, before), site_variance)
 
 
-def positive_variance(
-    variance: Float[Tensor, "*batch N"], before: Float[Tensor, "*#batch N"]
-) -> Float[Tensor, "*batch N"]:
+def positive_variance(variance: Float[Tensor, "*batch N"], before: Float[Tensor, "*#batch N"]) -> Float[Tensor, "*batch N"]:
     """Clamp variances, computed as differences, to the rounding error of the minuends.
 
     Where these are 0, the floor leaves room for 1 / variance².

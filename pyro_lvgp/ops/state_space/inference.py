@@ -1,6 +1,7 @@
 r"""State-space models under Gaussian sites: the Kalman filter as the Cholesky factor of I + W K W.
 
-These functions compute for Gauss–Markov models what :mod:`pyro_lvgp.ops.gaussian_sites` computes from the matrix K.  With sites
+These functions compute for Gauss–Markov models what :mod:`pyro_lvgp.ops.gaussian_sites` computes from the matrix K.  With
+sites
 :math:`c_n = W_n f_n + \epsilon`, let m and P be the mean and the covariance of the state given the sites before n, and
 
 .. math::
@@ -302,7 +303,7 @@ def _unsort(x: Float[Tensor, "*#batch N"], series: Series) -> Tensor:
 
 
 def _as_columns(x: Float[Tensor, "*particles N E"], rank: int) -> tuple[Tensor, torch.Size]:
-    """Move extra leading dimensions to the last, [*extra, *batch, N, E] -> [*batch, N, E, columns], for a batch of given rank."""
+    """Move extra leading dimensions to the end: [*extra, *batch, N, E] -> [*batch, N, E, columns]."""
     extra = x.shape[: max(x.dim() - 2 - rank, 0)]
     return x.reshape(extra.numel(), *x.shape[len(extra) :]).movedim(0, -1), extra
 
