@@ -11,6 +11,7 @@ import xarray
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from pyro_lvgp.infer.protocols import HasEventDims
 from pyro_lvgp.infer.sampling import SampledSite, sample_traces
 
 
@@ -94,8 +95,7 @@ def to_arviz(
         device="cpu",
         **kwargs,
     )
-    declared = getattr(model, "event_dims", None)
-    names = _dims(draws.sites, declared if isinstance(declared, Mapping) else {}, dims or {})
+    names = _dims(draws.sites, model.event_dims if isinstance(model, HasEventDims) else {}, dims or {})
     labels = _coords(draws.sites, names, draws.plates, coords or {})
     stats = {"lp": draws.log_p, "lq": draws.log_q, "log_weight": draws.log_p - draws.log_q}
     groups: dict[str, dict[str, np.ndarray]] = {

@@ -1,7 +1,7 @@
-"""Gaussian processes and other distributions that Pyro lacks."""
+"""Gaussian processes, predictive distributions, mixtures and normals as Pyro distributions."""
 
 from pyro_lvgp._utils.cholesky import NotPositiveDefiniteError, safe_cholesky
-from pyro_lvgp.distributions.diagonal_mixture import DiagonalMixture
+from pyro_lvgp.distributions.diagonal_mixture import DiagonalMixture, assignment_logits
 from pyro_lvgp.distributions.gaussian_process import GaussianProcess, StructuredPosterior
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, LikelihoodTerm, ObservedRows
 from pyro_lvgp.distributions.markov import StateSpacePosterior
@@ -24,6 +24,7 @@ __all__ = [
     "SparseProcess",
     "StateSpacePosterior",
     "StructuredPosterior",
+    "assignment_logits",
     "inducing_posterior",
     "safe_cholesky",
     "without_independent",

@@ -1,25 +1,26 @@
-"""Mixtures of diagonal Gaussians whose draws can be differentiated in everything, the weights too."""
+"""Mixtures of diagonal Gaussians with reparameterised samples."""
 
 import torch
 from pyro.distributions import Normal, TorchDistribution, constraints
 from torch import Tensor
 from torch.distributions import Independent, kl_divergence, register_kl
 
+__all__ = ["DiagonalMixture", "assignment_logits"]
+
 
 class DiagonalMixture(TorchDistribution):
-    r"""``Σ_c w_c N(μ_c, diag σ_c²)`` over vectors, with pathwise gradients.
+    r"""Mixture of diagonal Gaussians ``Σ_c w_c N(μ_c, diag σ_c²)`` with pathwise gradients of samples in all parameters.
 
-    A draw moves with the parameters so that the distribution functions :math:`F_q(z_q \mid z_{<q})` of its coordinates given
-    those before stay as they are: :math:`dz_q = -dF_q / p(z_q \mid z_{<q})`.  There may be any number of dimensions, one too,
-    and components may coincide.
+    Gradients are those of implicit reparameterisation, which keeps the conditional distribution functions
+    :math:`F_q(z_q \mid z_{<q})` of a sample constant: :math:`dz_q = -dF_q / p(z_q \mid z_{<q})`.
 
     :param logits: logarithms of the weights up to a constant, ``[*batch, C]``.
     :param locs: means ``[*#batch, C, Q]``.
     :param scales: standard deviations ``[*#batch, C, Q]``.
 
-    Its KL is that of variables augmented by the component z they came from,
-    ``Σ_c w_c [log w_c − log w'_c + KL(N_c ‖ N'_c)]``, which is no less than the KL of the mixtures; from a single Gaussian
-    it is ``−log Σ_c w'_c exp(−KL(N ‖ N'_c))``, the same at the best q(z).
+    The KL of two mixtures is that of the joint distributions with the component z,
+    ``Σ_c w_c [log w_c − log w'_c + KL(N_c ‖ N'_c)]``, an upper bound on the KL of the mixtures.  For a single
+    Gaussian q it is ``−log Σ_c w'_c exp(−KL(N ‖ N'_c))``, the value at the optimal q(z).
 
     Source: Figurnov, Mohamed and Mnih (2018), "Implicit reparameterization gradients"; Hershey and Olsen (2007),
     "Approximating the Kullback Leibler divergence between Gaussian mixture models", section 8.
@@ -60,7 +61,7 @@ class DiagonalMixture(TorchDistribution):
     def expand(self, batch_shape, _instance=None):
         batch_shape = torch.Size(batch_shape)
         logits = self.logits.expand(*batch_shape, self.logits.shape[-1])
-        # The components stay as they are: their KLs are the same for the whole batch.
+        # The components are not expanded: their KLs are the same for the whole batch.
         expanded = DiagonalMixture(logits, self.locs, self.scales, validate_args=False)
         expanded._validate_args = self._validate_args
         return expanded
@@ -75,14 +76,14 @@ class DiagonalMixture(TorchDistribution):
             fixed = self._draw(torch.Size(sample_shape))
         if not (self.logits.requires_grad or self.locs.requires_grad or self.scales.requires_grad):
             return fixed
-        # Weights of the components given the coordinates so far; each coordinate carries the gradients of those before.
+        # Log weights of the components given the previous coordinates, with the gradients of these.
         log_weights, z = self.logits, []
         for q in range(self.event_shape[0]):
             component = Normal(self.locs[..., q], self.scales[..., q], validate_args=False)
-            at = fixed[..., q : q + 1]
+            value = fixed[..., q : q + 1]
             weights = log_weights.softmax(-1)
-            distribution = (weights * component.cdf(at)).sum(-1)
-            density = (weights * component.log_prob(at).exp()).sum(-1).detach()
+            distribution = (weights * component.cdf(value)).sum(-1)
+            density = (weights * component.log_prob(value).exp()).sum(-1).detach()
             z_q = fixed[..., q] - (distribution - distribution.detach()) / density.clamp_min(torch.finfo(density.dtype).tiny)
             log_weights = log_weights + component.log_prob(z_q.unsqueeze(-1))
             z.append(z_q)
@@ -113,11 +114,11 @@ def _kl_gaussian_mixture(q, p):
 
 
 def assignment_logits(loc: Tensor, scale: Tensor, mixture: DiagonalMixture) -> Tensor:
-    """``log w_c − KL(N(loc, scale²) ‖ N_c)``: the best q(z = c) of a Gaussian is their softmax.
+    """Compute ``log w_c − KL(N(loc, scale²) ‖ N_c)``, the logits of the optimal component probabilities of a Gaussian.
 
-    :param loc: means ``[*batch, Q]`` of Gaussians.
-    :param scale: their standard deviations.
-    :param mixture: what they are compared with.
+    :param loc: means ``[*batch, Q]`` of the Gaussians.
+    :param scale: standard deviations of the Gaussians.
+    :param mixture: the mixture.
 
     >>> two = DiagonalMixture(torch.zeros(2), torch.tensor([[-1.0], [1.0]]), torch.ones(2, 1))
     >>> assignment_logits(torch.ones(1), torch.ones(1), two).softmax(-1)  # e⁻² to 1

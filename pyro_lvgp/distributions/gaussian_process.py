@@ -1,4 +1,4 @@
-"""Gaussian processes at given inputs as Pyro distributions: the prior, and its posterior under Gaussian sites."""
+"""Gaussian processes at a set of inputs, and their posteriors under Gaussian sites, as Pyro distributions."""
 
 from functools import cached_property, partial
 from typing import Any
@@ -12,17 +12,19 @@ from torch.distributions import MultivariateNormal, register_kl
 
 from pyro_lvgp._utils.cholesky import FIRST_JITTER, safe_cholesky
 from pyro_lvgp.kernels import Kernel
-from pyro_lvgp.kernels.base import Params, params_in_double
+from pyro_lvgp.kernels.base import KernelParams, params_in_double
 from pyro_lvgp.ops import gaussian_sites, state_space
 from pyro_lvgp.ops.gaussian_sites import Posterior
 from pyro_lvgp.ops.state_space import Series
 
-# Where a training step is as fast with matrices as in state space: `python -m benchmarks longseries`.
-_MANY_POINTS = 200
+__all__ = ["GaussianProcess", "StructuredPosterior"]
+
+# Number of points at which dense and state-space training steps take the same time: `python -m benchmarks longseries`.
+_MIN_STATE_SPACE_POINTS = 200
 
 
 class _Process(dist.TorchDistribution):
-    """A distribution over vectors of function values, one matrix for all members of an expanded batch."""
+    """Base class of distributions over vectors of function values, whose expanded batches share all factorisations."""
 
     arg_constraints = {}  # noqa: RUF012
     support = constraints.real_vector
@@ -30,7 +32,7 @@ class _Process(dist.TorchDistribution):
 
     def expand(self, batch_shape, _instance=None):
         new = self._get_checked_instance(type(self), _instance)
-        # What was computed is shared, what was not is computed for the unexpanded batch.
+        # Cached properties are shared; those not computed yet are computed for the unexpanded batch.
         new.__dict__.update(self.__dict__, _unexpanded=self._unexpanded)
         new._batch_shape = torch.Size(batch_shape)
         return new
@@ -41,15 +43,15 @@ class _Process(dist.TorchDistribution):
 
 
 class GaussianProcess(_Process):
-    r"""A zero-mean Gaussian process at inputs: ``f ~ N(0, k(X, X))``.
+    r"""Zero-mean Gaussian process at a set of inputs, ``f ~ N(0, k(X, X))``.
 
-    Its matrix is made when it is first needed, and factorised for a draw or a density only: a guide that brings a posterior
-    of its own (:class:`~pyro_lvgp.guides.StructuredGPGuide`) needs neither of the model's.  Draws and densities at more than
-    200 points are taken in linear time, without the matrix, if that is possible: see :attr:`is_markov`.
+    The covariance matrix is computed at first use, and factorised for draws and densities only, which
+    :class:`~pyro_lvgp.guides.StructuredGPGuide` does not need.  At more than 200 points, draws and densities of processes with
+    :attr:`is_markov` take linear time and no matrix.
 
-    :param kernel: k, or a batch of them.
+    :param kernel: covariance function k, or a batch of covariance functions.
     :param X: inputs ``[*batch, N, P]``, which broadcast against the kernel's batch.
-    :param params: parameters of the kernel, read by the model; the present ones if omitted.
+    :param params: parameters of the kernel, as the model has read them; by default the current ones.
 
     >>> from pyro_lvgp.kernels import RBF
     >>> prior = GaussianProcess(RBF(1, batch_shape=(3,)), torch.linspace(0.0, 1.0, 5)[:, None])
@@ -61,7 +63,7 @@ class GaussianProcess(_Process):
         self,
         kernel: Kernel,
         X: Float[Tensor, "*#batch N P"],
-        params: Params | None = None,
+        params: KernelParams | None = None,
         validate_args: bool | None = None,
     ):
         self.kernel, self.X, self.params = kernel, X, kernel.params() if params is None else params
@@ -70,29 +72,29 @@ class GaussianProcess(_Process):
         super().__init__(self._diagonal.shape[:-1], X.shape[-2:-1], validate_args=validate_args)
 
     def at(self, X: Float[Tensor, "*#batch M P"]) -> "GaussianProcess":
-        """The same process at other inputs.
+        """Return the process at other inputs.
 
-        :param X: the inputs.
+        :param X: inputs.
         """
         return GaussianProcess(self.kernel, X, self.params)
 
     def double(self) -> "GaussianProcess":
-        """The same process in double precision."""
+        """Return the process in double precision."""
         return GaussianProcess(self.kernel, self.X.double(), params_in_double(self.params))
 
     @property
     def is_markov(self) -> bool:
-        """Whether this is a Gauss–Markov chain: one column of inputs, Matérn kernels, and sums and products of them."""
+        """Flag of Gauss–Markov processes: one column of inputs, and Matérn kernels or sums and products of them."""
         return self.kernel.is_markov and self.X.shape[-1] == 1
 
     @property
     def prefers_state_space(self) -> bool:
-        """Whether the linear-time algorithms are possible, and faster."""
-        return self.is_markov and self.event_shape[0] > _MANY_POINTS
+        """Flag of processes for which the linear-time algorithms are possible and faster."""
+        return self.is_markov and self.event_shape[0] > _MIN_STATE_SPACE_POINTS
 
     @cached_property
     def series(self) -> Series:
-        """The Gauss–Markov chain, of the batch before it was expanded."""
+        """State-space model at the sorted inputs, of the unexpanded batch."""
         if self._unexpanded is not self:
             return self._unexpanded.series
         steps, order, inverse = state_space.sort_inputs(self.X.squeeze(-1))
@@ -100,22 +102,22 @@ class GaussianProcess(_Process):
 
     @cached_property
     def covariance_matrix(self) -> Float[Tensor, "*batch N N"]:
-        """K(X, X), of the batch before it was expanded."""
+        """Covariance matrix K(X, X) of the unexpanded batch."""
         if self._unexpanded is not self:
             return self._unexpanded.covariance_matrix
         return self.kernel.covariance(self.X, self.X, self.params)
 
     @cached_property
     def scale_tril(self) -> Float[Tensor, "*batch N N"]:
-        """Cholesky factor of K(X, X) with the least jitter that it takes."""
+        """Cholesky factor of K(X, X) of the unexpanded batch, with the least jitter that suffices."""
         if self._unexpanded is not self:
             return self._unexpanded.scale_tril
-        return safe_cholesky(self.covariance_matrix, name="K(X, X)", describe=self.kernel._parameters_text)
+        return safe_cholesky(self.covariance_matrix, name="K(X, X)", describe=self.kernel.parameters_text)
 
     def covariance_with(self, X: Float[Tensor, "*#batch M P"]) -> Float[Tensor, "*batch M N"]:
-        """K(X', X) with other inputs.
+        """Compute the cross-covariance matrix K(X', X).
 
-        :param X: X'.
+        :param X: other inputs X'.
         """
         return self.kernel.covariance(X, self.X, self.params)
 
@@ -134,7 +136,10 @@ class GaussianProcess(_Process):
         return (self.scale_tril @ noise[..., None]).squeeze(-1)
 
     def rsample_state_space(self, sample_shape=()):
-        """Draws of the Gauss–Markov chain, which need no jitter."""
+        """Draw samples from the state-space model, which needs no jitter.
+
+        :param sample_shape: leading dimensions of the samples.
+        """
         shape = torch.Size(sample_shape) + self._full_shape
         noise = self._diagonal.new_empty(*shape, self.series.model.emission.shape[-1]).normal_()
         return state_space.sample_prior(self.series, noise)
@@ -149,14 +154,14 @@ class GaussianProcess(_Process):
 
 
 class StructuredPosterior(_Process):
-    r"""A Gaussian prior times Gaussian sites: ``q(f) ∝ p(f) ∏_n N(f_n; μ_n, v_n)``.
+    r"""Posterior of a Gaussian prior under Gaussian sites, ``q(f) ∝ p(f) ∏_n N(f_n; μ_n, v_n)``.
 
-    Mean, variance and the KL from the prior take one Cholesky factorisation, of ``I + W K W``; a joint draw and a density also
-    take that of the prior.
+    Mean, variance and the KL from the prior need one Cholesky factorisation, of ``I + W K W``.  Joint samples and densities
+    also need that of the prior.
 
     :param prior: a :class:`GaussianProcess` or ``MultivariateNormal``.
-    :param site_mean: μ.
-    :param site_precision: 1/v, zero where a site says nothing.
+    :param site_mean: means μ of the sites.
+    :param site_precision: precisions 1/v of the sites, zero for points without one.
 
     Source: eqs. 3.5 to 3.9 of the GP-VAE thesis; see :mod:`pyro_lvgp.ops.gaussian_sites`.
 
@@ -180,7 +185,7 @@ class StructuredPosterior(_Process):
 
     @cached_property
     def posterior(self) -> Posterior:
-        """Moments and factors, of the batch before it was expanded."""
+        """Moments and Cholesky factors of the unexpanded batch."""
         if self._unexpanded is not self:
             return self._unexpanded.posterior
         prior = self.prior
@@ -197,7 +202,7 @@ class StructuredPosterior(_Process):
         return self.posterior.variance.expand(self._full_shape)
 
     def rsample(self, sample_shape=()):
-        """Joint draws, by Matheron's rule."""
+        """Draw joint samples by Matheron's rule."""
         prior = self.prior.expand(self.batch_shape)
         drawn = prior.rsample(sample_shape) - prior.mean
         return prior.mean + gaussian_sites.sample_posterior(
@@ -205,7 +210,7 @@ class StructuredPosterior(_Process):
         )
 
     def rsample_marginals(self) -> Float[Tensor, "*batch N"]:
-        """A draw whose entries have the right marginals and are independent of each other: for terms of one f_n at a time."""
+        """Draw independent entries from the marginals, for expectations of functions of single f_n."""
         mean = self.mean
         return mean + self.variance.sqrt() * torch.randn_like(mean)
 
@@ -214,20 +219,20 @@ class StructuredPosterior(_Process):
         return self.prior.log_prob(value) + sites - gaussian_sites.log_normaliser(self.posterior)
 
     def at(self, X: Float[Tensor, "*#batch M P"], *, joint: bool = False) -> Any:
-        """The posterior of the process at other inputs.
+        """Compute the posterior of the process at other inputs.
 
         :param X: inputs.
-        :param joint: their joint distribution instead of their marginals.
+        :param joint: whether to return the joint distribution instead of the marginals.
         :returns: ``Normal`` with the marginals, or a ``MultivariateNormal``.
-        :raises TypeError: if the prior is not a :class:`GaussianProcess`, which alone knows other inputs.
+        :raises TypeError: if the prior is no :class:`GaussianProcess`.
         """
         if not isinstance(self.prior, GaussianProcess):
             raise TypeError(
-                f"expected a GaussianProcess prior, which can be continued to other inputs, got {type(self.prior).__name__}; "
+                f"expected a GaussianProcess prior, which has values at other inputs, got {type(self.prior).__name__}; "
                 "run the guide on old and new inputs together, with NaN for the new data"
             )
         if joint and X.dtype != torch.float64:
-            # Sharp sites leave less of the prior's covariance than single precision rounds it by.
+            # After precise sites the covariance can be smaller than the rounding errors of the prior's in single precision.
             exact = StructuredPosterior(self.prior.double(), self.site_mean.double(), self.site_precision.double())
             f = exact.at(X.double(), joint=True)
             return dist.MultivariateNormal(f.loc.to(X), scale_tril=f.scale_tril.to(X))
@@ -236,7 +241,7 @@ class StructuredPosterior(_Process):
         if not joint:
             return dist.Normal(mean, variance.sqrt())
         covariance = gaussian_sites.predictive_covariance(self.posterior, K_new, new.covariance_matrix)
-        rounding = sum(K_new.shape[-2:]) * torch.finfo(X.dtype).eps * new._diagonal  # of what it was taken from
+        rounding = sum(K_new.shape[-2:]) * torch.finfo(X.dtype).eps * new._diagonal  # errors of the prior's covariance
         covariance = covariance + torch.diag_embed(rounding)
         return dist.MultivariateNormal(mean, scale_tril=safe_cholesky(covariance, name="posterior covariance"))
 
@@ -244,7 +249,12 @@ class StructuredPosterior(_Process):
 @register_kl(StructuredPosterior, GaussianProcess)
 @register_kl(StructuredPosterior, MultivariateNormal)
 def _kl_from_prior(q, p):
-    """KL from the prior that q was made of, which p is."""
-    if getattr(q.prior, "kernel", None) is not getattr(p, "kernel", None):
+    """Compute the KL from p, which must be the prior of q."""
+    if _kernel(q.prior) is not _kernel(p):
         raise NotImplementedError
     return gaussian_sites.kl_divergence(q.posterior).expand(q.batch_shape)
+
+
+def _kernel(prior: Any) -> Kernel | None:
+    """Return the kernel of a Gaussian process, or None for any other prior."""
+    return prior.kernel if isinstance(prior, GaussianProcess) else None

@@ -1,4 +1,4 @@
-"""Predictive distribution of an observation given a Gaussian function value."""
+"""Predictive distribution of an observation of a Gaussian function value."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -11,24 +11,26 @@ from torch import Tensor
 
 from pyro_lvgp.likelihoods import Likelihood
 
+__all__ = ["LikelihoodPredictive", "LikelihoodTerm", "ObservedRows"]
+
 LikelihoodTerm = Literal["svgp", "fitc", "sampled"]
 
 
 class LikelihoodPredictive(dist.TorchDistribution):
-    r"""Observation y of a function value that is itself Gaussian: ``f ~ N(mean, variance)``, ``y ~ p(y | f)``.
+    r"""Predictive distribution of an observation y of a Gaussian function value, ``f ~ N(mean, variance)``, ``y ~ p(y | f)``.
 
-    Samples come from the true marginal of y.  What ``log_prob`` returns is the likelihood term of sparse Gaussian
-    processes that the model asks for:
+    Samples have the marginal distribution of y.  ``log_prob`` returns one of the likelihood terms of sparse Gaussian
+    processes:
 
-    - ``"svgp"``: ``E[log p(y | f)]``, never above the log marginal, so every bound built on it stays a bound;
-    - ``"fitc"``: ``log E[p(y | f)]``, the log marginal itself;
-    - ``"sampled"``: ``log p(y | f)`` at one fresh draw of f, an unbiased estimate of the first.
+    - ``"svgp"``: ``E[log p(y | f)]``, a lower bound on the log predictive density, so that bounds built on it are valid;
+    - ``"fitc"``: ``log E[p(y | f)]``, the log predictive density;
+    - ``"sampled"``: ``log p(y | f)`` at one new draw of f, an unbiased estimate of the first.
 
-    :param likelihood: p(y | f, θ).
+    :param likelihood: likelihood p(y | f, θ).
     :param mean: mean of f, broadcast against ``variance`` to ``[*batch]``.
     :param variance: variance of f.
-    :param term: which of the three.
-    :param params: parameter of the likelihood, read by the model; the present one if omitted.
+    :param term: the likelihood term.
+    :param params: parameter of the likelihood, as the model has read it; by default the current one.
 
     Source: Hensman et al. (2015), "Scalable variational Gaussian process classification"; Snelson and Ghahramani (2006).
 
@@ -83,7 +85,7 @@ class LikelihoodPredictive(dist.TorchDistribution):
         return self._given(self._draw_function()).log_prob(value)
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance of y."""
+        """Compute mean and variance of y."""
         return self.likelihood.moments(self.f_mean, self.f_variance, self.params)
 
     @property
@@ -96,16 +98,16 @@ class LikelihoodPredictive(dist.TorchDistribution):
 
 
 class ObservedRows(dist.Independent):
-    """Rows of independent entries, with the log densities of one set of rows known beforehand.
+    """Joint distribution of independent entries of rows, with precomputed log densities of the observed rows.
 
-    For any other value, and for everything else, the entries are made, once.
+    The distribution of the entries is created at first use, which ``log_prob`` of the observed rows does not need.
 
-    :param value: rows [N, D].
+    :param value: observed rows [N, D].
     :param log_prob: their log densities ``[*batch, N]``.
-    :param entries: makes the distribution of the entries ``[*batch, N, D]``.
+    :param entries: function that creates the distribution of the entries ``[*batch, N, D]``.
     """
 
-    # Properties of Independent that would make the entries.
+    # In Independent these are properties that need the distribution of the entries.
     _validate_args = has_rsample = has_enumerate_support = False
 
     def __init__(self, value: Tensor, log_prob: Tensor, entries: Callable[[], TorchDistributionMixin]):

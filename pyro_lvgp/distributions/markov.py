@@ -1,4 +1,4 @@
-"""The posterior of a Gauss–Markov process under Gaussian sites as a Pyro distribution, in linear time."""
+"""Posterior of a Gauss–Markov process under Gaussian sites as a Pyro distribution, in linear time."""
 
 from functools import cached_property
 from typing import Any
@@ -14,16 +14,20 @@ from pyro_lvgp.distributions.gaussian_process import GaussianProcess, Structured
 from pyro_lvgp.ops import state_space
 from pyro_lvgp.ops.gaussian_sites import Posterior
 
+__all__ = ["StateSpacePosterior"]
+
 
 class StateSpacePosterior(StructuredPosterior):
-    """The same posterior in linear time, where the prior is a Gauss–Markov chain.
+    """Posterior of a Gauss–Markov process under Gaussian sites, in linear time.
 
-    All is done by a Kalman filter and smoother, whose steps run in parallel: O(N) work and memory at a depth of O(log N).
+    The distribution is that of :class:`StructuredPosterior`.  A Kalman filter and smoother computes it by parallel scans, with
+    O(N) work and memory and a depth of O(log N).
 
-    :param prior: a :class:`GaussianProcess` with one column of inputs and a Matérn kernel, or sums and products of them.
-    :param site_mean: μ.
-    :param site_precision: 1/v, zero where a site says nothing.
-    :raises ValueError: if the prior is no such chain.
+    :param prior: a :class:`GaussianProcess` with :attr:`~GaussianProcess.is_markov`: one column of inputs, and Matérn kernels
+        or sums and products of them.
+    :param site_mean: means μ of the sites.
+    :param site_precision: precisions 1/v of the sites, zero for points without one.
+    :raises ValueError: if the prior is no such process.
 
     Source: Särkkä and García-Fernández (2021), "Temporal parallelization of Bayesian smoothers"; see
     :mod:`pyro_lvgp.ops.state_space`.
@@ -42,10 +46,10 @@ class StateSpacePosterior(StructuredPosterior):
         validate_args: bool | None = None,
     ):
         if not (isinstance(prior, GaussianProcess) and prior.is_markov):
-            what = type(getattr(prior, "kernel", prior)).__name__
+            got = prior.kernel if isinstance(prior, GaussianProcess) else prior
             raise ValueError(
                 "expected a GaussianProcess over one column of inputs, with a Matérn kernel without active_dims or sums and "
-                f'products of them, for linear time, got {what}; use method="dense" or method="auto"'
+                f'products of them, for linear time, got {type(got).__name__}; use method="dense" or method="auto"'
             )
         super().__init__(prior, site_mean, site_precision, validate_args)
 
@@ -60,21 +64,22 @@ class StateSpacePosterior(StructuredPosterior):
         return state_space.sample_posterior(self.prior.series, self.posterior, drawn, torch.randn_like(drawn))
 
     def at(self, X: Float[Tensor, "*#batch M P"], *, joint: bool = False) -> Any:
-        """The posterior of the process at other inputs: that at old and new ones together, with no sites at the new.
+        """Compute the posterior of the process at other inputs, from that at old and new inputs with sites at the old ones.
 
         :param X: inputs.
-        :param joint: their joint distribution instead of their marginals.
+        :param joint: whether to return the joint distribution instead of the marginals.
+        :returns: ``Normal`` with the marginals, or the joint distribution.
         """
         num, prior = X.shape[-2], self.prior
         batch = torch.broadcast_shapes(prior.X.shape[:-2], X.shape[:-2])
         both = torch.cat([part.expand(*batch, *part.shape[-2:]) for part in (prior.X, X)], -2)
         site_mean, site_precision = (F.pad(part, (0, num)) for part in (self.site_mean, self.site_precision))
-        last = _LastOf(StateSpacePosterior(prior.at(both), site_mean, site_precision), num)
+        last = _LastValues(StateSpacePosterior(prior.at(both), site_mean, site_precision), num)
         return last if joint else dist.Normal(last.mean, last.variance.sqrt())
 
 
-class _LastOf(_Process):
-    """The last M values of a posterior, which have no sites."""
+class _LastValues(_Process):
+    """Marginal distribution of the last M values of a posterior, which have no sites."""
 
     def __init__(self, whole: StateSpacePosterior, num: int):
         self._whole, self._num = whole, num

@@ -1,4 +1,4 @@
-"""Distributions that Pyro lacks, and closed-form divergences between those it has."""
+"""Multivariate normals with known noise or given precisions, and their divergences."""
 
 import math
 from collections.abc import Callable
@@ -13,20 +13,22 @@ from torch.distributions import Independent, MultivariateNormal, Normal, registe
 
 from pyro_lvgp.ops.linalg import invert_lower
 
+__all__ = ["DrawnNormal", "PrecisionNormal", "PrecisionNormalAtMean", "without_independent"]
+
 
 def _by_factor(function: Callable[[Tensor, Tensor], Tensor], factor: Tensor, x: Tensor) -> Tensor:
-    """A function of factors and of the rows x that go with each: all of them, where a batch has one factor."""
+    """Apply a function to each factor and its rows of x; a batch with one common factor needs one call for all rows."""
     if factor.dim() > 2 and factor.shape[-3] == 1:
         return function(factor.squeeze(-3), x)
     return function(factor, x.unsqueeze(-2)).squeeze(-2)
 
 
 class DrawnNormal(dist.MultivariateNormal):
-    r"""A ``MultivariateNormal`` that knows the noise of its last draw.
+    r"""``MultivariateNormal`` that caches the noise of its last draw, for a fast and exact log density at that draw.
 
-    At :math:`x = m + L \epsilon` the log density is :math:`-\tfrac12 \epsilon^T \epsilon - \log|L| - \tfrac{D}{2} \log 2\pi`,
-    without the solution for ε, which costs more and loses all digits where L is nearly singular: an optimiser would climb
-    what rounding makes of it.  One L for a whole batch takes one product of matrices for a draw of it.
+    At :math:`x = m + L \epsilon` the log density is :math:`-\tfrac12 \epsilon^T \epsilon - \log|L| - \tfrac{D}{2} \log 2\pi`.
+    Solving for ε instead costs more, and its rounding errors for nearly singular L have misleading gradients.  A batch with
+    one common L is drawn by a single matrix product.
 
     >>> q = DrawnNormal(torch.zeros(2), scale_tril=torch.eye(2))
     >>> x = q.rsample()
@@ -51,7 +53,7 @@ class DrawnNormal(dist.MultivariateNormal):
 
 @register_kl(MultivariateNormal, Independent)
 def _kl_mvn_independent(q, p):
-    """KL(N(m, S) ‖ Π N(μ_i, τ_i²)) = ½ Σ_i [ (S_ii + (m_i−μ_i)²)/τ_i² + log τ_i² − 1 ] − ½ log|S|."""
+    """Compute KL(N(m, S) ‖ Π N(μ_i, τ_i²)) = ½ Σ_i [ (S_ii + (m_i−μ_i)²)/τ_i² + log τ_i² − 1 ] − ½ log|S|."""
     if not isinstance(p.base_dist, Normal) or p.reinterpreted_batch_ndims != 1:
         raise NotImplementedError
     precision = p.base_dist.variance.reciprocal()
@@ -61,10 +63,11 @@ def _kl_mvn_independent(q, p):
 
 
 class PrecisionNormal(dist.TorchDistribution):
-    """``N(loc, P⁻¹)`` given the Cholesky factor of P, which may be one for a whole batch.
+    """Multivariate normal ``N(loc, P⁻¹)`` given the Cholesky factor of P, which may be common to a batch.
 
-    It has no analytic KL on purpose.  Where it is the exact posterior given other sites, the evidence is
-    ``log p(y | a) + log p(a) − log q(a)`` at every draw of a, without noise; a KL and a draw of the likelihood have some.
+    No analytic KL is registered.  If the distribution is the exact posterior given the other sites,
+    ``log p(y | a) + log p(a) − log q(a)`` is the log evidence at every draw of a; an analytic KL would leave the noise of the
+    likelihood at the draw.
 
     :param loc: means ``[*batch, L]``.
     :param precision_tril: lower-triangular R ``[*#batch, L, L]`` with ``P = R Rᵀ``.
@@ -95,7 +98,7 @@ class PrecisionNormal(dist.TorchDistribution):
 
     @property
     def multivariate_normal(self) -> dist.MultivariateNormal:
-        """The same, with an analytic KL."""
+        """``MultivariateNormal`` with the same mean and covariance, which has an analytic KL."""
         return dist.MultivariateNormal(self.loc, precision_matrix=self.precision_tril @ self.precision_tril.mT)
 
     def rsample(self, sample_shape=()):
@@ -109,36 +112,42 @@ class PrecisionNormal(dist.TorchDistribution):
         return self._log_peak() - 0.5 * white.square().sum(-1)
 
     def _log_peak(self) -> Tensor:
-        """Log density at the mean."""
+        """Compute the log density at the mean."""
         L = self.loc.shape[-1]
         return self.precision_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1) - 0.5 * L * math.log(2.0 * math.pi)
 
 
 class PrecisionNormalAtMean(PrecisionNormal):
-    """A :class:`PrecisionNormal` whose only draw is its mean, for bounds that are the same at every draw.
+    """:class:`PrecisionNormal` whose draws are all equal to its mean, for bounds that do not depend on the draw.
 
-    Where it is the exact posterior given other sites, ``log p(y | a) + log p(a) − log q(a)`` does not change with a, nor does
-    its gradient by all else.  At the mean, which is held, log q(a) has no gradient by the mean and costs no product.
+    If the distribution is the exact posterior given the other sites, ``log p(y | a) + log p(a) − log q(a)`` and its gradients
+    are the same at every a.  At the mean, which is detached, log q(a) costs no matrix product and has no gradient in the mean.
     """
 
     def expand(self, batch_shape, _instance=None):
         return PrecisionNormalAtMean(self.loc.expand(*batch_shape, -1), self.precision_tril, validate_args=False)
 
     @cached_property
-    def _held(self) -> Tensor:
+    def _detached_mean(self) -> Tensor:
         return self.mean.detach()
 
     def rsample(self, sample_shape=()):
-        return self._held.expand(self.shape(sample_shape)) if sample_shape else self._held
+        return self._detached_mean.expand(self.shape(sample_shape)) if sample_shape else self._detached_mean
 
     def log_prob(self, value):
-        if value is self._held:
+        if value is self._detached_mean:
             return self._log_peak().expand(self.batch_shape)
         return super().log_prob(value)
 
 
 def without_independent(fn: Any) -> Any:
-    """The distribution inside ``to_event``, however often it was called."""
+    """Return the base distribution of nested ``to_event`` calls.
+
+    :param fn: a distribution.
+
+    >>> without_independent(dist.Normal(torch.zeros(2, 2), 1.0).to_event(1).to_event(1)).batch_shape
+    torch.Size([2, 2])
+    """
     while isinstance(fn, Independent):
         fn = fn.base_dist
     return fn

@@ -1,13 +1,15 @@
-"""Delta distribution that carries the log density of a random path."""
+"""Delta distribution with the log density of a random path."""
 
 import pyro.distributions as dist
 from torch.distributions import register_kl
 
+__all__ = ["PathDelta"]
+
 
 class PathDelta(dist.Delta):
-    """A Delta at the end of a random path, with the log density of that path.
+    """Delta distribution at the end of a random path, with the log density of the path.
 
-    Pyro's KL of a ``Delta`` leaves out ``log_density``; that of this class, log q − log p at the one point, does not.
+    Pyro's KL of a ``Delta`` omits ``log_density``.  The KL of this class is log q − log p at the point.
     """
 
 

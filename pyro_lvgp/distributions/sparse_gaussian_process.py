@@ -1,4 +1,4 @@
-"""Gaussian processes seen through their values at inducing points, as Pyro distributions."""
+"""Sparse Gaussian processes: conditionals given values at inducing points, and the prior of these values."""
 
 from collections.abc import Callable
 
@@ -11,29 +11,31 @@ from torch import Tensor
 from pyro_lvgp._utils.cholesky import FIRST_JITTER, safe_cholesky
 from pyro_lvgp._utils.control_flow import holds
 from pyro_lvgp.kernels import Kernel
-from pyro_lvgp.kernels.base import Params, params_in_double
+from pyro_lvgp.kernels.base import KernelParams, params_in_double
 from pyro_lvgp.ops import sparse_sites
 from pyro_lvgp.ops.linalg import solve_lower
 from pyro_lvgp.ops.sparse_sites import Sites
 
+__all__ = ["InducingValues", "SparseProcess"]
+
 
 class SparseProcess:
-    r"""Q zero-mean Gaussian processes at N inputs, given their values at M inducing points.
+    r"""Conditional of Q zero-mean Gaussian processes at N inputs, given their values at M inducing points.
 
     .. math::
 
         v \sim N(0, I_M), \qquad f_n \mid v \sim N\big(A_n^T v,\; k(x_n, x_n) - A_n^T A_n\big), \qquad
         A = L^{-1} k(Z, X), \quad L L^T = k(Z, Z) + \epsilon I
 
-    Different f_n are taken together by :meth:`trajectories` only; else time is O(N M² + M³) and memory O(N M).
+    Time is O(N M² + M³) and memory O(N M), except for :meth:`trajectories`, the joint samples of all f_n.
 
     :param kernel: a batch of Q kernels.
     :param Z: inducing points ``[M, P]``, or ``[*batch, 1, Q, M, P]`` if each process has its own.
     :param X: inputs ``[1, N, P]``, or ``[*batch, 1, 1, N, P]`` with dimensions of size 1 for a plate of points and for the
         processes.
-    :param params: parameters of the kernel, read by the model; the present ones if omitted.
+    :param params: parameters of the kernel, as the model has read them; by default the current ones.
     :param jitter: ε, in units of the mean prior variance at the inducing points.
-    :param weight: how many data each input stands for, in a mini-batch of N of them; one number, or one for each.
+    :param weight: number of data that each input represents in a mini-batch; one number, or one for each input.
 
     >>> from pyro_lvgp.kernels import RBF
     >>> process = SparseProcess(RBF(1, batch_shape=(2,)), torch.rand(5, 1), torch.rand(1, 100, 1))
@@ -49,7 +51,7 @@ class SparseProcess:
         kernel: Kernel,
         Z: Float[Tensor, "*#batch M P"],
         X: Float[Tensor, "*#batch N P"],
-        params: Params | None = None,
+        params: KernelParams | None = None,
         *,
         jitter: float = 1e-5,
         weight: float | Tensor = 1.0,
@@ -58,38 +60,38 @@ class SparseProcess:
         self.jitter, self.weight = jitter, weight
         self.Kuf = kernel.covariance(Z, X, self.params)
         self.Kff = kernel.diagonal(X, self.params)
-        Kuu = self._at_inducing_points(Z)
+        Kuu = self._inducing_covariance(Z)
         self.Kuu_diagonal = Kuu.diagonal(dim1=-2, dim2=-1)
-        self.L = safe_cholesky(Kuu, jitter=0.0, name="Kuu", describe=kernel._parameters_text)
+        self.L = safe_cholesky(Kuu, jitter=0.0, name="Kuu", describe=kernel.parameters_text)
         self.A = solve_lower(self.L, self.Kuf)
 
-    def _at_inducing_points(self, Z: Tensor) -> Tensor:
-        """K(Z, Z) of this process's inducing points and others, with the jitter that a point shares with itself alone."""
+    def _inducing_covariance(self, Z: Tensor) -> Tensor:
+        """Compute the covariance of the values at Z and at the inducing points, with jitter where two points are equal."""
         variance = self.kernel.diagonal(self.Z, self.params).mean(-1)[..., None, None]
         same = (Z[..., :, None, :] == self.Z[..., None, :, :]).all(-1)
         return self.kernel.covariance(Z, self.Z, self.params) + self.jitter * variance * same
 
-    def moved(self, Z: Float[Tensor, "*#batch K P"]) -> "SparseProcess":
-        """The same process seen through other inducing points.
+    def at_inducing_points(self, Z: Float[Tensor, "*#batch K P"]) -> "SparseProcess":
+        """Return the process with other inducing points.
 
-        :param Z: the points.
+        :param Z: inducing points.
         """
         return SparseProcess(self.kernel, Z, self.X, self.params, jitter=self.jitter, weight=self.weight)
 
     def double(self) -> "SparseProcess":
-        """The same process in double precision."""
+        """Return the process in double precision."""
         params = params_in_double(self.params)
         return SparseProcess(self.kernel, self.Z.double(), self.X.double(), params, jitter=self.jitter, weight=self.weight)
 
     def whitened_covariance(self, other: "SparseProcess") -> Float[Tensor, "*batch M K"]:
-        """Covariance of the whitened values at these inducing points and at those of the same process moved.
+        """Compute the covariance of the whitened values at these inducing points and at those of another instance.
 
-        :param other: what :meth:`moved` returned.
+        :param other: the process with other inducing points, from :meth:`at_inducing_points`.
         """
-        return solve_lower(self.L, solve_lower(other.L, other._at_inducing_points(self.Z).mT).mT)
+        return solve_lower(self.L, solve_lower(other.L, other._inducing_covariance(self.Z).mT).mT)
 
     def offsets(self, index: Int[Tensor, "*batch N T"]) -> Float[Tensor, "*out N T P"]:
-        """Differences z − x of each input and some of the inducing points.
+        """Compute the differences z − x of each input and some of the inducing points.
 
         :param index: indices of T inducing points for each input.
         """
@@ -97,8 +99,10 @@ class SparseProcess:
         near = Z.gather(-2, index.flatten(-2)[..., None].expand(*lead, -1, Z.shape[-1])).unflatten(-2, index.shape[-2:])
         return near - self.X[..., None, :]
 
-    def given_one(self, index: Int[Tensor, "*#batch N T"]) -> tuple[Float[Tensor, "*out N T"], Float[Tensor, "*out N T"]]:
-        """Gain a and variance c of ``f_n | u_m ~ N(a u_m, c)``, given a single inducing value.
+    def given_single_value(
+        self, index: Int[Tensor, "*#batch N T"]
+    ) -> tuple[Float[Tensor, "*out N T"], Float[Tensor, "*out N T"]]:
+        """Compute gain a and variance c of ``f_n | u_m ~ N(a u_m, c)``, given a single inducing value.
 
         :param index: indices m of T inducing points for each input.
         """
@@ -123,47 +127,49 @@ class SparseProcess:
     def similarity(self) -> Float[Tensor, "*batch q M N"]:
         """Prior correlation of inducing values and f_n; its mean over the processes, q = 1, if they share their points.
 
-        What does not vary, as a linear function at zero, has none with anything.
+        Values of variance zero, as those of a linear function at zero, have correlation zero.
         """
         scaled = self.Kuf * self.Kuu_diagonal.rsqrt()[..., :, None] * self.Kff.rsqrt()[..., None, :]
         correlation = scaled.detach().nan_to_num(0.0)
         return correlation.mean(-3, keepdim=True) if self.Z.dim() == 2 or self.Z.shape[-3] == 1 else correlation
 
     def prior(self) -> "InducingValues":
-        """p(v), of batch shape ``[*batch, Q, M]``."""
+        """Construct the prior p(v) of the whitened inducing values, ``[*batch, Q, M]``."""
         shape = torch.broadcast_shapes(self.A.shape[:-2], self.Kff.shape[:-1])
         return InducingValues(self, shape[:-2] + shape[-1:])
 
     def marginals(
         self, v: Float[Tensor, "*batch Q M"], scale_tril: Float[Tensor, "*batch Q M M"] | None = None
     ) -> tuple[Float[Tensor, "*out Q N"], Float[Tensor, "*out Q N"]]:
-        """Means and variances of f given v, or for Gaussian v.
+        """Compute means and variances of f given v, or for Gaussian v.
 
         :param v: whitened inducing values, or their means.
-        :param scale_tril: Cholesky factors of their covariances.
+        :param scale_tril: Cholesky factors of the covariances of v; None if v is known.
         """
-        wide = None if scale_tril is None else scale_tril.unsqueeze(-4)
-        mean, variance = sparse_sites.marginals(self.A, self.Kff, v.unsqueeze(-3), wide)
+        factors = None if scale_tril is None else scale_tril.unsqueeze(-4)
+        mean, variance = sparse_sites.marginals(self.A, self.Kff, v.unsqueeze(-3), factors)
         return mean.squeeze(-3), variance.squeeze(-3)
 
     def trajectories(self, v: Float[Tensor, "*batch Q M"]) -> Float[Tensor, "*out Q N"]:
-        """Draws of f at all inputs jointly, given v, in O(N³): f is smooth between and beyond inducing points too.
+        """Draw f at all inputs jointly, given v, in O(N³) time.
+
+        Unlike draws from the marginals, a joint draw is as smooth as the process.
 
         :param v: whitened inducing values.
         """
-        # u leaves less of the covariance than single precision rounds it by.
+        # Given v the covariance can be smaller than the rounding errors of the prior's in single precision.
         exact = self.double()
         jitter = FIRST_JITTER[torch.float64] * exact.Kff.mean(-1)[..., None, None] * eye_like(exact.A, exact.A.shape[-1])
         covariance = self.kernel.covariance(exact.X, exact.X, exact.params) - exact.A.mT @ exact.A + jitter
-        scale_tril = safe_cholesky(covariance, name="Kff given u", describe=self.kernel._parameters_text).to(self.A)
+        scale_tril = safe_cholesky(covariance, name="Kff given u", describe=self.kernel.parameters_text).to(self.A)
         mean = (v.unsqueeze(-3).unsqueeze(-2) @ self.A).squeeze(-2)
         return (mean + (scale_tril @ torch.randn_like(mean)[..., None]).squeeze(-1)).squeeze(-3)
 
 
 class InducingValues(dist.Normal):
-    """Standard normal values of a process at its inducing points, whitened, which know the process.
+    """Standard normal prior of whitened inducing values, with a reference to their process.
 
-    :param process: the process.
+    :param process: the sparse process.
     :param batch_shape: ``[*batch, Q]``.
     """
 
@@ -177,7 +183,7 @@ class InducingValues(dist.Normal):
         return super().expand(batch_shape, new)
 
     def __getstate__(self):
-        # The process holds parameters of the model, which is not for a guide that remembers this prior to copy.
+        # A guide keeps copies of its prototype trace; these must not contain the parameters of the model.
         return self.__dict__ | {"process": None}
 
 

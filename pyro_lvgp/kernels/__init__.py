@@ -1,7 +1,7 @@
 """Covariance functions that broadcast over batches, and random Fourier features."""
 
-from pyro_lvgp.kernels.base import Kernel
-from pyro_lvgp.kernels.composition import Product, Stack, Sum
+from pyro_lvgp.kernels.base import Kernel, KernelParams
+from pyro_lvgp.kernels.composition import Combination, Product, Stack, Sum
 from pyro_lvgp.kernels.gpytorch import as_kernel
 from pyro_lvgp.kernels.linear import Linear
 from pyro_lvgp.kernels.periodic import Periodic
@@ -10,7 +10,9 @@ from pyro_lvgp.kernels.stationary import RBF, Matern
 
 __all__ = [
     "RBF",
+    "Combination",
     "Kernel",
+    "KernelParams",
     "Linear",
     "Matern",
     "Periodic",

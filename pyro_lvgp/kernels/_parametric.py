@@ -21,7 +21,7 @@ class _Parametric(Kernel):
         active_dims: Sequence[int] | None,
         parameters: dict[str, tuple[_Value, tuple[int, ...]]],
     ) -> None:
-        """Make the positive parameters ``{name: (value, shape after the batch shape)}``."""
+        """Create the positive parameters ``{name: (value, shape after the batch shape)}``."""
         super().__init__(input_dim, batch_shape=batch_shape, active_dims=active_dims)
         values = [torch.as_tensor(value) for value, _ in parameters.values() if isinstance(value, Tensor)]
         like = next((value for value in values if value.is_floating_point()), torch.empty(()))
@@ -29,7 +29,7 @@ class _Parametric(Kernel):
             shape = (*batch_shape, *event_shape)
             tensor = torch.as_tensor(value, dtype=like.dtype, device=like.device)
             if not (tensor > 0).all():
-                raise ValueError(f"expected {name} > 0, got {value}; give its natural value, not its logarithm.")
+                raise ValueError(f"expected {name} > 0, got {value}; give the value itself, not its logarithm.")
             try:
                 tensor = tensor.expand(shape)
             except RuntimeError as error:
@@ -37,11 +37,11 @@ class _Parametric(Kernel):
                     f"expected {name} that expands to {list(shape)} (batch_shape, then columns), got shape "
                     f"{list(tensor.shape)}; give a number, or a tensor of that shape."
                 ) from error
-            # Softplus behaves as exp does for small values, but one long step cannot blow up a large one.
+            # Softplus grows linearly where exp would overflow after one long optimiser step.
             setattr(self, name, PyroParam(tensor.clone(), constraints.softplus_positive))
 
     def _per_column(self, name: str) -> Float[Tensor, "*batch columns"]:
-        """Read a parameter whose last dimension is one per column, or one for all columns."""
+        """Read a parameter whose last dimension has one entry per column, or one for all columns."""
         value: Tensor = getattr(self, name)
         if not value.shape or value.shape[-1] not in (1, self.input_dim):
             raise ValueError(

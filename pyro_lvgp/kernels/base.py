@@ -1,53 +1,62 @@
-"""What a kernel is, and sums and products of kernels."""
+"""Base class of covariance functions."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float, Shaped
-from pyro.nn import PyroModule
-from pyro.poutine.runtime import am_i_wrapped
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import transform_to
 from torch.utils._pytree import tree_map_only
 
+from pyro_lvgp._utils.standalone import StandaloneModule
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.ops.state_space import StateSpaceModel
 
-Params: TypeAlias = tuple[Any, ...]  # tensors, or for sums and products a tuple of tensors for each part
+__all__ = ["Kernel", "KernelParams", "format_numbers", "params_in_double"]
+
+KernelParams: TypeAlias = tuple[Any, ...]  # tensors; for sums and products, one tuple of tensors for each part
 
 
-def params_in_double(params: Params) -> Params:
-    """Parameters of a kernel in double precision."""
+def params_in_double(params: KernelParams) -> KernelParams:
+    """Convert the parameters of a kernel to double precision.
+
+    :param params: the tuple that :meth:`Kernel.params` returns.
+    """
     return tree_map_only(Tensor, Tensor.double, params)
 
 
-class Kernel(PyroModule):
-    """A covariance function k(x, z) that broadcasts over leading batch dimensions.
+class Kernel(StandaloneModule):
+    """Covariance function k(x, z) that broadcasts over leading batch dimensions.
 
-    Calling it, ``kernel(X, Z)``, gives the matrix k(x_n, z_m); ``kernel.diagonal(X)`` gives the variances k(x_n, x_n).  Its
-    batch shape is what the leading dimensions of X, of Z and of the parameters broadcast to.
+    ``kernel(X, Z)`` returns the matrix k(x_n, z_m), and ``kernel.diagonal(X)`` the variances k(x_n, x_n).  Their batch shape
+    is the shape to which the leading dimensions of X, of Z and of the parameters broadcast.
 
     Parameters are Pyro parameters.  Put a prior on one with :class:`~pyro.nn.PyroSample`; within one call of the
     PyroModule that owns the kernel, every use of the kernel then sees the same draw.  Called outside any model, guide
-    or Pyro handler, a kernel is a plain function of its own parameters: it leaves Pyro's global parameter store alone,
-    where all kernels that have no owner would share the names "variance" and "lengthscale".
+    or Pyro handler, a kernel is a plain function of its own parameters and leaves Pyro's global parameter store alone.
 
-    You implement ``_covariance(X, Z, params)`` and ``_diagonal(X, params)``, pure functions of tensors, and with parameters
-    ``params()``, which reads them.  You get checked inputs, the choice of columns, sums and products, and error texts.
+    A subclass implements
 
-    :param input_dim: number of columns the kernel acts on; None leaves that to parts that check it.
+    - :meth:`k`, the covariance function, and :meth:`k_diagonal`, its values k(x, x): pure functions of tensors, which receive
+      checked inputs with the active columns only;
+    - :meth:`params`, which reads the parameters, if there are any;
+    - :attr:`is_markov` and :meth:`state_space_model`, if functions of one input are Gauss–Markov processes.
+
+    Sums, products, batches and error texts then work as for the kernels of this library.
+
+    :param input_dim: number of columns on which the kernel acts; None if its parts check that.
     :param batch_shape: shape of a batch of kernels.
-    :param active_dims: the columns to act on, ``input_dim`` of them; all by default.
-    :raises ValueError: if ``input_dim`` or ``active_dims`` make no sense.
+    :param active_dims: indices of the columns on which the kernel acts, ``input_dim`` of them; by default all columns.
+    :raises ValueError: if ``input_dim`` is not positive, or ``active_dims`` has another length or a negative index.
     :raises TypeError: if ``input_dim`` is no integer.
 
     >>> class White(Kernel):
-    ...     def _covariance(self, X, Z, params):
+    ...     def k(self, X, Z, params):
     ...         return (X[..., :, None, :] == Z[..., None, :, :]).all(-1).to(X.dtype)
     ...
-    ...     def _diagonal(self, X, params):
+    ...     def k_diagonal(self, X, params):
     ...         return torch.ones_like(X[..., 0])
     >>> (3 * White(1))(torch.tensor([[0.0], [1.0]]))
     tensor([[3., 0.],
@@ -67,76 +76,101 @@ class Kernel(PyroModule):
         if active_dims is not None and (len(active_dims) != input_dim or min(active_dims) < 0):
             raise ValueError(
                 f"expected active_dims with input_dim={input_dim} columns, none negative, got {list(active_dims)}; "
-                f"input_dim counts the active columns only: try input_dim={len(active_dims)}."
+                f"input_dim is the number of active columns: try input_dim={len(active_dims)}."
             )
         self.input_dim = input_dim
         self.batch_shape = torch.Size(batch_shape)
         self.active_dims = None if active_dims is None else tuple(active_dims)
-        # A buffer, because an index made of a list is copied to the device at every call.
+        # As a buffer the index moves to the device once; a list would be copied there at every call.
         self.register_buffer("_columns", None if active_dims is None else torch.tensor(active_dims), persistent=False)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return nn.Module.__call__(self, *args, **kwargs) if self._outside_pyro() else super().__call__(*args, **kwargs)
+    @abstractmethod
+    def k(
+        self, X: Float[Tensor, "*#batch N Q"], Z: Float[Tensor, "*#batch M Q"], params: KernelParams
+    ) -> Float[Tensor, "*out N M"]:
+        """Compute the covariance matrix of checked points with the active columns only; to be implemented by subclasses.
 
-    def params(self) -> Params:
-        """The parameters as they are now; read them once in a model, since a prior draws at each read."""
+        :param X: N points.
+        :param Z: M points.
+        :param params: the tuple that :meth:`params` returns.
+        """
+
+    @abstractmethod
+    def k_diagonal(self, X: Float[Tensor, "*#batch N Q"], params: KernelParams) -> Float[Tensor, "*out N"]:
+        """Compute the variances k(x_n, x_n), with the batch shape of :meth:`k`; to be implemented by subclasses.
+
+        :param X: N checked points with the active columns only.
+        :param params: the tuple that :meth:`params` returns.
+        """
+
+    def params(self) -> KernelParams:
+        """Read the current parameters; an empty tuple unless a subclass overrides this method.
+
+        Call it once in a model, since a prior draws a value at each read.
+        """
         return ()
 
     def forward(
         self, X: Shaped[Tensor, "*#batch N _"], Z: Shaped[Tensor, "*#batch M _"] | None = None
     ) -> Float[Tensor, "*out N M"]:
-        """Covariance matrix of the points X and Z.
+        """Compute the covariance matrix of the points X and Z at the current parameters.
 
         :param X: N points.
-        :param Z: M points; X itself by default.
+        :param Z: M points; by default X.
         :raises ValueError: if the number of columns is not ``input_dim``.
         :raises TypeError: if the points are integers.
         """
         return self.covariance(X, X if Z is None else Z, self.params())
 
     def covariance(
-        self, X: Shaped[Tensor, "*#batch N _"], Z: Shaped[Tensor, "*#batch M _"], params: Params
+        self, X: Shaped[Tensor, "*#batch N _"], Z: Shaped[Tensor, "*#batch M _"], params: KernelParams
     ) -> Float[Tensor, "*out N M"]:
-        """As ``kernel(X, Z)`` at given parameters: a pure function of tensors, which can be differentiated and compiled.
+        """Compute the covariance matrix at given parameters.
+
+        Unlike ``kernel(X, Z)`` this is a pure function of tensors, which can be differentiated and compiled.
 
         :param X: N points.
         :param Z: M points.
-        :param params: what :meth:`params` returned.
+        :param params: the tuple that :meth:`params` returned.
         """
-        return self._covariance(self._select(X, "X"), self._select(Z, "Z"), params)
+        return self.k(self._select(X, "X"), self._select(Z, "Z"), params)
 
-    def diagonal(self, X: Shaped[Tensor, "*#batch N _"], params: Params | None = None) -> Float[Tensor, "*out N"]:
-        """Variances k(x_n, x_n) of the points: the diagonal of ``kernel(X)`` without the matrix.
+    def diagonal(self, X: Shaped[Tensor, "*#batch N _"], params: KernelParams | None = None) -> Float[Tensor, "*out N"]:
+        """Compute the variances k(x_n, x_n), the diagonal of ``kernel(X)``, without the matrix.
 
         :param X: N points.
-        :param params: what :meth:`params` returned; read now if omitted.
+        :param params: the tuple that :meth:`params` returned; by default the current parameters.
         :raises ValueError: if the number of columns is not ``input_dim``.
         :raises TypeError: if the points are integers.
         """
         if params is None:
-            with nullcontext() if self._outside_pyro() else self._pyro_context:
+            with self._reading_params():
                 params = self.params()
-        variances = self._diagonal(self._select(X, "X"), params)
+        variances = self.k_diagonal(self._select(X, "X"), params)
         batch = variances.shape[:-1]
         if torch.broadcast_shapes(batch, self.batch_shape) != batch:
             raise ValueError(
-                f"expected _diagonal of {type(self).__name__} to have the batch shape {list(self.batch_shape)} of the kernel "
-                f"before its points, got {list(variances.shape)}; expand it"
+                f"expected k_diagonal of {type(self).__name__} to have the batch shape {list(self.batch_shape)} of the kernel "
+                f"before its points, got shape {list(variances.shape)}; expand its result"
             )
         return variances
 
     @property
     def is_markov(self) -> bool:
-        """Whether functions of one increasing input are Gauss–Markov chains under this kernel."""
+        """Flag that functions of one input are Gauss–Markov processes, whose model :meth:`state_space_model` returns."""
         return False
 
-    def state_space_model(self, steps: Float[Tensor, "*#batch T"], params: Params) -> StateSpaceModel:
-        """The chain of functions at increasing inputs, if there is one: see :attr:`is_markov`.
+    def state_space_model(self, steps: Float[Tensor, "*#batch T"], params: KernelParams) -> StateSpaceModel:
+        """Linear-Gaussian state-space model of the function at increasing inputs, for kernels with :attr:`is_markov`.
 
-        :param steps: differences of the inputs.
-        :param params: what :meth:`params` returned.
+        :param steps: differences of successive inputs.
+        :param params: the tuple that :meth:`params` returned.
+        :raises NotImplementedError: if the kernel has none.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no chain")
+        raise NotImplementedError(
+            f"expected a kernel with is_markov, got {type(self).__name__}, which has no state-space model; use Matern(1), "
+            "or sums and products of such kernels"
+        )
 
     def _pyro_set_supermodule(self, name: str, context: Any) -> None:
         try:
@@ -144,13 +178,10 @@ class Kernel(PyroModule):
         except AssertionError as error:  # Pyro cannot rename parts that have run
             raise ValueError(
                 f"expected a kernel of its own for each model, got a {type(self).__name__} that has run elsewhere; make a new "
-                "one, whose load_state_dict(kernel.state_dict()) takes over what was learned."
+                "one, and copy the learned parameters by its load_state_dict(kernel.state_dict())."
             ) from error
 
-    def _outside_pyro(self) -> bool:
-        return not (self._pyro_context.active or am_i_wrapped())
-
-    # Sums and products derive from this class: imported when they are made.
+    # Sums and products are subclasses of this class, so that their module can only be imported inside the operators.
     def __add__(self, other: object) -> "Kernel":
         from pyro_lvgp.kernels.composition import Sum
 
@@ -171,14 +202,8 @@ class Kernel(PyroModule):
 
         return Product(other, self) if isinstance(other, float | int) else NotImplemented
 
-    def _covariance(self, X: Tensor, Z: Tensor, params: Params) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} must implement _covariance(X, Z, params)")
-
-    def _diagonal(self, X: Tensor, params: Params) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} must implement _diagonal(X, params)")
-
     def _select(self, X: Tensor, name: str) -> Tensor:
-        """Check the points ``X`` and pick the active columns."""
+        """Check the points and select their active columns."""
         if not torch.is_tensor(X):
             raise TypeError(f"expected {name} to be a torch.Tensor, got {type(X).__name__}; use torch.as_tensor(...).")
         if not X.is_floating_point():
@@ -192,10 +217,10 @@ class Kernel(PyroModule):
         return X if self.active_dims is None else X.index_select(-1, self._columns)
 
     def check_columns(self, num_columns: int, name: str = "X") -> None:
-        """Raise a ``ValueError`` if the kernel is known not to act on points with so many columns.
+        """Raise a ``ValueError`` if the kernel does not act on points with this number of columns.
 
         :param num_columns: number of columns of the points.
-        :param name: what the error calls the points.
+        :param name: name of the points in the error.
         """
         if self.active_dims is not None:
             if num_columns <= max(self.active_dims):
@@ -210,20 +235,21 @@ class Kernel(PyroModule):
                 f"{type(self).__name__}({num_columns}), or pick columns with active_dims."
             )
 
-    def _parameters_text(self) -> str:
-        """Current values of the parameters, for error messages; sends no Pyro message."""
+    def parameters_text(self) -> str:
+        """Format the current values of the parameters for error messages, without a Pyro message."""
         texts = []
         for name, (constraint, _) in self._pyro_params.items():
             value = transform_to(constraint)(getattr(self, f"{name}_unconstrained"))
-            texts.append(f"{name}={_numbers(value)}")
+            texts.append(f"{name}={format_numbers(value)}")
         for name, prior in self._pyro_samples.items():
             drawn = self._pyro_context.get(f"{self._pyro_name}.{name}" if self._pyro_name else name)
-            what = type(prior).__name__ if isinstance(prior, torch.distributions.Distribution) else "prior"
-            texts.append(f"{name} ~ {what}" if drawn is None else f"{name}={_numbers(drawn)}")
+            family = type(prior).__name__ if isinstance(prior, torch.distributions.Distribution) else "prior"
+            texts.append(f"{name} ~ {family}" if drawn is None else f"{name}={format_numbers(drawn)}")
         return ", ".join(sorted(texts))
 
 
-def _numbers(value: Tensor) -> str:
+def format_numbers(value: Tensor) -> str:
+    """Format a scalar, or the first eight entries of a tensor, with four digits."""
     numbers = [f"{v:.4g}" for v in value.detach().flatten()[:8].tolist()]
     more = ", ..." if value.numel() > len(numbers) else ""
     return f"[{', '.join(numbers)}{more}]" if value.dim() else numbers[0]

@@ -1,20 +1,24 @@
-"""GPyTorch's kernels as kernels of this library."""
+"""Adapter of GPyTorch kernels."""
 
+import sys
 from copy import deepcopy
 from typing import Any
 
 import torch
+from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from pyro_lvgp.kernels.base import Kernel, Params, _numbers
+from pyro_lvgp.kernels.base import Kernel, KernelParams, format_numbers
 from pyro_lvgp.networks.pyro_module import adopt
+
+__all__ = ["as_kernel"]
 
 
 def as_kernel(kernel: object) -> Kernel:
     """Adapt a GPyTorch kernel; a kernel of this library is returned as it is.
 
     The GPyTorch parameters become Pyro parameters, trained by SVI like any other; the kernel is changed in place.  Priors
-    registered with the GPyTorch kernel are ignored, those by ``PyroSample`` refused, and the result can be neither compiled
+    registered with the GPyTorch kernel are ignored, and those by ``PyroSample`` refused.  The result can be neither compiled
     nor captured in a CUDA graph.
 
     :param kernel: a :class:`Kernel`, or a ``gpytorch.kernels.Kernel``.
@@ -29,17 +33,16 @@ def as_kernel(kernel: object) -> Kernel:
     """
     if isinstance(kernel, Kernel):
         return kernel
-    # By name, because GPyTorch is an optional dependency.
-    if isinstance(kernel, nn.Module) and any(
-        (base.__module__, base.__name__) == ("gpytorch.kernels.kernel", "Kernel") for base in type(kernel).__mro__
-    ):
+    # GPyTorch is an optional dependency; whoever passes one of its kernels has imported it.
+    gpytorch = sys.modules.get("gpytorch")
+    if gpytorch is not None and isinstance(kernel, gpytorch.kernels.Kernel):
         if ours := [type(part).__name__ for part in kernel.modules() if isinstance(part, Kernel)]:
             raise TypeError(
                 f"expected a GPyTorch kernel of parts from GPyTorch, got {type(kernel).__name__} with {ours[0]} of "
                 "pyro_lvgp.kernels in it; combine them as kernels of this library, as in as_kernel(theirs) + RBF(2)"
             )
         return _GPyTorchKernel(kernel)
-    # Other libraries have kernels of the same names.
+    # The module's name is shown too, since kernels of other libraries have the same class names.
     got = f"a {type(kernel).__module__}.{type(kernel).__name__}" if isinstance(kernel, nn.Module) else repr(kernel)
     raise TypeError(
         f"expected a kernel of pyro_lvgp.kernels or of GPyTorch, such as RBF(2), got {got}; "
@@ -48,31 +51,38 @@ def as_kernel(kernel: object) -> Kernel:
 
 
 class _GPyTorchKernel(Kernel):
+    """Kernel whose covariance function is that of a GPyTorch kernel.
+
+    :param kernel: a ``gpytorch.kernels.Kernel``.
+    """
+
     def __init__(self, kernel: Any) -> None:
         super().__init__(batch_shape=kernel.batch_shape)
-        for constraint in kernel.constraints():  # all kernels share a default's softplus, which must stay what it is
+        for constraint in kernel.constraints():  # a copy of its softplus, which GPyTorch shares between all kernels
             constraint._modules.update(deepcopy(constraint._modules))
         adopt(self, "kernel", kernel)
 
-    def params(self) -> Params:
-        if drawn := [name for part in self.kernel.modules() for name in getattr(part, "_pyro_samples", ())]:
+    def params(self) -> KernelParams:
+        if drawn := [name for part in self.kernel.modules() if isinstance(part, PyroModule) for name in part._pyro_samples]:
             raise ValueError(
-                f"expected a GPyTorch kernel without PyroSample, got priors on {drawn}, which would be drawn at each look; "
-                "take a kernel of pyro_lvgp.kernels, or a PyroParam"
+                f"expected a GPyTorch kernel without PyroSample, got priors on {drawn}, which would be drawn anew at each "
+                "read; use a kernel of pyro_lvgp.kernels, or a PyroParam"
             )
         return ()
 
-    def _covariance(self, X: Tensor, Z: Tensor, params: Params) -> Tensor:
+    def k(self, X: Tensor, Z: Tensor, params: KernelParams) -> Tensor:
         batch = torch.broadcast_shapes(X.shape[:-2], Z.shape[:-2])
         return self.kernel(X.expand(*batch, *X.shape[-2:]), Z.expand(*batch, *Z.shape[-2:])).to_dense()
 
-    def _diagonal(self, X: Tensor, params: Params) -> Tensor:
+    def k_diagonal(self, X: Tensor, params: KernelParams) -> Tensor:
         return self.kernel(X).diagonal(dim1=-1, dim2=-2)
 
-    def _parameters_text(self) -> str:
+    def parameters_text(self) -> str:
         texts = []
         for stored, raw in self.kernel.named_parameters():
             name = stored.removesuffix("_unconstrained")
             constraint = self.kernel.constraint_for_parameter_name(name)
-            texts.append(f"{name.replace('raw_', '')}={_numbers(raw if constraint is None else constraint.transform(raw))}")
+            texts.append(
+                f"{name.replace('raw_', '')}={format_numbers(raw if constraint is None else constraint.transform(raw))}"
+            )
         return ", ".join(texts)

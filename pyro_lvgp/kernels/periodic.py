@@ -1,13 +1,15 @@
-"""The periodic kernel."""
+"""Periodic kernel."""
 
 from collections.abc import Sequence
 
 from torch import Tensor
 
 from pyro_lvgp.kernels._parametric import _Value
-from pyro_lvgp.kernels.base import Params
+from pyro_lvgp.kernels.base import KernelParams
 from pyro_lvgp.kernels.stationary import _Stationary
 from pyro_lvgp.ops import covariance
+
+__all__ = ["Periodic"]
 
 
 class Periodic(_Stationary):
@@ -15,15 +17,15 @@ class Periodic(_Stationary):
 
     .. math:: k(x, z) = \sigma^2 \exp\Bigl(-2 \sum_q \sin^2(\pi (x_q - z_q) / p_q) / \ell_q^2\Bigr)
 
-    GPyTorch's ``PeriodicKernel`` divides by ℓ where this one, as its source, divides by ℓ².
+    GPyTorch's ``PeriodicKernel`` divides by ℓ; this kernel divides by ℓ², as its source does.
 
-    :param input_dim: number of columns the kernel acts on.
+    :param input_dim: number of columns on which the kernel acts.
     :param period: p in units of the inputs, of the same shape as ``lengthscale``.
     :param variance: σ², of shape ``batch_shape``.
-    :param lengthscale: ℓ, without units, of shape ``batch_shape + (input_dim,)``, or ``+ (1,)`` if not ``ard``.
-    :param ard: whether every column has a lengthscale and a period of its own.
+    :param lengthscale: ℓ, dimensionless, of shape ``batch_shape + (input_dim,)``, or ``+ (1,)`` if not ``ard``.
+    :param ard: whether each column has a lengthscale and a period of its own.
     :param batch_shape: shape of a batch of kernels.
-    :param active_dims: the columns to act on; all by default.
+    :param active_dims: indices of the columns on which the kernel acts; by default all columns.
     :raises ValueError: if a parameter is not positive, or has the wrong shape.
     :raises TypeError: if ``input_dim`` is no integer.
 
@@ -57,9 +59,9 @@ class Periodic(_Stationary):
             period=period,
         )
 
-    def params(self) -> Params:
+    def params(self) -> KernelParams:
         return *super().params(), self._per_column("period")
 
-    def _covariance(self, X: Tensor, Z: Tensor, params: Params) -> Tensor:
+    def k(self, X: Tensor, Z: Tensor, params: KernelParams) -> Tensor:
         variance, lengthscale, period = params
         return covariance.periodic(X, Z, period, lengthscale, variance)

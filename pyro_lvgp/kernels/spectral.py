@@ -1,8 +1,8 @@
-r"""Random Fourier features, and the kernels whose spectral density is a mixture of Gaussians: pure tensor functions.
+r"""Random Fourier features, and spectral mixture kernels: pure tensor functions.
 
 By Bochner's theorem a stationary kernel with k(x, x) = 1 is the Fourier transform of a density of frequencies,
-:math:`k(x, x') = E_{\omega}[\cos 2\pi \omega^T (x - x')]`.  Draws of frequencies make features whose inner products
-estimate it.
+:math:`k(x, x') = E_{\omega}[\cos 2\pi \omega^T (x - x')]`.  Inner products of features at random frequencies estimate the
+kernel without bias.
 """
 
 import math
@@ -13,12 +13,16 @@ from torch import Tensor
 
 from pyro_lvgp.ops.covariance import exact_squared_distance
 
+__all__ = ["mixture_kernel", "random_features", "spectral_density"]
+
 
 def random_features(X: Float[Tensor, "*#batch N Q"], omega: Float[Tensor, "*#batch F Q"]) -> Float[Tensor, "*batch N L"]:
-    r"""L = 2F features :math:`\varphi(x) = \sqrt{2/L}\,[\cos 2\pi x^T\omega_1, \dots, \sin 2\pi x^T\omega_1, \dots]`.
+    r"""Compute random Fourier features of inputs.
+
+    .. math:: \varphi(x) = \sqrt{2/L}\,[\cos 2\pi x^T\omega_1, \dots, \sin 2\pi x^T\omega_1, \dots], \qquad L = 2F
 
     :math:`\varphi(x)^T \varphi(x) = 1`, and :math:`E\,\varphi(x)^T \varphi(x') = k(x, x')` if the frequencies are draws of the
-    density of k.
+    spectral density of k.
 
     :param X: inputs.
     :param omega: frequencies, in cycles per unit of X.
@@ -40,7 +44,9 @@ def mixture_kernel(
     locs: Float[Tensor, "*#batch C Q"],
     scales: Float[Tensor, "*#batch C Q"],
 ) -> Float[Tensor, "*batch N M"]:
-    r"""The kernel of frequencies from a mixture of diagonal Gaussians, with :math:`\tau = x - x'`:
+    r"""Compute the spectral mixture kernel, whose frequencies have a mixture of diagonal Gaussians.
+
+    With :math:`\tau = x - x'`,
 
     .. math:: k(x, x') = \sum_c w_c \cos(2\pi \mu_c^T \tau) \exp\big(-2\pi^2 \textstyle\sum_q \sigma_{cq}^2 \tau_q^2\big) .
 
@@ -60,7 +66,7 @@ def mixture_kernel(
     """
     waves, waves2 = _waves(X, locs), _waves(X2, locs)
     kernel = torch.zeros((), dtype=X.dtype, device=X.device)
-    for c in range(locs.shape[-2]):  # N × M × C numbers at once would take longer to fetch than to compute
+    for c in range(locs.shape[-2]):  # a tensor of N × M × C numbers would be limited by memory bandwidth
         scale = scales[..., c : c + 1, :]
         oscillation = waves[..., c, :, :] @ waves2[..., c, :, :].mT
         decay = (-2.0 * math.pi**2 * exact_squared_distance(X * scale, X2 * scale)).exp()
@@ -74,14 +80,14 @@ def spectral_density(
     locs: Float[Tensor, "*#batch C Q"],
     scales: Float[Tensor, "*#batch C Q"],
 ) -> Float[Tensor, "*batch K"]:
-    r"""Density of the frequencies of :func:`mixture_kernel`, made symmetric: :math:`\tfrac12 (p(\omega) + p(-\omega))`.
+    r"""Compute the spectral density of :func:`mixture_kernel`, :math:`\tfrac12 (p(\omega) + p(-\omega))`.
 
-    A real kernel cannot tell ω from −ω.
+    The density is symmetric, since a real kernel is the same for ω and −ω.
 
     :param omega: frequencies.
-    :param weights: of the components.
-    :param locs: their means.
-    :param scales: their standard deviations.
+    :param weights: w, which sum to one.
+    :param locs: means μ of the components.
+    :param scales: standard deviations σ of the components.
 
     >>> spectral_density(torch.zeros(1, 1), torch.ones(1), torch.zeros(1, 1), torch.ones(1, 1))
     tensor([0.3989])
@@ -93,6 +99,6 @@ def spectral_density(
 
 
 def _waves(X: Tensor, locs: Tensor) -> Float[Tensor, "*batch C N 2"]:
-    """Cosine and sine at each component, whose products are the cosines of differences."""
+    """Cosine and sine of 2π μᵀx for each component, whose inner products are cosines of 2π μᵀ(x − x')."""
     angle = 2.0 * math.pi * (locs @ X.mT)
     return torch.stack([angle.cos(), angle.sin()], -1)

@@ -1,18 +1,20 @@
-"""The kernels with parameters of their own."""
+"""Stationary kernels: squared exponential and Matérn."""
 
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from pyro_lvgp.kernels._parametric import _Parametric, _Value
-from pyro_lvgp.kernels.base import Params
+from pyro_lvgp.kernels.base import KernelParams
 from pyro_lvgp.ops import covariance
 from pyro_lvgp.ops.state_space import StateSpaceModel, matern
 
-# What a chain must agree with.
-_OF_THE_COVARIANCE = {"_covariance", "covariance", "_diagonal", "diagonal", "_select", "params"}
+__all__ = ["RBF", "Matern"]
+
+_COVARIANCE_METHODS = {"k", "covariance", "k_diagonal", "diagonal", "_select", "params"}
 
 
 class _Stationary(_Parametric):
@@ -39,27 +41,27 @@ class _Stationary(_Parametric):
             {"variance": (variance, ()), **{name: (value, columns) for name, value in vectors.items()}},
         )
 
-    def params(self) -> Params:
+    def params(self) -> KernelParams:
         return self.variance, self._per_column("lengthscale")
 
-    def _diagonal(self, X: Tensor, params: Params) -> Tensor:
+    def k_diagonal(self, X: Tensor, params: KernelParams) -> Tensor:
         variance, lengthscale, *_ = params
-        # The lengthscale decides nothing here but the batch shape, so that it is that of the matrix.
+        # The batch shape is that of the matrix, which depends on the lengthscale too.
         batch = torch.broadcast_shapes(X.shape[:-2], variance.shape, lengthscale.shape[:-1])
         return variance[..., None].expand(*batch, X.shape[-2])
 
 
 class RBF(_Stationary):
-    r"""Squared exponential kernel, for very smooth functions.
+    r"""Squared exponential kernel, of functions that are infinitely often differentiable.
 
     .. math:: k(x, z) = \sigma^2 \exp\Bigl(-\tfrac12 \sum_q (x_q - z_q)^2 / \ell_q^2\Bigr)
 
-    :param input_dim: number of columns the kernel acts on.
+    :param input_dim: number of columns on which the kernel acts.
     :param variance: σ², of shape ``batch_shape``.
     :param lengthscale: ℓ in units of the inputs, of shape ``batch_shape + (input_dim,)``, or ``+ (1,)`` if not ``ard``.
-    :param ard: whether every column has a lengthscale of its own.
+    :param ard: whether each column has a lengthscale of its own.
     :param batch_shape: shape of a batch of kernels.
-    :param active_dims: the columns to act on; all by default.
+    :param active_dims: indices of the columns on which the kernel acts; by default all columns.
     :raises ValueError: if a parameter is not positive, or has the wrong shape.
     :raises TypeError: if ``input_dim`` is no integer.
 
@@ -96,13 +98,13 @@ class RBF(_Stationary):
             active_dims=active_dims,
         )
 
-    def _covariance(self, X: Tensor, Z: Tensor, params: Params) -> Tensor:
+    def k(self, X: Tensor, Z: Tensor, params: KernelParams) -> Tensor:
         variance, lengthscale = params
         return covariance.rbf(X, Z, lengthscale, variance)
 
 
 class Matern(_Stationary):
-    r"""Matérn kernel of smoothness ν = ½, 3⁄2 or 5⁄2, for functions with 0, 1 or 2 derivatives.
+    r"""Matérn kernel of smoothness ν = ½, 3⁄2 or 5⁄2, of functions that are 0, 1 or 2 times differentiable.
 
     .. math:: k(x, z) = \sigma^2 \times \begin{cases}
         e^{-r} & \nu = 1/2 \\
@@ -110,15 +112,17 @@ class Matern(_Stationary):
         (1 + \sqrt5 r + \tfrac53 r^2) e^{-\sqrt5 r} & \nu = 5/2
         \end{cases}, \qquad r^2 = \sum_q (x_q - z_q)^2 / \ell_q^2
 
-    Distances are taken by differences, which needs N·M·Q memory.
+    Distances are computed from differences, which needs memory for N·M·Q numbers.  With one input and without ``active_dims``
+    functions are Gauss–Markov processes: :attr:`is_markov` is true.  A subclass with another covariance function is not taken
+    for one, unless it overrides :meth:`state_space_model` or :attr:`is_markov` too.
 
-    :param input_dim: number of columns the kernel acts on.
+    :param input_dim: number of columns on which the kernel acts.
     :param nu: ν, one of 0.5, 1.5, 2.5.
     :param variance: σ², of shape ``batch_shape``.
     :param lengthscale: ℓ in units of the inputs, of shape ``batch_shape + (input_dim,)``, or ``+ (1,)`` if not ``ard``.
-    :param ard: whether every column has a lengthscale of its own.
+    :param ard: whether each column has a lengthscale of its own.
     :param batch_shape: shape of a batch of kernels.
-    :param active_dims: the columns to act on; all by default.
+    :param active_dims: indices of the columns on which the kernel acts; by default all columns.
     :raises ValueError: if a parameter is not positive or has the wrong shape, or ``nu`` is none of the three.
     :raises TypeError: if ``input_dim`` is no integer.
 
@@ -128,6 +132,18 @@ class Matern(_Stationary):
     >>> kernel(torch.randn(10, 1)).shape
     torch.Size([3, 10, 10])
     """
+
+    _has_state_space_model: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Declare a subclass with another covariance function as not Markov, unless it has a state-space model of its own."""
+        super().__init_subclass__(**kwargs)
+        mixins = [base for base in cls.__bases__ if not issubclass(base, Matern)]
+        overridden = set().union(*(vars(part) for part in (cls, *mixins)))
+        if "state_space_model" in vars(cls):
+            cls._has_state_space_model = True
+        elif overridden & _COVARIANCE_METHODS:
+            cls._has_state_space_model = False
 
     def __init__(
         self,
@@ -152,18 +168,14 @@ class Matern(_Stationary):
         )
         self.nu = nu
 
-    def _covariance(self, X: Tensor, Z: Tensor, params: Params) -> Tensor:
+    def k(self, X: Tensor, Z: Tensor, params: KernelParams) -> Tensor:
         variance, lengthscale = params
         return covariance.matern(X, Z, lengthscale, variance, self.nu)
 
     @property
     def is_markov(self) -> bool:
-        # The chain of a class is not that of a subclass with another covariance.
-        last = next(
-            cls for cls in type(self).__mro__ if not vars(cls).keys().isdisjoint({"state_space_model", *_OF_THE_COVARIANCE})
-        )
-        return "state_space_model" in vars(last) and self.input_dim == 1 and self.active_dims is None
+        return self._has_state_space_model and self.input_dim == 1 and self.active_dims is None
 
-    def state_space_model(self, steps: Float[Tensor, "*#batch T"], params: Params) -> StateSpaceModel:
+    def state_space_model(self, steps: Float[Tensor, "*#batch T"], params: KernelParams) -> StateSpaceModel:
         variance, lengthscale = params
         return matern(steps, lengthscale.squeeze(-1), variance, self.nu)

@@ -1,6 +1,6 @@
-"""Likelihoods p(y | f): how an observation scatters around a Gaussian-process function."""
+"""Likelihoods p(y | f) of an observation given the value of a Gaussian process."""
 
-from pyro_lvgp.likelihoods.base import Likelihood
+from pyro_lvgp.likelihoods.base import Likelihood, LogConcaveLikelihood
 from pyro_lvgp.likelihoods.continuous import Gaussian, LogNormal, StudentT, as_likelihood
 from pyro_lvgp.likelihoods.counts import Bernoulli, Binomial, Logistic, NegativeBinomial, Poisson
 from pyro_lvgp.likelihoods.heterogeneous import Heterogeneous
@@ -12,6 +12,7 @@ __all__ = [
     "Gaussian",
     "Heterogeneous",
     "Likelihood",
+    "LogConcaveLikelihood",
     "LogNormal",
     "Logistic",
     "NegativeBinomial",

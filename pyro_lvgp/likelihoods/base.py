@@ -1,5 +1,6 @@
-"""What every likelihood is."""
+"""Base classes of likelihoods."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -8,22 +9,34 @@ import torch
 from jaxtyping import Bool, Float
 from pyro.distributions import constraints
 from pyro.distributions.torch_distribution import TorchDistributionMixin
-from pyro.nn import PyroModule, PyroParam
+from pyro.nn import PyroParam
 from torch import Tensor
 
+from pyro_lvgp._utils.standalone import StandaloneModule
 from pyro_lvgp.ops.quadrature import gauss_hermite, log_gauss_hermite_at_mode
 
+__all__ = ["Likelihood", "LogConcaveLikelihood", "WithParameter"]
 
-class Likelihood(PyroModule):
-    """p(y | f, θ), elementwise over entries.
 
-    You implement ``distribution(f, params)``, a univariate distribution of the shape of ``f`` [..., N, D] with a mean and a
-    variance, and ``inverse_link(y)``, a rough inverse of its link; with a parameter of its own, also ``params()``; with a
-    support that 0 is not in, ``fill_value``.  You get expectations over a Gaussian f by quadrature; override what has a
-    closed form.
+class Likelihood(StandaloneModule):
+    """Likelihood p(y | f, θ) of independent entries.
 
-    :param num_points: quadrature nodes per entry.
-    :raises ValueError: if there are none.
+    A subclass implements
+
+    - :meth:`distribution`, a univariate distribution of the shape of ``f`` [..., N, D] with a mean and a variance;
+    - :meth:`inverse_link`, an approximate inverse of its link;
+    - :meth:`params`, if it has a parameter;
+    - :attr:`fill_value`, if 0 is not in its support.
+
+    Expectations over a Gaussian f are computed by Gauss–Hermite quadrature.  Override :meth:`expected_log_prob`,
+    :meth:`log_predictive_density` or :meth:`moments` where they have a closed form.  If log p(y | f) is concave in f, derive
+    from :class:`LogConcaveLikelihood` for quadrature of higher accuracy.
+
+    Called outside any model, guide or Pyro handler, a likelihood is a plain function of its own parameters and leaves Pyro's
+    global parameter store alone.
+
+    :param num_points: number of quadrature nodes per entry.
+    :raises ValueError: if ``num_points`` is less than 1.
 
     >>> import pyro.distributions as dist
     >>> class Laplace(Likelihood):
@@ -36,64 +49,57 @@ class Likelihood(PyroModule):
     (tensor([0.]), tensor([3.0000]))
     """
 
-    fill_value: float = 0.0  # what models put where y is missing, before they mask it
+    #: Number in the support that models put in place of missing entries, before they mask them.
+    fill_value: float = 0.0
 
     def __init__(self, *, num_points: int = 20):
         super().__init__()
         if num_points < 1:
-            raise ValueError(f"expected num_points of 1 or more, got {num_points}; 20 is plenty for smooth likelihoods")
+            raise ValueError(f"expected num_points of 1 or more, got {num_points}; 20 suffice for smooth likelihoods")
         self.num_points = num_points
 
     def params(self) -> Tensor | None:
-        """The likelihood's parameter, lined up with [..., N, D]; read it once in a model, since a prior draws at each read."""
+        """Read the current parameter θ, in a shape that broadcasts against [..., N, D]; None if there is none.
+
+        Call it once in a model, since a prior draws a value at each read.
+        """
         return None
 
+    @abstractmethod
     def distribution(self, f: Float[Tensor, "*batch"], params: Tensor | None) -> TorchDistributionMixin:
-        """p(y | f, θ).
+        """Construct the distribution p(y | f, θ); to be implemented by subclasses.
 
-        :param f: functions.
-        :param params: what :meth:`params` returned.
+        :param f: function values.
+        :param params: the tensor that :meth:`params` returns.
         """
-        raise NotImplementedError(f"{type(self).__name__} must implement distribution(f, params)")
 
+    @abstractmethod
     def inverse_link(self, y: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-        """A rough f for each y, to start from.
+        """Compute an approximate function value of each y, for initialisation; to be implemented by subclasses.
 
         :param y: data in the support.
         """
-        raise NotImplementedError(f"{type(self).__name__} must implement inverse_link(y), a rough inverse of its link")
 
     def initial_function(self, y: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
-        """:meth:`inverse_link` of all data, NaN too where it would lead a linear model astray; by default nowhere else.
+        """Compute the function values from which models are initialised; by default :meth:`inverse_link` of the data.
+
+        An override may return NaN for outliers too, which then have no influence on the initial linear model.
 
         :param y: data, NaN where missing.
         """
         return self.inverse_link(y)
 
-    def log_prob_derivatives(
-        self, y: Float[Tensor, "*#batch"], f: Float[Tensor, "*#batch"], params: Tensor | None
-    ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
-        """First and second derivative of log p(y | f, θ) in f, where that is concave: quadrature then looks where y is.
-
-        Where it is not implemented, quadrature looks where f is, which is enough for a y that tells little of f.
-
-        :param y: data.
-        :param f: functions.
-        :param params: what :meth:`params` returned.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no log_prob_derivatives(y, f, params)")
-
     def init_from_data(self, y: Float[Tensor, "N D"], f: Float[Tensor, "N D"]) -> None:
-        """Set what cannot be learned from a poor start, given data and a rough f of each; nothing by default.
+        """Set initial parameters from data and approximate function values; by default parameters stay as they are.
 
         :param y: data, NaN where missing.
-        :param f: that of each entry, by a linear model of what :meth:`inverse_link` makes of y.
+        :param f: function values, fitted by a linear model to :meth:`initial_function` of the data.
         """
 
     def forward(self, f: Float[Tensor, "*batch"]) -> TorchDistributionMixin:
-        """p(y | f) at the present parameter.
+        """Construct the distribution p(y | f) at the current parameter.
 
-        :param f: functions.
+        :param f: function values.
         """
         return self.distribution(f, self.params())
 
@@ -104,14 +110,14 @@ class Likelihood(PyroModule):
         variance: Float[Tensor, "*#batch"],
         params: Tensor | None,
     ) -> Float[Tensor, "*batch"]:
-        """``E[log p(y | f, θ)]`` for ``f ~ N(mean, variance)``, entry by entry.
+        """Compute the expected log likelihood ``E[log p(y | f, θ)]`` of each entry for ``f ~ N(mean, variance)``.
 
         :param y: data in the support.
         :param mean: means of f.
         :param variance: variances of f.
-        :param params: what :meth:`params` returned.
+        :param params: the tensor that :meth:`params` returns.
         """
-        y, mean, variance = torch.broadcast_tensors(y, mean, variance)  # nodes of quadrature go left of all dimensions
+        y, mean, variance = torch.broadcast_tensors(y, mean, variance)  # quadrature nodes are a new leading dimension
         return self._expect(lambda p: p.log_prob(y), mean, variance, params)
 
     def log_prob_of_rows(
@@ -122,13 +128,13 @@ class Likelihood(PyroModule):
         variance: Float[Tensor, "*#batch N #D"] | None,
         params: Tensor | None,
     ) -> Float[Tensor, "*batch N"]:
-        """:meth:`expected_log_prob` summed over what is observed of each row.
+        """Compute :meth:`expected_log_prob` summed over the observed entries of each row.
 
-        :param y: data, anything in the support where missing.
-        :param observed: which entries are observed.
+        :param y: data, any number in the support where missing.
+        :param observed: mask of the observed entries.
         :param mean: means of f.
-        :param variance: variances of f; None where f is known.
-        :param params: what :meth:`params` returned.
+        :param variance: variances of f; None if f is known.
+        :param params: the tensor that :meth:`params` returns.
         """
         if variance is None:
             entries = self.distribution(mean, params).log_prob(y)
@@ -143,36 +149,29 @@ class Likelihood(PyroModule):
         variance: Float[Tensor, "*#batch"],
         params: Tensor | None,
     ) -> Float[Tensor, "*batch"]:
-        """``log E[p(y | f, θ)]`` for ``f ~ N(mean, variance)``, entry by entry.
+        """Compute the log predictive density ``log E[p(y | f, θ)]`` of each entry for ``f ~ N(mean, variance)``.
 
         :param y: data in the support.
         :param mean: means of f.
         :param variance: variances of f.
-        :param params: what :meth:`params` returned.
+        :param params: the tensor that :meth:`params` returns.
         """
         y, mean, variance = torch.broadcast_tensors(y, mean, variance)
-
-        def log_prob(f: Tensor) -> Tensor:
-            return self.distribution(f, params).log_prob(y)
-
-        if type(self).log_prob_derivatives is Likelihood.log_prob_derivatives:
-            return gauss_hermite(log_prob, mean, variance, num_points=self.num_points, log=True)
-        slopes = partial(self.log_prob_derivatives, y, params=params)
-        return log_gauss_hermite_at_mode(log_prob, slopes, mean, variance, num_points=self.num_points)
+        return gauss_hermite(self._log_prob_of(y, params), mean, variance, num_points=self.num_points, log=True)
 
     def moments(
         self, mean: Float[Tensor, "*#batch"], variance: Float[Tensor, "*#batch"], params: Tensor | None
     ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
-        """Mean and variance of y for ``f ~ N(mean, variance)``, by the laws of total expectation and variance.
+        """Compute mean and variance of y for ``f ~ N(mean, variance)``, by the laws of total expectation and variance.
 
         :param mean: means of f.
         :param variance: variances of f.
-        :param params: what :meth:`params` returned.
+        :param params: the tensor that :meth:`params` returns.
         :raises NotImplementedError: if p(y | f) has no mean or no variance.
         """
         try:
             y_mean = self._expect(lambda p: p.mean, mean, variance, params)
-            # A sum of what is not negative: differences of squares would lose all digits of counts that hardly vary.
+            # A sum of terms ≥ 0.  E y² − (E y)² would cancel all digits where y hardly varies.
             return y_mean, self._expect(lambda p: p.variance + (p.mean - y_mean).square(), mean, variance, params)
         except NotImplementedError as error:
             raise NotImplementedError(
@@ -181,10 +180,10 @@ class Likelihood(PyroModule):
             ) from error
 
     def check_outputs(self, data_dim: int, params: Tensor | None) -> None:
-        """Raise a ``ValueError`` if the parameter is that of another number of outputs.
+        """Raise a ``ValueError`` if the parameter has entries for another number of outputs.
 
         :param data_dim: number of outputs.
-        :param params: what :meth:`params` returned.
+        :param params: the tensor that :meth:`params` returns.
         """
         if params is not None and params.shape[-1:] not in ((), (1,), (data_dim,)):
             raise ValueError(
@@ -193,7 +192,7 @@ class Likelihood(PyroModule):
             )
 
     def support_text(self) -> str:
-        """The support of y in words, for errors."""
+        """Describe the support of y, for error messages."""
         return "real numbers"
 
     def check(self, y: Tensor) -> None:
@@ -210,18 +209,59 @@ class Likelihood(PyroModule):
                 "another likelihood"
             )
 
+    def _log_prob_of(self, y: Tensor, params: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """Function f ↦ log p(y | f, θ)."""
+        return lambda f: self.distribution(f, params).log_prob(y)
+
     def _expect(self, of: Callable[[Any], Tensor], mean: Tensor, variance: Tensor, params: Tensor | None) -> Tensor:
+        """Compute the expectation of a function of the distribution p(y | f, θ)."""
         return gauss_hermite(lambda f: of(self.distribution(f, params)), mean, variance, num_points=self.num_points)
 
 
-class WithParameter(Likelihood):
-    """A likelihood with one positive parameter, shared by all outputs or one for each.
+class LogConcaveLikelihood(Likelihood):
+    """Likelihood whose log p(y | f, θ) is concave in f.
 
-    :param name: of the parameter, the attribute that holds it.
-    :param value: where it starts.
-    :param data_dim: number of outputs, to have one for each; None shares one.
-    :param num_points: quadrature nodes per entry.
-    :raises ValueError: for a value that is not positive, or values of another number than ``data_dim``.
+    A subclass also implements :meth:`log_prob_derivatives`.  :meth:`log_predictive_density` then places its quadrature nodes
+    around the mode of p(y | f) N(f; mean, variance), which Newton's method finds, instead of around the mean of f.  The result
+    stays accurate where y determines f much better than N(mean, variance) does.
+
+    :param num_points: number of quadrature nodes per entry.
+    :raises ValueError: if ``num_points`` is less than 1.
+
+    See :class:`Logistic` for an example.
+    """
+
+    @abstractmethod
+    def log_prob_derivatives(
+        self, y: Float[Tensor, "*#batch"], f: Float[Tensor, "*#batch"], params: Tensor | None
+    ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
+        """Compute the first and second derivative of log p(y | f, θ) in f; to be implemented by subclasses.
+
+        :param y: data.
+        :param f: function values.
+        :param params: the tensor that :meth:`params` returns.
+        """
+
+    def log_predictive_density(
+        self,
+        y: Float[Tensor, "*#batch"],
+        mean: Float[Tensor, "*#batch"],
+        variance: Float[Tensor, "*#batch"],
+        params: Tensor | None,
+    ) -> Float[Tensor, "*batch"]:
+        y, mean, variance = torch.broadcast_tensors(y, mean, variance)
+        derivatives = partial(self.log_prob_derivatives, y, params=params)
+        return log_gauss_hermite_at_mode(self._log_prob_of(y, params), derivatives, mean, variance, num_points=self.num_points)
+
+
+class WithParameter(Likelihood):
+    """Likelihood with one positive parameter, shared by all outputs or one for each.
+
+    :param name: attribute name of the parameter.
+    :param value: its initial value.
+    :param data_dim: number of outputs, for a parameter of each output; None shares one.
+    :param num_points: number of quadrature nodes per entry.
+    :raises ValueError: for a value that is not positive, or another number of values than ``data_dim``.
     """
 
     def __init__(self, name: str, value: float | Tensor, data_dim: int | None, *, num_points: int = 20):
@@ -240,5 +280,5 @@ class WithParameter(Likelihood):
 
     def params(self) -> Tensor:
         value = getattr(self, self._param_name)
-        # [D] lines up with [..., N, D] as it is; a scalar, or a plate's [..., 1], gains the last dimension.
+        # [D] broadcasts against [..., N, D] as it is; a scalar, or a plate's [..., 1], needs a new last dimension.
         return value if self._per_output else value[..., None]

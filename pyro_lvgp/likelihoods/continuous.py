@@ -10,22 +10,24 @@ from pyro_lvgp._utils.control_flow import holds
 from pyro_lvgp.likelihoods.base import Likelihood, WithParameter
 from pyro_lvgp.ops.quadrature import log_student_t_plus_normal
 
+__all__ = ["Gaussian", "LogNormal", "StudentT", "as_likelihood"]
+
 
 class _AdditiveNoise(WithParameter):
-    """Real numbers around f itself: the link is the identity."""
+    """Base class of likelihoods of real numbers with the identity link."""
 
     def check(self, y):
-        """Every real number is in the support."""
+        """Accept all data, since every real number is in the support."""
 
     def inverse_link(self, y):
         return y
 
 
 class Gaussian(_AdditiveNoise):
-    """``y ~ N(f, σ²)``.
+    """Gaussian likelihood ``y ~ N(f, σ²)``.
 
     :param variance: initial noise variance σ², in squared units of y.
-    :param data_dim: give the number of outputs for a variance of each output; None shares one.
+    :param data_dim: number of outputs, for a variance of each output; None shares one.
 
     The attribute ``variance`` is a ``PyroParam`` of shape [] or [data_dim]; assign a ``PyroSample`` for a prior.
 
@@ -40,11 +42,11 @@ class Gaussian(_AdditiveNoise):
         return dist.Normal(f, params.sqrt())
 
     def expected_log_prob(self, y, mean, variance, params):
-        # log N(y; mean, θ) − variance / 2θ; what depends on θ alone is computed once, not for every entry.
+        # log N(y; mean, θ) − variance / 2θ.  The term log 2πθ is computed once, not for every entry.
         return -0.5 * (((y - mean).square() + variance) / params + (2.0 * math.pi * params).log())
 
     def log_prob_of_rows(self, y, observed, mean, variance, params):
-        # Where rows are long, passes over all entries are the cost: few of them, and none for what depends on θ alone.
+        # For long rows the cost is the number of passes over all entries: terms of θ alone get none.
         params = torch.atleast_2d(params)
         params = params.expand(*params.shape[:-1], y.shape[-1])
         log_scale, square = (2.0 * math.pi * params).log(), (mean - y).square()
@@ -65,10 +67,10 @@ class Gaussian(_AdditiveNoise):
 
 
 class LogNormal(WithParameter):
-    """``log y ~ N(f, σ²)``, y positive: f is the logarithm of the median, and noise is in proportion.
+    """Log-normal likelihood ``log y ~ N(f, σ²)`` of positive y: f is the logarithm of the median.
 
     :param variance: initial variance σ² of log y.
-    :param data_dim: give the number of outputs for a variance of each output; None shares one.
+    :param data_dim: number of outputs, for a variance of each output; None shares one.
 
     The attribute ``variance`` is a ``PyroParam`` of shape [] or [data_dim]; assign a ``PyroSample`` for a prior.
 
@@ -103,16 +105,16 @@ class LogNormal(WithParameter):
 
 
 class StudentT(_AdditiveNoise):
-    """``y ~ t_ν(f, s)``: near f like a Gaussian of standard deviation s, with tails that let single entries be far from it.
+    """Student-t likelihood ``y ~ t_ν(f, s)``, whose heavy tails make it robust to outliers.
 
     :param scale: initial s, in units of y.
-    :param df: degrees of freedom ν, above 2, which are not learned; large ν is nearly Gaussian.
-    :param data_dim: give the number of outputs for a scale of each output; None shares one.
-    :param num_points: quadrature nodes per entry of a bound; give more where f is known less well than to twice the scale.
+    :param df: degrees of freedom ν, above 2, which are not learned; for large ν the likelihood is nearly Gaussian.
+    :param data_dim: number of outputs, for a scale of each output; None shares one.
+    :param num_points: number of quadrature nodes per entry; give more if the standard deviation of f exceeds twice the scale.
     :raises ValueError: if ``df`` is not above 2 and finite, or the scale is not positive or of another shape.
 
     The attribute ``scale`` is a ``PyroParam`` of shape [] or [data_dim]; assign a ``PyroSample`` for a prior.
-    ``initialize`` of our models leaves single entries that are far from all others of their column out of its linear model.
+    ``initialize`` of our models excludes single outliers of a column from its linear model.
 
     >>> StudentT(0.5)(torch.zeros(1)).variance.detach()
     tensor([0.5000])
@@ -125,8 +127,8 @@ class StudentT(_AdditiveNoise):
         super().__init__("scale", scale, data_dim, num_points=num_points)
         if not 2.0 < df < math.inf:
             raise ValueError(
-                f"expected df above 2, below which y has no variance, and finite, got {df}; 4 is a common choice, and for no "
-                "tails at all there is Gaussian"
+                f"expected df above 2, below which y has no variance, and finite, got {df}; 4 is a common choice, and "
+                "without heavy tails use Gaussian()"
             )
         self.df = df
 
@@ -134,9 +136,14 @@ class StudentT(_AdditiveNoise):
         return dist.StudentT(self.df, f, params)
 
     def initial_function(self, y):
-        """Without entries more than five spreads from the median of their column, if these are not most of their row."""
+        """Drop entries more than five robust standard deviations from the median of their column.
+
+        Rows of which more than half the entries would be dropped stay as they are.
+
+        :param y: data, NaN where missing.
+        """
         deviation = (y - y.nanmedian(0).values).abs()
-        spread = 1.4826 * deviation.nanmedian(0).values  # of a normal, its standard deviation
+        spread = 1.4826 * deviation.nanmedian(0).values  # an estimate of the standard deviation of a normal
         far = (deviation > 5.0 * spread) & (spread > 0.0)
         most = 2 * far.sum(-1, keepdim=True) > (~torch.isnan(y)).sum(-1, keepdim=True)
         return y.masked_fill(far & ~most, torch.nan)
@@ -150,8 +157,9 @@ class StudentT(_AdditiveNoise):
 
 
 def as_likelihood(likelihood: Likelihood | None) -> Likelihood:
-    """The likelihood, ``Gaussian()`` if None.
+    """Return the likelihood, or ``Gaussian()`` for None.
 
+    :param likelihood: a likelihood, or None.
     :raises TypeError: for anything else, such as a name or a class.
     """
     if likelihood is None:

@@ -1,22 +1,25 @@
-"""Likelihoods of counts, and of yes and no."""
+"""Likelihoods of counts and of binary data."""
 
 import math
+from abc import abstractmethod
 
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_lvgp.likelihoods.base import Likelihood, WithParameter
+from pyro_lvgp.likelihoods.base import LogConcaveLikelihood, WithParameter
+
+__all__ = ["Bernoulli", "Binomial", "Logistic", "NegativeBinomial", "Poisson"]
 
 
-class Logistic(Likelihood):
-    """p(y | f) that is ``(eᶠ)ᵃ / (1 + eᶠ)ᵇ``, up to a constant.
+class Logistic(LogConcaveLikelihood):
+    """Base class of likelihoods with p(y | f) proportional to ``(eᶠ)ᵃ / (1 + eᶠ)ᵇ``.
 
-    You implement besides what every likelihood does ``exponents(y, params)``.  You get the derivatives, and weights of a
-    :class:`~pyro_lvgp.models.RandomFeatureLVM` that are integrated out of a Pólya-gamma bound.
+    A subclass implements :meth:`exponents` beside :meth:`distribution` and :meth:`inverse_link`.  The derivatives follow from
+    the exponents, and a :class:`~pyro_lvgp.models.RandomFeatureLVM` can marginalise its weights in the Pólya-gamma bound.
 
-    :param num_points: quadrature nodes per entry.
+    :param num_points: number of quadrature nodes per entry.
 
     >>> class Geometric(Logistic):  # p(y) = eᶠ / (1 + eᶠ)ʸ⁺¹
     ...     def distribution(self, f, params):
@@ -32,15 +35,15 @@ class Logistic(Likelihood):
     (tensor([ 0.5000, -1.0000]), tensor([-0.2500, -1.0000]))
     """
 
+    @abstractmethod
     def exponents(
         self, y: Float[Tensor, "*batch"], params: Tensor | None
     ) -> tuple[Float[Tensor, "*#batch"], Float[Tensor, "*#batch"]]:
-        """The exponents a and b, entry by entry.
+        """Compute the exponents a and b of each entry; to be implemented by subclasses.
 
         :param y: data in the support.
-        :param params: what :meth:`~pyro_lvgp.likelihoods.Likelihood.params` returned.
+        :param params: the tensor that :meth:`~pyro_lvgp.likelihoods.Likelihood.params` returns.
         """
-        raise NotImplementedError(f"{type(self).__name__} must implement exponents(y, params)")
 
     def log_prob_derivatives(self, y, f, params):
         (a, b), p = self.exponents(y, params), f.sigmoid()
@@ -48,7 +51,7 @@ class Logistic(Likelihood):
 
 
 class Bernoulli(Logistic):
-    """``y ~ Bernoulli(1 / (1 + e⁻ᶠ))``, y in {0, 1}.
+    """Bernoulli likelihood with logistic link, ``y ~ Bernoulli(1 / (1 + e⁻ᶠ))``, y in {0, 1}.
 
     >>> Bernoulli()(torch.zeros(2)).probs
     tensor([0.5000, 0.5000])
@@ -68,10 +71,10 @@ class Bernoulli(Logistic):
 
 
 class Binomial(Logistic):
-    """``y ~ Binomial(n, 1 / (1 + e⁻ᶠ))``, y in {0, …, n}.
+    """Binomial likelihood with logistic link, ``y ~ Binomial(n, 1 / (1 + e⁻ᶠ))``, y in {0, …, n}.
 
     :param total_count: n, one for all outputs or one for each [D].
-    :param num_points: quadrature nodes per entry.
+    :param num_points: number of quadrature nodes per entry.
     :raises ValueError: if a ``total_count`` is no whole number of 1 or more.
 
     >>> Binomial(10)(torch.zeros(2)).mean
@@ -104,13 +107,13 @@ class Binomial(Logistic):
         shape = self.total_count.shape
         if shape not in ((), (1,), (data_dim,)):
             raise ValueError(
-                f"expected one total_count, or one for each of {data_dim} outputs, got {list(shape)} of them; counts that "
-                "differ from row to row would not hold for new rows: pass one, or a tensor of one for each column"
+                f"expected one total_count, or one for each of {data_dim} outputs, got shape {list(shape)}; a "
+                "count of each row would be unknown for new rows: pass one number, or a tensor with one for each column"
             )
 
 
-class Poisson(Likelihood):
-    """``y ~ Poisson(eᶠ)``, y in {0, 1, …}.
+class Poisson(LogConcaveLikelihood):
+    """Poisson likelihood with log link, ``y ~ Poisson(eᶠ)``, y in {0, 1, …}.
 
     >>> Poisson()(torch.zeros(2)).rate
     tensor([1., 1.])
@@ -120,8 +123,7 @@ class Poisson(Likelihood):
         return "counts 0, 1, …"
 
     def distribution(self, f, params):
-        # An infinite rate has no log_prob, as y log(rate) - rate is no number.  One below the logarithm of the largest number
-        # exp does not overflow by rounding either.
+        # For an infinite rate y log(rate) − rate is NaN.  The margin of 1 keeps exp from overflowing by rounding.
         return dist.Poisson(f.clamp(max=math.log(torch.finfo(f.dtype).max) - 1.0).exp())
 
     def inverse_link(self, y):
@@ -140,12 +142,14 @@ class Poisson(Likelihood):
 
 
 class NegativeBinomial(WithParameter, Logistic):
-    """``p(y) = Γ(y+r) / (y! Γ(r)) (eᶠ)ʸ / (1+eᶠ)^(y+r)``: counts with mean ``r eᶠ`` and variance ``r eᶠ (1 + eᶠ)``.
+    """Negative binomial likelihood ``p(y | f) = Γ(y+r) / (y! Γ(r)) (eᶠ)ʸ / (1+eᶠ)^(y+r)``.
 
-    :param dispersion: initial r; large r is nearly Poisson.  ``initialize`` of our models finds a better one in the data,
-        unless the parameter is frozen: from noise that is too wide latents say nothing, and r is not learned any more.
-    :param data_dim: give the number of outputs for an r of each output; None shares one.
-    :param num_points: quadrature nodes per entry.
+    Counts y have mean ``r eᶠ`` and variance ``r eᶠ (1 + eᶠ)``.
+
+    :param dispersion: initial r; for large r the likelihood is nearly Poisson.  ``initialize`` of our models estimates r from
+        the data unless the parameter is frozen, since optimisation from a much too small r can stop at uninformative latents.
+    :param data_dim: number of outputs, for an r of each output; None shares one.
+    :param num_points: number of quadrature nodes per entry.
 
     The attribute ``dispersion`` is a ``PyroParam`` of shape [] or [data_dim].
 
@@ -176,11 +180,11 @@ class NegativeBinomial(WithParameter, Logistic):
     def init_from_data(self, y, f):
         """Match moments: ``Σ (y − m)² = Σ m + Σ m² / r`` with means m in proportion to eᶠ.
 
-        r is 30 times the mean count at most, and 10⁴: beyond it hardly matters, but f = log m − log r would lie so far out
-        that natural gradients crawl.
+        r is at most 30 times the mean count, and at most 10⁴.  Beyond these the likelihood hardly changes, but natural
+        gradients converge slowly, since f = log m − log r is far from zero.
 
         :param y: data, NaN where missing.
-        :param f: a rough log mean of each.
+        :param f: approximate log means.
         """
         if self._param_name in self._pyro_samples or not all(parameter.requires_grad for parameter in self.parameters()):
             return

@@ -1,4 +1,4 @@
-"""Columns of several kinds, such as lengths beside counts beside yes and no."""
+"""Likelihood of data whose columns are of different types, such as reals, counts and binary numbers."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,21 +13,24 @@ from torch import Tensor, nn
 
 from pyro_lvgp.likelihoods.base import Likelihood
 
+__all__ = ["Heterogeneous"]
+
 
 class Heterogeneous(Likelihood):
-    r"""Data whose columns are of several kinds, each with a likelihood of its own.
+    r"""Likelihood of columns of different types: each group of columns has a likelihood of its own.
 
     .. math::
 
         p(y_n \mid f_n) = \prod_k \prod_{d \in D_k} p_k(y_{nd} \mid f_{nd}, \theta_{kd})
 
-    :param parts: pairs of a likelihood and the columns :math:`D_k` it is of; each column, from 0 on, is in one of them.
+    :param parts: pairs of a likelihood and the indices :math:`D_k` of its columns; each column is in exactly one pair.
     :raises ValueError: if a column is in no part or in several, a part has none or parameters for another number of them, or
         no part's ``fill_value`` is in the support of all.
     :raises TypeError: for a part that is no pair of a likelihood and whole numbers.
 
-    The attribute ``parts`` holds the likelihoods, with their parameters, such as ``likelihood.parts[0].variance``.  A decoder
-    that gives the parameter gives a number for each column; those of columns whose likelihood has none are not used.
+    The attribute ``parts`` is the list of likelihoods, with their parameters, such as ``likelihood.parts[0].variance``.  A
+    decoder that returns the parameter returns a number for each column; numbers of columns whose likelihood has none are
+    ignored.
 
     >>> from pyro_lvgp.likelihoods import Bernoulli, Gaussian
     >>> kinds = Heterogeneous([(Gaussian(0.5, data_dim=2), [0, 2]), (Bernoulli(), [1])])
@@ -43,23 +46,25 @@ class Heterogeneous(Likelihood):
     def __init__(self, parts: Sequence[tuple[Likelihood, Sequence[int]]]):
         super().__init__()
         likelihoods, groups = _checked(parts)
-        thetas = [part.params() for part in likelihoods]
-        for part, group, params in zip(likelihoods, groups, thetas, strict=True):
+        params_of_parts = [part.params() for part in likelihoods]
+        for part, group, params in zip(likelihoods, groups, params_of_parts, strict=True):
             part.check_outputs(len(group), params)
         self.parts = PyroModuleList(likelihoods)
         self._columns = _Columns(groups)
-        self._has_theta = [params is not None for params in thetas]
-        # A call of a part would forbid Pyro to make it one.
+        self._has_params = [params is not None for params in params_of_parts]
+        # distribution() is called, not the part itself: Pyro cannot rename a module once it has run.
         functions = [torch.zeros(group.shape) for group in groups]
-        entries = [part.distribution(f, params) for part, f, params in zip(likelihoods, functions, thetas, strict=True)]
-        self.fill_value = _common_stand_in([part.fill_value for part in likelihoods], [y.support for y in entries])
+        entries = [
+            part.distribution(f, params) for part, f, params in zip(likelihoods, functions, params_of_parts, strict=True)
+        ]
+        self.fill_value = _common_fill_value([part.fill_value for part in likelihoods], [y.support for y in entries])
 
     def _by_part(self, params: Tensor | None, *tensors: Tensor) -> Iterator[tuple[Any, Tensor | None, tuple[Tensor, ...]]]:
-        """Each part, its parameter, and its columns of some tensors."""
-        own = [None] * len(self.parts) if params is None else self._columns.split(params)
+        """Iterate over the parts, with the parameter of each and its columns of the tensors."""
+        values = [None] * len(self.parts) if params is None else self._columns.split(params)
         columns = zip(*(self._columns.split(x) for x in tensors), strict=True)
-        for part, has_theta, value, mine in zip(self.parts, self._has_theta, own, columns, strict=True):
-            yield part, value if has_theta else None, mine
+        for part, has_params, value, inputs in zip(self.parts, self._has_params, values, columns, strict=True):
+            yield part, value if has_params else None, inputs
 
     def params(self):
         own = [part.params() for part in self.parts]
@@ -69,28 +74,28 @@ class Heterogeneous(Likelihood):
         return self._columns.join([like.new_ones(1) if params is None else params for params in own])
 
     def distribution(self, f, params):
-        return _ByColumn(self._columns, [part.distribution(*mine, own) for part, own, mine in self._by_part(params, f)])
+        return _ByColumn(self._columns, [part.distribution(*inputs, own) for part, own, inputs in self._by_part(params, f)])
 
     def inverse_link(self, y):
-        return self._columns.join([part.inverse_link(*mine) for part, _, mine in self._by_part(None, y)])
+        return self._columns.join([part.inverse_link(*inputs) for part, _, inputs in self._by_part(None, y)])
 
     def initial_function(self, y):
-        return self._columns.join([part.initial_function(*mine) for part, _, mine in self._by_part(None, y)])
+        return self._columns.join([part.initial_function(*inputs) for part, _, inputs in self._by_part(None, y)])
 
     def init_from_data(self, y, f):
-        for part, _, mine in self._by_part(None, y, f):
-            part.init_from_data(*mine)
+        for part, _, inputs in self._by_part(None, y, f):
+            part.init_from_data(*inputs)
 
     def expected_log_prob(self, y, mean, variance, params):
         parts = self._by_part(params, y, mean, variance)
-        return self._columns.join([part.expected_log_prob(*mine, own) for part, own, mine in parts])
+        return self._columns.join([part.expected_log_prob(*inputs, own) for part, own, inputs in parts])
 
     def log_predictive_density(self, y, mean, variance, params):
         parts = self._by_part(params, y, mean, variance)
-        return self._columns.join([part.log_predictive_density(*mine, own) for part, own, mine in parts])
+        return self._columns.join([part.log_predictive_density(*inputs, own) for part, own, inputs in parts])
 
     def moments(self, mean, variance, params):
-        parts = [part.moments(*mine, own) for part, own, mine in self._by_part(params, mean, variance)]
+        parts = [part.moments(*inputs, own) for part, own, inputs in self._by_part(params, mean, variance)]
         y_mean, y_variance = (self._columns.join(values) for values in zip(*parts, strict=True))
         return y_mean, y_variance
 
@@ -103,12 +108,15 @@ class Heterogeneous(Likelihood):
         super().check_outputs(data_dim, params)
 
     def check(self, y):
-        for part, _, mine in self._by_part(None, y):
-            part.check(*mine)
+        for part, _, inputs in self._by_part(None, y):
+            part.check(*inputs)
 
 
 class _Columns(nn.Module):
-    """The last dimension of tensors, in groups."""
+    """Partition of the last dimension of tensors into groups.
+
+    :param groups: column indices of each group.
+    """
 
     grouped: Tensor
     order: Tensor
@@ -122,21 +130,21 @@ class _Columns(nn.Module):
         self.register_buffer("order", grouped.argsort(), persistent=False)
 
     def split(self, x: Shaped[Tensor, "..."]) -> tuple[Shaped[Tensor, "*batch group"], ...]:
-        """The columns of each group, of a tensor [*batch, D or 1] or a scalar."""
+        """Split a tensor [*batch, D or 1], or a scalar, into the columns of each group."""
         x = torch.atleast_1d(x)
         if x.shape[-1] not in (1, self.number):
             raise ValueError(f"expected {self.number} columns, those of all parts, got a tensor of shape {list(x.shape)}")
         return x.expand(*x.shape[:-1], self.number).index_select(-1, self.grouped).split(self.sizes, -1)
 
     def join(self, values: Sequence[Shaped[Tensor, "*#batch #group"]]) -> Shaped[Tensor, "*batch D"]:
-        """Those of all groups, in their order in the data."""
+        """Join the columns of all groups in the order of the data."""
         batch = torch.broadcast_shapes(*(x.shape[:-1] for x in values))
         columns = [x.expand(*batch, size) for x, size in zip(values, self.sizes, strict=True)]
         return torch.cat(columns, -1).index_select(-1, self.order)
 
 
 class _ByColumn(dist.TorchDistribution):
-    """Entries whose columns follow the distributions of several parts."""
+    """Joint distribution of independent columns, each of which follows the distribution of its part."""
 
     arg_constraints = {}  # noqa: RUF012
     has_rsample = False
@@ -183,7 +191,7 @@ class _SupportByColumn(constraints.Constraint):
 
 
 def _checked(parts: Sequence[tuple[Likelihood, Sequence[int]]]) -> tuple[list[Likelihood], list[Tensor]]:
-    """Likelihoods and their columns."""
+    """Return the likelihoods and the column indices of each, or raise an error."""
     likelihoods: list[Likelihood] = []
     groups: list[Tensor] = []
     for part in parts:
@@ -204,12 +212,12 @@ def _checked(parts: Sequence[tuple[Likelihood, Sequence[int]]]) -> tuple[list[Li
     return likelihoods, groups
 
 
-def _common_stand_in(values: Sequence[float], supports: Sequence[constraints.Constraint]) -> float:
-    """One of the values, in all of the supports."""
+def _common_fill_value(values: Sequence[float], supports: Sequence[constraints.Constraint]) -> float:
+    """Find a fill value of one part that is in the support of all parts."""
     for value in values:
         if all(support.check(torch.full((1,), value)).all() for support in supports):
             return value
     raise ValueError(
-        "expected the fill_value of one part, which takes the place of what is missing, in the support of all, got "
-        f"{list(values)}; derive a likelihood with another fill_value"
+        f"expected a fill_value that is in the support of every part, got {list(values)}; derive a likelihood with another "
+        "fill_value"
     )

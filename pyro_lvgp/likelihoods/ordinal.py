@@ -1,4 +1,4 @@
-"""Levels with an order but no distances, such as answers from "never" to "always"."""
+"""Ordinal likelihood, for ordered levels such as answers from "never" to "always"."""
 
 import pyro.distributions as dist
 import torch
@@ -10,23 +10,25 @@ from torch.special import log_ndtr, ndtr, ndtri
 from pyro_lvgp._utils.validation import check_data, check_not_empty, check_values
 from pyro_lvgp.likelihoods.base import WithParameter
 
-_NUM_UNASKED = 100  # levels that a few rows may have too
+__all__ = ["Ordinal"]
+
+_MAX_INFERRED_LEVELS = 100  # for data with fewer rows than levels
 
 
 class Ordinal(WithParameter):
-    r"""Levels 0, …, K − 1: y is the number of edges below a noisy f.
+    r"""Ordered probit likelihood of levels 0, …, K − 1: y is the number of edges below a noisy f.
 
     .. math::
 
         p(y = k \mid f) = \Phi\Big(\frac{e_{k+1} - f}{s}\Big) - \Phi\Big(\frac{e_k - f}{s}\Big), \qquad
         e_0 = -\infty,\; e_K = \infty
 
-    :param edges: :math:`e_1 < \dots < e_{K-1}`, those of all outputs [K − 1] or of each [D, K − 1].  They are not learned: the
-        mean of f and the scale shift and stretch them, which for three levels is all there is.
+    :param edges: :math:`e_1 < \dots < e_{K-1}`, common to all outputs [K − 1] or of each output [D, K − 1].  They are not
+        learned, except that the mean of f and the scale s are equivalent to a shift and a stretch of the edges.
     :param scale: initial s, in units of f.
-    :param data_dim: give the number of outputs for a scale of each output; None shares one.
-    :param num_points: quadrature nodes per entry of a bound; give more where f is known less well than to 4 s.
-    :raises ValueError: for edges that do not rise, a scale that is not positive, or either of another shape.
+    :param data_dim: number of outputs, for a scale of each output; None shares one.
+    :param num_points: number of quadrature nodes per entry; give more if the standard deviation of f exceeds 4 s.
+    :raises ValueError: for edges that do not increase, a scale that is not positive, or a wrong shape of either.
 
     The attribute ``scale`` is a ``PyroParam`` of shape [] or [data_dim]; assign a ``PyroSample`` for a prior.
 
@@ -45,8 +47,7 @@ class Ordinal(WithParameter):
         edges = torch.as_tensor(edges, dtype=torch.get_default_dtype())
         if edges.dim() not in (1, 2) or not edges.numel() or not edges.isfinite().all() or not (edges.diff() > 0).all():
             raise ValueError(
-                "expected edges that rise, one fewer than there are levels, of shape [K − 1] or [D, K − 1], got "
-                f"{edges.tolist()}"
+                f"expected increasing edges, one fewer than levels, of shape [K − 1] or [D, K − 1], got {edges.tolist()}"
             )
         self.register_buffer("edges", edges)
 
@@ -54,18 +55,18 @@ class Ordinal(WithParameter):
     def from_data(
         cls, Y: Float[Tensor, "N D"], num_levels: int | None = None, scale: float | Tensor = 0.5, *, num_points: int = 20
     ) -> "Ordinal":
-        """Edges where the levels of each column have the shares of a standard normal that they have of the data.
+        """Create the likelihood with edges at the normal quantiles of the cumulative frequencies of each column.
 
-        Each level counts half an entry more than there are, so that one without any has a place too.
+        Half an entry is added to the count of each level, so that levels that do not occur have a positive probability.
 
-        :param Y: levels, NaN where missing; columns with other numbers of levels are for a likelihood of their own in a
-            :class:`~pyro_lvgp.likelihoods.Heterogeneous`.
-        :param num_levels: K; by default that of the highest level in the data, and those below.
+        :param Y: levels, NaN where missing; use :class:`~pyro_lvgp.likelihoods.Heterogeneous` for columns with different
+            numbers of levels.
+        :param num_levels: K; by default one more than the highest level in the data.
         :param scale: initial s of each output.
-        :param num_points: quadrature nodes per entry of a bound.
-        :raises ValueError: if there is no row, Y is no table, or an entry is no level or, without ``num_levels``, higher than
-            100 and than there are rows.
-        :raises TypeError: for what is no tensor of floats.
+        :param num_points: number of quadrature nodes per entry.
+        :raises ValueError: if Y is empty or not a matrix, an entry is no level, or, without ``num_levels``, a level exceeds
+            both 100 and the number of rows.
+        :raises TypeError: if Y is no tensor of floats.
 
         >>> Ordinal.from_data(torch.tensor([[0.0], [1.0], [1.0], [2.0]])).edges
         tensor([[-0.6046,  0.6046]])
@@ -74,9 +75,9 @@ class Ordinal(WithParameter):
         check_data(Y, Y.shape[-1], like=Y, name="Y")
         check_values(Y, rows=False, columns=False, name="Y")
         K = int(Y.nan_to_num().max()) + 1 if num_levels is None else num_levels
-        if num_levels is None and max(len(Y), _NUM_UNASKED) < K:
+        if num_levels is None and max(len(Y), _MAX_INFERRED_LEVELS) < K:
             raise ValueError(
-                f"expected levels 0, 1, …, no more of them than the {len(Y)} rows, got one of {K - 1}; number them by "
+                f"expected levels 0, 1, …, no more of them than the {len(Y)} rows, got level {K - 1}; number them by "
                 "torch.unique(column, return_inverse=True)[1], or give num_levels"
             )
         levels = torch.arange(K).to(Y)
@@ -110,13 +111,13 @@ class Ordinal(WithParameter):
         super().check_outputs(data_dim, params)
         if self.edges.dim() == 2 and len(self.edges) not in (1, data_dim):
             raise ValueError(
-                f"expected edges for all outputs, or for each of {data_dim}, got {len(self.edges)} rows of them; make the "
-                "likelihood of as many columns as the model has"
+                f"expected edges common to all outputs, or of each of {data_dim} outputs, got edges of {len(self.edges)} "
+                "outputs; create the likelihood from as many columns as the model has"
             )
 
 
 class _Levels(dist.TorchDistribution):
-    """How many edges [*, K − 1] are below a normal variable."""
+    """Distribution of the number of edges [*, K − 1] below a normal variable."""
 
     arg_constraints = {}  # noqa: RUF012
     has_rsample = False
@@ -143,13 +144,13 @@ class _Levels(dist.TorchDistribution):
 
     @property
     def variance(self):
-        # Σⱼₖ cov(y ≥ j, y ≥ k), all of whose terms are positive: no digits are lost where y hardly varies.
+        # Σⱼₖ cov(y ≥ j, y ≥ k), all of whose terms are positive: nothing cancels where y hardly varies.
         above = self._above()
         p, q = ndtr(above), ndtr(-above)
         return (p * (2.0 * q.cumsum(-1) - q)).sum(-1)
 
     def _above(self) -> Float[Tensor, "*batch edges"]:
-        """How far f is above each edge, in scales."""
+        """Standardised distances (f − e) / s from the edges."""
         return (self._loc[..., None] - self._edges) / self._scale[..., None]
 
     def expand(self, batch_shape, _instance=None):
@@ -162,7 +163,7 @@ class _Levels(dist.TorchDistribution):
             return (noisy[..., None] > self._edges).sum(-1).to(noisy)
 
     def log_prob(self, value):
-        """log(Φ(b) − Φ(a)) where both are on the left, to which symmetry takes those on the right."""
+        """Compute log(Φ(b) − Φ(a)); intervals in the right tail are reflected to the left, where log Φ is accurate."""
         last = self._edges.shape[-1] - 1
         low = (_pick(self._edges, (value - 1.0).clamp_min(0.0)) - self._loc) / self._scale
         high = (_pick(self._edges, value.clamp_max(last)) - self._loc) / self._scale
@@ -175,6 +176,6 @@ class _Levels(dist.TorchDistribution):
 
 
 def _pick(edges: Float[Tensor, "*outputs edges"], level: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """That of each level, of its column."""
+    """Select for each level the edge of that index in its column."""
     shape = torch.broadcast_shapes(level.shape, edges.shape[:-1])
     return edges.expand(*shape, -1).gather(-1, level.expand(shape).long()[..., None]).squeeze(-1)

@@ -1,7 +1,7 @@
 r"""Pólya-gamma bounds on logistic likelihoods, without Pólya-gamma variables: pure tensor functions.
 
-A likelihood :math:`p(y \mid \psi) = e^{\ell} (e^{\psi})^{a} / (1 + e^{\psi})^{b}` is at least as large as a Gaussian in ψ that
-touches it at :math:`\psi = \pm c`:
+A likelihood :math:`p(y \mid \psi) = e^{\ell} (e^{\psi})^{a} / (1 + e^{\psi})^{b}` is bounded below by a Gaussian in ψ, which
+equals the likelihood at the variational parameters :math:`\psi = \pm c`:
 
 .. math::
 
@@ -9,8 +9,8 @@ touches it at :math:`\psi = \pm c`:
     + \ell - b \log 2 - b \log\cosh \tfrac{c}{2} + \tfrac12 \bar\omega c^2,
     \qquad \kappa = a - \tfrac{b}{2}, \quad \bar\omega = \frac{b}{2c} \tanh\frac{c}{2} .
 
-The mean of a variable :math:`\mathrm{PG}(b, c)` is :math:`\bar\omega`, and its divergence from its prior is in the constant.
-An entry with a = b = ℓ = 0 is missing.
+:math:`\bar\omega` is the mean of :math:`\mathrm{PG}(b, c)`.  The constant contains the divergence of :math:`\mathrm{PG}(b, c)`
+from :math:`\mathrm{PG}(b, 0)`.  An entry with a = b = ℓ = 0 is missing.
 
 Source: Polson, Scott and Windle (2013); Jaakkola and Jordan (2000), "Bayesian parameter estimation via variational methods".
 """
@@ -24,6 +24,16 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from pyro_lvgp.conjugate.feature_regression import log_partition, weight_posterior
+
+__all__ = [
+    "LogisticForm",
+    "binomial",
+    "collapsed_log_bound",
+    "log_offset",
+    "negative_binomial",
+    "precision",
+    "variational_parameter",
+]
 
 
 class LogisticForm(NamedTuple):
@@ -39,15 +49,15 @@ class LogisticForm(NamedTuple):
     log_constant: Float[Tensor, "*batch"]
 
     def where(self, observed: Bool[Tensor, "*#batch"]) -> "LogisticForm":
-        """The same with the other entries missing.
+        """Set the entries that are not observed to missing.
 
-        :param observed: which are not.
+        :param observed: mask of the observed entries.
         """
         return LogisticForm(*(torch.where(observed, x, 0.0) for x in self))
 
 
 def binomial(y: Float[Tensor, "*batch"], total_count: Float[Tensor, "*#batch"]) -> LogisticForm:
-    """``y ~ Binomial(n, 1 / (1 + e^−ψ))``; with n = 1, Bernoulli.
+    """Compute the form of ``y ~ Binomial(n, 1 / (1 + e^−ψ))``; with n = 1, of the Bernoulli distribution.
 
     :param y: counts.
     :param total_count: number of trials n.
@@ -61,7 +71,7 @@ def binomial(y: Float[Tensor, "*batch"], total_count: Float[Tensor, "*#batch"]) 
 
 
 def negative_binomial(y: Float[Tensor, "*batch"], dispersion: Float[Tensor, "*#batch"]) -> LogisticForm:
-    """``p(y) = Γ(y+r) / (y! Γ(r)) (e^ψ)ʸ / (1+e^ψ)^(y+r)``.
+    """Compute the form of ``p(y | ψ) = Γ(y+r) / (y! Γ(r)) (e^ψ)ʸ / (1+e^ψ)^(y+r)``.
 
     :param y: counts.
     :param dispersion: number of failures r.
@@ -74,10 +84,10 @@ def negative_binomial(y: Float[Tensor, "*batch"], dispersion: Float[Tensor, "*#b
 
 
 def precision(trials: Float[Tensor, "*#batch"], c: Float[Tensor, "*#batch"]) -> Float[Tensor, "*batch"]:
-    """``ω̄ = b tanh(c/2) / (2c)``, the curvature of the bound; ``b/4`` at c = 0.
+    """Compute ``ω̄ = b tanh(c/2) / (2c)``, the precision of the Gaussian bound; ``b/4`` at c = 0.
 
     :param trials: exponent b.
-    :param c: where the bound touches.
+    :param c: variational parameter.
 
     >>> precision(torch.tensor(1.0), torch.tensor([0.0, 2.0]))
     tensor([0.2500, 0.1904])
@@ -88,12 +98,12 @@ def precision(trials: Float[Tensor, "*#batch"], c: Float[Tensor, "*#batch"]) -> 
 
 
 def log_offset(form: LogisticForm, c: Float[Tensor, "*#batch"]) -> Float[Tensor, "*batch"]:
-    """``ℓ − b log 2 − b log cosh(c/2) + ½ ω̄ c²``, the bound at ψ = 0.
+    """Compute ``ℓ − b log 2 − b log cosh(c/2) + ½ ω̄ c²``, the log bound at ψ = 0.
 
-    :param form: of the data.
-    :param c: where the bound touches.
+    :param form: logistic form of the data.
+    :param c: variational parameter.
 
-    >>> log_offset(binomial(torch.ones(1), torch.tensor(1.0)), torch.zeros(1)).exp()  # it touches here
+    >>> log_offset(binomial(torch.ones(1), torch.tensor(1.0)), torch.zeros(1)).exp()  # the bound is tight at ψ = c
     tensor([0.5000])
     """
     log_cosh = 0.5 * c.abs() + softplus(-c.abs()) - math.log(2.0)
@@ -101,10 +111,10 @@ def log_offset(form: LogisticForm, c: Float[Tensor, "*#batch"]) -> Float[Tensor,
 
 
 def variational_parameter(mean: Float[Tensor, "*#batch"], variance: Float[Tensor, "*#batch"]) -> Float[Tensor, "*batch"]:
-    """The best c for ``ψ ~ N(mean, variance)``: ``c² = E ψ²``, where the gradient of the expected bound in c is zero.
+    """Compute the optimal c for ``ψ ~ N(mean, variance)``: ``c² = E ψ²``, where the expected bound has zero gradient in c.
 
-    :param mean: of ψ.
-    :param variance: of ψ.
+    :param mean: means of ψ.
+    :param variance: variances of ψ.
 
     >>> variational_parameter(torch.tensor(3.0), torch.tensor(16.0))
     tensor(5.)
@@ -115,7 +125,7 @@ def variational_parameter(mean: Float[Tensor, "*#batch"], variance: Float[Tensor
 def collapsed_log_bound(
     features: Float[Tensor, "*#batch N L"], form: LogisticForm, c: Float[Tensor, "*#batch N D"]
 ) -> Float[Tensor, "*batch D"]:
-    r"""A bound on :math:`\log \int N(a_d; 0, I) \prod_n p(y_{nd} \mid \varphi_n^T a_d)\, da_d` of each output.
+    r"""Compute a lower bound on :math:`\log \int N(a_d; 0, I) \prod_n p(y_{nd} \mid \varphi_n^T a_d)\, da_d` of each output.
 
     .. math::
 
@@ -123,9 +133,9 @@ def collapsed_log_bound(
         + \sum_n \big[\ell - b \log 2 - b \log\cosh\tfrac{c}{2} + \tfrac12 \bar\omega c^2\big],
         \qquad V_d^{-1} = I + \Phi^T \mathrm{diag}(\bar\omega_{\cdot d}) \Phi .
 
-    :param features: Φ.
-    :param form: of the data.
-    :param c: where the bound touches the likelihood.
+    :param features: features Φ.
+    :param form: logistic form of the data.
+    :param c: variational parameter.
 
     >>> form = binomial(torch.ones(1, 1), torch.tensor(1.0))
     >>> collapsed_log_bound(torch.zeros(1, 1), form, torch.zeros(1, 1)).exp()

@@ -1,5 +1,6 @@
-"""What every latent variable model of the library can do with a fitted guide."""
+"""Base class of latent variable models of rows: predictions, imputations and latents of new rows under any guide."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any, Literal, cast, get_args
@@ -15,13 +16,15 @@ from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from torch import Tensor
 
+from pyro_lvgp._utils.abstract import AbstractModuleMeta
 from pyro_lvgp._utils.eval_mode import eval_mode
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.unique_names import UniquelyNamed
 from pyro_lvgp._utils.validation import check_data, check_index, check_not_empty, check_sizes, check_values
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
 from pyro_lvgp.distributions.normal import PrecisionNormal
-from pyro_lvgp.infer.elbo.handlers import IntegrateGaussians
+from pyro_lvgp.infer.elbo.handlers import MarginalizeGaussians
+from pyro_lvgp.infer.protocols import HasEncoders, SamplesGlobals
 from pyro_lvgp.models._laplace import Entries
 from pyro_lvgp.models._new_rows import LogLikelihood, best_candidates, by_laplace, variational
 from pyro_lvgp.models.prediction import Prediction, average
@@ -32,7 +35,7 @@ Method = Literal["variational", "laplace"]
 _NUM_CANDIDATES = 500
 
 
-class LatentVariableModel(UniquelyNamed):
+class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
     """Rows y_n, each with a latent x_n in plate ``data`` at dim −1, and whatever they share.
 
     You implement ``forward(y=None, idx=None)`` with the sites ``X`` and ``y``, the latter an
@@ -71,12 +74,18 @@ class LatentVariableModel(UniquelyNamed):
         self.num_data, self.data_dim, self.latent_dim = num_data, data_dim, latent_dim
         self.initial_values: dict[str, Tensor] = {}
 
-    def latent_candidates(self) -> Float[Tensor, "C Q"]:
-        """Latents to try first for a row never seen.
+    @abstractmethod
+    def forward(self, y: Float[Tensor, "B D"] | None = None, idx: Int[Tensor, " B"] | None = None) -> Tensor:
+        """Sample what rows share, ``X`` and ``y``.
 
-        :raises NotImplementedError: if the model has none.
+        :param y: observations, NaN where missing; None to generate.
+        :param idx: indices of the rows in y; None for all rows.
+        :returns: y.
         """
-        raise NotImplementedError(f"{type(self).__name__} must implement latent_candidates()")
+
+    @abstractmethod
+    def latent_candidates(self) -> Float[Tensor, "C Q"]:
+        """Return latents at which the search for those of a new row may start."""
 
     def data_plate(self, y: Tensor | None = None, idx: Tensor | None = None) -> pyro.plate:
         """The plate over rows; guides open the same one.
@@ -319,8 +328,9 @@ class LatentVariableModel(UniquelyNamed):
         like = self.latent_candidates()
         row = torch.full((1, self.data_dim), torch.nan, dtype=like.dtype, device=like.device)
         with torch.no_grad():
-            alone = getattr(guide, "sample_globals", None)
-            draw = guide if alone is None else partial(alone, local_plate=self.local_plate)
+            draw: Guide = guide
+            if isinstance(guide, SamplesGlobals):
+                draw = partial(guide.sample_globals, local_plate=self.local_plate)
             return poutine.trace(draw).get_trace(row, torch.zeros(1, dtype=torch.long, device=like.device))
 
     def _predictor(self, guide: Guide) -> Entries:
@@ -334,7 +344,7 @@ class LatentVariableModel(UniquelyNamed):
                 site["fn"] = fn.multivariate_normal
 
         def entries(X: Tensor) -> LikelihoodPredictive:
-            model = poutine.replay(IntegrateGaussians(drawn)(poutine.condition(self, {"X": X})), drawn)
+            model = poutine.replay(MarginalizeGaussians(drawn)(poutine.condition(self, {"X": X})), drawn)
             with torch.set_grad_enabled(X.requires_grad):
                 trace = poutine.trace(model).get_trace(None, torch.arange(len(X), device=X.device))
             y = _rows(trace, {"X", *drawn.nodes}).base_dist
@@ -363,8 +373,7 @@ class LatentVariableModel(UniquelyNamed):
         self, guide: Guide, log_likelihood: LogLikelihood, Y: Tensor, prior: torch.distributions.Distribution, num_starts: int
     ) -> tuple[Tensor, Tensor]:
         """Where a search starts, and standard deviations there: at the encoding of a row, or at the best candidates."""
-        # The encoder of an annealed guide is its base's.
-        encoder = getattr(getattr(getattr(guide, "base_guide", guide), "encoders", None), "X", None)
+        encoder = guide.encoder_of("X") if isinstance(guide, HasEncoders) else None
         if encoder is not None and num_starts == 1:
             with torch.no_grad():
                 loc, scale = encoder(Y)
@@ -380,7 +389,7 @@ def _rows(trace: Trace, given: Collection[str]) -> Any:
     """The distribution of the observations, an ``Independent`` around a ``LikelihoodPredictive``, if all else was given."""
     check_all_given(trace, given)
     fn: Any = trace.nodes["y"]["fn"]
-    if not isinstance(getattr(fn, "base_dist", None), LikelihoodPredictive):
+    if not (isinstance(fn, dist.Independent) and isinstance(fn.base_dist, LikelihoodPredictive)):
         raise TypeError(
             f"expected an Independent around a LikelihoodPredictive at the site 'y' of a model without data, got {fn}; "
             "sample y from LikelihoodPredictive(likelihood, f_mean, f_variance).to_event(1)"

@@ -1,5 +1,6 @@
 """Encoders of data with missing entries, decoders, and input corruption."""
 
+from pyro_lvgp.networks.base import Encoder, loc_and_scale
 from pyro_lvgp.networks.corruption import Corruption, mask_entries, mask_like_rows, mask_like_shifted
 from pyro_lvgp.networks.encoders import IndexNet, PointNet, ZeroImputation
 from pyro_lvgp.networks.factors import FactorNet
@@ -10,6 +11,7 @@ from pyro_lvgp.networks.pyro_module import as_pyro_module
 __all__ = [
     "MLP",
     "Corruption",
+    "Encoder",
     "FactorNet",
     "IndexNet",
     "NeighbourNet",
@@ -17,6 +19,7 @@ __all__ = [
     "PointNet",
     "ZeroImputation",
     "as_pyro_module",
+    "loc_and_scale",
     "mask_entries",
     "mask_like_rows",
     "mask_like_shifted",

@@ -1,4 +1,4 @@
-"""Layers that networks are made of."""
+"""Layers of networks."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -8,16 +8,25 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from pyro_lvgp._utils.validation import check_sizes
+
 
 def layers(
     sizes: Sequence[int], linear: Callable[[int, int], nn.Module] = nn.Linear, activation: type[nn.Module] = nn.SiLU
 ) -> list[nn.Module]:
-    """Linear layers from size to size, with activations between them."""
+    """Create linear layers of the given sizes, with activations between them."""
+    check_sizes(hidden_dims=min(sizes[1:-1], default=1))
     return [module for a, b in pairwise(sizes) for module in (linear(a, b), activation())][:-1]
 
 
 class LinearPerOutput(nn.Module):
-    """Linear layers, one for each output, initialised like ``nn.Linear``; with shared weights they differ in their biases."""
+    """Linear layer for each output, initialised as ``nn.Linear``.
+
+    :param data_dim: number of outputs D.
+    :param in_dim: size of the input of each output.
+    :param out_dim: size of the result of each output.
+    :param share_weight: whether the layers differ in their biases only.
+    """
 
     def __init__(self, data_dim: int, in_dim: int, out_dim: int, *, share_weight: bool = False):
         super().__init__()
@@ -30,5 +39,5 @@ class LinearPerOutput(nn.Module):
 
 
 def network_per_output(data_dim: int, out_dim: int, hidden_dims: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
-    """One network for each output, [*, D, 1] to [*, D, out_dim]."""
+    """Create one network for each output, from [*, D, 1] to [*, D, out_dim]."""
     return nn.Sequential(*layers([1, *hidden_dims, out_dim], partial(LinearPerOutput, data_dim), activation))

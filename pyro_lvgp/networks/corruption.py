@@ -1,8 +1,8 @@
-"""What an encoder is not shown in training, so that it learns to fill gaps: functions that turn more entries into NaN.
+"""Input corruption: functions that replace entries of an encoder's input by NaN during training.
 
-:class:`~pyro_lvgp.infer.StructuredELBO` takes one as ``corruption``: the guide encodes what is left, the model scores all that
-is observed (eq. 5.6 of the GP-VAE thesis).  An encoder then learns to predict the entries that it is not shown, and learns
-most about the gaps of the data if it is shown gaps like them.
+:class:`~pyro_lvgp.infer.StructuredELBO` takes one as ``corruption``: the guide encodes the corrupted data, and the model
+scores all observed entries (eq. 5.6 of the GP-VAE thesis).  An encoder then learns to predict masked entries.  It predicts
+the missing entries of the data best if the masks have the same pattern.
 """
 
 from collections.abc import Callable
@@ -13,11 +13,13 @@ from torch import Tensor
 
 from pyro_lvgp._utils.control_flow import holds
 
+__all__ = ["Corruption", "mask_entries", "mask_like_rows", "mask_like_shifted"]
+
 Corruption = Callable[[Tensor], Tensor]
 
 
 def mask_entries(fraction: float) -> Corruption:
-    """Hide each entry with a probability.
+    """Mask each entry independently with the same probability.
 
     :param fraction: the probability.
     :raises ValueError: for a fraction that is not from 0 to 1.
@@ -33,7 +35,9 @@ def mask_entries(fraction: float) -> Corruption:
 
 
 def mask_like_rows(y: Float[Tensor, "*series N D"]) -> Float[Tensor, "*series N D"]:
-    """Hide of each row what is missing in another row of its series, drawn at random from those not wholly missing.
+    """Mask the entries of each row that are missing in another row of its series, drawn at random.
+
+    Rows without any observed entry are not drawn.
 
     :param y: data, NaN where missing.
 
@@ -42,28 +46,28 @@ def mask_like_rows(y: Float[Tensor, "*series N D"]) -> Float[Tensor, "*series N 
             [2., nan]])
     """
     missing = torch.isnan(y)
-    has_data = ~missing.all(-1)
-    if holds(has_data.all()):
+    has_entries = ~missing.all(-1)
+    if holds(has_entries.all()):
         rows = torch.randint(y.shape[-2], y.shape[:-1], device=y.device)
-    else:  # others pad a series, and are no gaps to imitate
-        chances = has_data.double() + 1e-9  # of a series that is all padding, any row
-        rows = torch.multinomial(chances.reshape(-1, y.shape[-2]), y.shape[-2], replacement=True).reshape(has_data.shape)
+    else:  # rows that are missing as a whole are the padding of a series
+        chances = has_entries.double() + 1e-9  # the constant allows series that are all padding
+        rows = torch.multinomial(chances.reshape(-1, y.shape[-2]), y.shape[-2], replacement=True).reshape(has_entries.shape)
     return y.masked_fill(missing.gather(-2, rows[..., None].expand_as(missing)), torch.nan)
 
 
 def mask_like_shifted(y: Float[Tensor, "*series N D"]) -> Float[Tensor, "*series N D"]:
-    """Hide what is missing a random number of rows before, round the end: a block that is missing stays a block.
+    """Mask the entries that are missing in the same series shifted cyclically by a random number of rows.
 
-    The end of a series is the last row of which something is observed.
+    Contiguous missing blocks keep their shape.  A series ends with its last row that has an observed entry.
 
     :param y: data, NaN where missing, with rows in the order of their inputs.
 
-    >>> hidden = mask_like_shifted(torch.tensor([[1.0], [torch.nan], [torch.nan], [4.0]]))
-    >>> int(torch.isnan(hidden).sum()) in (2, 3, 4)
+    >>> masked = mask_like_shifted(torch.tensor([[1.0], [torch.nan], [torch.nan], [4.0]]))
+    >>> int(torch.isnan(masked).sum()) in (2, 3, 4)
     True
     """
     missing, steps = torch.isnan(y), torch.arange(y.shape[-2], device=y.device)
-    # Rows at the end of which nothing is observed pad a series.
+    # Rows without observed entries at the end of a series are padding.
     length = ((steps + 1) * ~missing.all(-1)).amax(-1, keepdim=True).clamp_min(1)
     rows = (steps - torch.randint(y.shape[-2], (), device=y.device)) % length
     return y.masked_fill(missing.gather(-2, rows[..., None].expand_as(missing)), torch.nan)

@@ -1,4 +1,4 @@
-"""Encoders that fill what is missing, or sum features of what is observed."""
+"""Encoders of data with missing entries: zero imputation, and sums of features of observed entries."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -8,13 +8,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pyro_lvgp.networks._encoder import Encoder, loc_and_scale, positive
+from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.networks._layers import LinearPerOutput, layers, network_per_output
+from pyro_lvgp.networks.base import Encoder, loc_and_scale, positive
 from pyro_lvgp.networks.mlp import MLP
+
+__all__ = ["IndexNet", "PointNet", "ZeroImputation"]
 
 
 class ZeroImputation(Encoder):
-    r"""Encoder that puts zero where an entry is missing and says so.
+    r"""Encoder of the data with zeros for missing entries, and of the mask of observed entries.
 
     :math:`(m_n, S_n) = \mathrm{MLP}(\tilde y_n, o_n)`, with :math:`\tilde y_{nd} = y_{nd}` and :math:`o_{nd} = 1` where
     observed, both zero where missing (NaN).
@@ -23,7 +26,8 @@ class ZeroImputation(Encoder):
     :param latent_dim: number of latent dimensions Q.
     :param hidden_dims: sizes of the hidden layers.
     :param covariance: ``"diagonal"`` returns loc and scale [*, Q]; ``"full"`` loc and scale_tril [*, Q, Q].
-    :param init_scale: the scale where the network gives zero, and so about the initial one; the diagonal of scale_tril.
+    :param init_scale: scale, or diagonal of scale_tril, where the network returns zero, and so approximately at
+        initialisation.
     :param activation: class of the activation between layers.
     :raises ValueError: for a size below 1, another covariance, an ``init_scale`` that is not positive, or data with another
         number of outputs.
@@ -45,7 +49,7 @@ class ZeroImputation(Encoder):
         init_scale: float = 0.7,
         activation: type[nn.Module] = nn.SiLU,
     ):
-        super().__init__(data_dim, latent_dim, hidden_dims, init_scale)
+        super().__init__(data_dim, latent_dim, init_scale)
         if covariance not in ("diagonal", "full"):
             raise ValueError(f'expected covariance "diagonal" or "full", got {covariance!r}')
         self.covariance = covariance
@@ -53,7 +57,7 @@ class ZeroImputation(Encoder):
         self.net = MLP(2 * data_dim, latent_dim + self._scale_size, hidden_dims, activation)
 
     def forward(self, y: Float[Tensor, "*batch D"]) -> tuple[Float[Tensor, "*batch Q"], Tensor]:
-        values, observed = self._observed(y)
+        values, observed = self.split_missing(y)
         output = self.net(torch.cat([values, observed.to(y)], -1))
         if self.covariance == "diagonal":
             return loc_and_scale(output, self.init_scale)
@@ -65,9 +69,9 @@ class ZeroImputation(Encoder):
 
 
 class _SumNet(Encoder):
-    """A network ``rho`` of the sum, over observed outputs, of their features ``h``.
+    """Network ``rho`` of the sum, over observed outputs, of their features ``h``.
 
-    The constant 1 / √D, which rho could learn, lets wide data start near ``init_scale`` too.
+    The sum is divided by √D, so that the initial scale is near ``init_scale`` for many outputs too.
     """
 
     def __init__(
@@ -80,33 +84,34 @@ class _SumNet(Encoder):
         init_scale: float = 0.5,
         activation: type[nn.Module] = nn.SiLU,
     ):
-        super().__init__(data_dim, latent_dim, hidden_dims, init_scale, feature_dim)
+        super().__init__(data_dim, latent_dim, init_scale)
+        check_sizes(feature_dim=feature_dim)
         self.h = self._make_h(hidden_dims, feature_dim, activation)
         self.rho = MLP(feature_dim, 2 * latent_dim, hidden_dims, activation)
 
     @abstractmethod
     def _make_h(self, hidden_dims: Sequence[int], feature_dim: int, activation: type[nn.Module]) -> nn.Sequential:
-        """The network of each entry, [*, D, 1] to [*, D, feature_dim]."""
+        """Create the network h of each entry, from [*, D, 1] to [*, D, feature_dim]."""
 
     def forward(self, y: Float[Tensor, "*batch D"]) -> tuple[Float[Tensor, "*batch Q"], Float[Tensor, "*batch Q"]]:
-        values, observed = self._observed(y)
+        values, observed = self.split_missing(y)
         features = self.h(values[..., None])
         total = torch.where(observed[..., None], features, 0.0).sum(-2) / self.data_dim**0.5
         return loc_and_scale(self.rho(total), self.init_scale)
 
 
 class PointNet(_SumNet):
-    r"""Encoder that sums what one network says about each observed entry.
+    r"""Encoder by a sum of features of the observed entries, with one network for all outputs and an embedding of each.
 
     :math:`(m_n, \sigma_n) = \rho\big(D^{-1/2} \sum_{p \in O_n} h(p, y_{np})\big)`, where :math:`O_n` are the observed outputs
-    of row n, the rest being missing (NaN).  The first layer of h is :math:`w y_{np} + e_p`, with an embedding :math:`e_p` to
-    learn, so that outputs need no order: relabelled together with their embeddings, they give the same.
+    of row n, the rest being missing (NaN).  The first layer of h is :math:`w y_{np} + e_p` with a learned embedding
+    :math:`e_p` of output p.  The encoder is invariant to permutations of the outputs together with their embeddings.
 
     :param data_dim: number of outputs D.
     :param latent_dim: number of latent dimensions Q.
-    :param hidden_dims: sizes of the hidden layers, those of h and those of ρ alike.
-    :param feature_dim: size of what h returns.
-    :param init_scale: the scale where ρ gives zero, and so about the initial one.
+    :param hidden_dims: sizes of the hidden layers of h, and of ρ.
+    :param feature_dim: number of features that h returns.
+    :param init_scale: scale where ρ returns zero, and so approximately at initialisation.
     :param activation: class of the activation between layers.
     :raises ValueError: for a size below 1, an ``init_scale`` that is not positive, or data with another number of outputs.
 
@@ -126,16 +131,16 @@ class PointNet(_SumNet):
 
 
 class IndexNet(_SumNet):
-    r"""Encoder that sums what a network for each output says about its entry, where observed.
+    r"""Encoder by a sum of features of the observed entries, with a network for each output.
 
     :math:`(m_n, \sigma_n) = \rho\big(D^{-1/2} \sum_{p \in O_n} h_p(y_{np})\big)`, where :math:`O_n` are the observed outputs
     of row n, the rest being missing (NaN).
 
     :param data_dim: number of outputs D.
     :param latent_dim: number of latent dimensions Q.
-    :param hidden_dims: sizes of the hidden layers, those of each h_p and those of ρ alike.
-    :param feature_dim: size of what each h_p returns.
-    :param init_scale: the scale where ρ gives zero, and so about the initial one.
+    :param hidden_dims: sizes of the hidden layers of each h_p, and of ρ.
+    :param feature_dim: number of features that each h_p returns.
+    :param init_scale: scale where ρ returns zero, and so approximately at initialisation.
     :param activation: class of the activation between layers.
     :raises ValueError: for a size below 1, an ``init_scale`` that is not positive, or data with another number of outputs.
 

@@ -1,4 +1,4 @@
-"""Encoders that multiply what each observed output says."""
+"""Encoders by products of Gaussian factors, one of each observed output."""
 
 from collections.abc import Sequence
 
@@ -6,30 +6,33 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pyro_lvgp.networks._encoder import Encoder, loc_and_scale, smallest_scale
 from pyro_lvgp.networks._layers import network_per_output
+from pyro_lvgp.networks.base import Encoder, loc_and_scale, smallest_scale
+
+__all__ = ["FactorNet"]
 
 
 class FactorNet(Encoder):
-    r"""Encoder that multiplies Gaussians, one from each observed output.
+    r"""Encoder by a product of Gaussian factors, one of each observed output.
 
     .. math::
 
         N(m_n, \sigma_n^2) \propto \prod_{p \in O_n} N\big(\mu_p(y_{np}),\, \lambda_p(y_{np})^{-1}\big), \qquad
         \sigma_n^{-2} = \sum_{p \in O_n} \lambda_p, \qquad m_n = \sigma_n^2 \sum_{p \in O_n} \lambda_p \mu_p
 
-    where :math:`O_n` are the observed outputs of row n, the rest being missing (NaN).  Each output that is observed makes the
-    scale smaller.  With none, loc is 0 and the scale ``finfo(dtype).tiny ** -0.2``, 4e7 in float32: 1 / scale² and its
-    gradient neither vanish nor overflow.
+    where :math:`O_n` are the observed outputs of row n, the rest being missing (NaN).  Each observed output
+    reduces the scale.  Without observed outputs loc is 0 and the scale ``finfo(dtype).tiny ** -0.2``, 4e7 in float32, for
+    which 1 / scale² and its gradient neither vanish nor overflow.
 
     :param data_dim: number of outputs D.
     :param latent_dim: number of latent dimensions Q.
     :param hidden_dims: sizes of the hidden layers of the network of each output.
-    :param init_scale: the scale with all outputs observed where their networks give zero, and so about the initial one.
+    :param init_scale: scale with all outputs observed where their networks return zero, and so approximately at
+        initialisation.
     :param activation: class of the activation between layers.
-    :param loadings: weights W ``[D, Q]`` of a linear decoder to start from: each factor is at first what
-        :math:`N(y_{np};\, W_{pq} f_{nq},\, s^2)` says of :math:`f_{nq}`, with s the ``init_scale``, and stays without
-        a factor where :math:`W_{pq} = 0`.  An encoder that starts there need not learn first what the decoder does.
+    :param loadings: weights W ``[D, Q]`` of a linear decoder, for initialisation: each factor is then proportional to
+        :math:`N(y_{np};\, W_{pq} f_{nq},\, s^2)` as a function of :math:`f_{nq}`, with s the ``init_scale``.  Where
+        :math:`W_{pq} = 0` there is no factor, during training either.
     :raises ValueError: for a size below 1, an ``init_scale`` that is not positive, loadings that are all zero, not finite or
         of another shape, or data with another number of outputs.
 
@@ -54,14 +57,14 @@ class FactorNet(Encoder):
         activation: type[nn.Module] = nn.SiLU,
         loadings: Float[Tensor, "D Q"] | None = None,
     ):
-        super().__init__(data_dim, latent_dim, hidden_dims, init_scale)
+        super().__init__(data_dim, latent_dim, init_scale)
         self.factors = network_per_output(data_dim, 2 * latent_dim, hidden_dims, activation)
         self.loadings_inverse = None
         if loadings is not None:
-            self._start_from(loadings)
+            self._init_from_loadings(loadings)
 
-    def _start_from(self, loadings: Float[Tensor, "D Q"]) -> None:
-        """Factors of a linear decoder, beside which the networks start at zero."""
+    def _init_from_loadings(self, loadings: Float[Tensor, "D Q"]) -> None:
+        """Initialise the factors from a linear decoder, and the networks, which are added to them, at zero."""
         shape = (self.data_dim, self.latent_dim)
         if loadings.shape != shape or not (loadings.isfinite().all() and loadings.any()):
             raise ValueError(
@@ -75,14 +78,14 @@ class FactorNet(Encoder):
             nn.init.zeros_(parameter)
 
     def forward(self, y: Float[Tensor, "*batch D"]) -> tuple[Float[Tensor, "*batch Q"], Float[Tensor, "*batch Q"]]:
-        values, observed = self._observed(y)
+        values, observed = self.split_missing(y)
         values = values[..., None]
         locs, scales = loc_and_scale(self.factors(values), self.init_scale * self.data_dim**0.5)
-        told = observed[..., None]
+        has_factor = observed[..., None]
         if self.loadings_inverse is not None:
-            told = told & (self.relative_scale > 0.0)
+            has_factor = has_factor & (self.relative_scale > 0.0)
             locs = locs + values * self.loadings_inverse
-            scales = torch.where(told, scales * self.relative_scale, 1.0)
-        precisions = torch.where(told, scales.square().reciprocal(), 0.0)
+            scales = torch.where(has_factor, scales * self.relative_scale, 1.0)
+        precisions = torch.where(has_factor, scales.square().reciprocal(), 0.0)
         precision = precisions.sum(-2).clamp_min(smallest_scale(y) ** 2)
         return (precisions * locs).sum(-2) / precision, precision.rsqrt()

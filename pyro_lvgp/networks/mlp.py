@@ -1,10 +1,12 @@
-"""Networks for any use."""
+"""Fully connected networks."""
 
 from collections.abc import Sequence
 
 from torch import nn
 
 from pyro_lvgp.networks._layers import layers
+
+__all__ = ["MLP"]
 
 
 class MLP(nn.Sequential):

@@ -5,14 +5,16 @@ from pyro.nn import PyroModule, PyroParam
 from pyro.nn.module import to_pyro_module_
 from torch import nn
 
+__all__ = ["adopt", "as_pyro_module"]
+
 
 def as_pyro_module(network: nn.Module) -> nn.Module:
-    """Make a network, in place, a ``PyroModule`` whose parameters are all ``PyroParam``; those that are frozen stay so.
+    """Convert a network in place to a ``PyroModule`` whose parameters are ``PyroParam``; frozen parameters stay frozen.
 
-    Plain ``nn.Parameter`` inside a guide fail under Pyro's setting ``module_local_params``.
+    Parameters of type ``nn.Parameter`` inside a guide fail under Pyro's setting ``module_local_params``.
 
     :param network: any module.
-    :raises ValueError: if two modules share a parameter, since Pyro keeps parameters by their names.
+    :raises ValueError: if two modules share a parameter, which Pyro would register under two names.
 
     >>> from pyro_lvgp.networks import MLP
     >>> net = as_pyro_module(MLP(3, 2))
@@ -27,8 +29,9 @@ def as_pyro_module(network: nn.Module) -> nn.Module:
                 path = f"{place}.{name}".lstrip(".")
                 if id(parameter) in names:
                     raise ValueError(
-                        f"expected a parameter in one module only, got {names[id(parameter)]!r} and {path!r} as one; use one "
-                        "module twice, or read the parameter of the other module in forward"
+                        f"expected a parameter in one module only, got one shared by {names[id(parameter)]!r} and {path!r}; "
+                        f"use "
+                        "one module twice, or read the parameter of the other module in forward"
                     )
                 names[id(parameter)] = path
                 setattr(module, name, PyroParam(parameter.detach()))
@@ -37,14 +40,17 @@ def as_pyro_module(network: nn.Module) -> nn.Module:
 
 
 def adopt(owner: PyroModule, name: str, network: nn.Module) -> None:
-    """Make a network a part of a model or a guide, as :func:`as_pyro_module` has it.
+    """Assign a network, converted by :func:`as_pyro_module`, to an attribute of a model or a guide.
 
-    :raises ValueError: if it has run as a part of another.
+    :param owner: the model or guide.
+    :param name: name of the attribute; dots separate nested modules.
+    :param network: any module.
+    :raises ValueError: if the network has run as a part of another module.
     """
     try:
         deep_setattr(owner, name, as_pyro_module(network))
     except AssertionError as error:  # Pyro cannot rename parts that have run
         raise ValueError(
             f"expected a module of its own for each model and guide, got a {type(network).__name__} that has run elsewhere; "
-            "make a new one, whose load_state_dict(...) takes over what was learned"
+            "make a new one, and copy the learned parameters by its load_state_dict(...)"
         ) from error

@@ -17,8 +17,7 @@ from benchmarks.core import scores
 from benchmarks.core.report import aggregate
 from benchmarks.tasks import annealed, annealed_peers, annealed_pictures
 from pyro_lvgp.guides import MeanFieldGuide
-from pyro_lvgp.infer import _compiled_loop
-from pyro_lvgp.infer import MeanFieldELBO
+from pyro_lvgp.infer import MeanFieldELBO, _compiled_loop
 from pyro_lvgp.models import BayesianGPLVM
 from pyro_lvgp.plots import PALETTE
 

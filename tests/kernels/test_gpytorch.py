@@ -92,7 +92,7 @@ def test_as_kernel_broadcasts(gpytorch):
     assert kernel(Z, X[0, 0]).shape == (3, 6, 4)
     assert kernel.diagonal(X).shape == (5, 3, 4)
     torch.testing.assert_close(kernel.diagonal(X), kernel(X).diagonal(dim1=-2, dim2=-1))
-    assert kernel._parameters_text().startswith("lengthscale=[0.6931, ")
+    assert kernel.parameters_text().startswith("lengthscale=[0.6931, ")
 
 
 def test_as_kernel_takes_kernels_only():

@@ -70,11 +70,11 @@ def test_a_kernel_must_implement_its_two_methods():
 
 def test_a_diagonal_without_the_batch_of_its_kernel_is_refused():
     class White(Kernel):
-        def _covariance(self, X, Z, params):
+        def k(self, X, Z, params):
             return (X[..., :, None, :] == Z[..., None, :, :]).all(-1).to(X.dtype).expand(2, -1, -1)
 
-        def _diagonal(self, X, params):
+        def k_diagonal(self, X, params):
             return torch.ones_like(X[..., 0])
 
-    with pytest.raises(ValueError, match=r"_diagonal of White to have the batch shape \[2\]"):
+    with pytest.raises(ValueError, match=r"k_diagonal of White to have the batch shape \[2\]"):
         White(1, batch_shape=(2,)).diagonal(torch.randn(3, 1))

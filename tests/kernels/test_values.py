@@ -56,9 +56,9 @@ def test_active_dims():
     assert not any("columns" in name for name in kernel.state_dict())
 
 
-@pytest.mark.parametrize("changed", ["_covariance", "covariance", "_diagonal", "diagonal", "_select", "params"])
+@pytest.mark.parametrize("changed", ["k", "covariance", "k_diagonal", "diagonal", "_select", "params"])
 def test_a_subclass_with_another_covariance_has_no_chain_but_its_own(changed):
-    Same = type("Same", (Matern,), {"_parameters_text": lambda self: ""})
+    Same = type("Same", (Matern,), {"parameters_text": lambda self: ""})
     Other = type("Other", (Same,), {changed: getattr(Matern, changed)})
     Derived = type("Derived", (Other,), {})
     Chained = type("Chained", (Derived,), {"state_space_model": Matern.state_space_model})
@@ -70,8 +70,8 @@ def test_a_subclass_with_another_covariance_has_no_chain_but_its_own(changed):
 
 def test_warped_time_is_modelled_beyond_the_points_that_are_taken_by_chains():
     class Warped(Matern):
-        def _covariance(self, X, Z, params):
-            return super()._covariance(X.log(), Z.log(), params)
+        def k(self, X, Z, params):
+            return super().k(X.log(), Z.log(), params)
 
     X = torch.linspace(1.0, 50.0, 300, dtype=torch.float64)[:, None]
     f, kernel = X.squeeze(-1).sin(), Warped(1, 0.5).double()
@@ -106,14 +106,14 @@ def test_float32_time_series_far_from_the_origin():
 
 def test_parameters_text():
     kernel = RBF(2, lengthscale=torch.tensor([0.5, 1.2]))
-    assert kernel._parameters_text() == "lengthscale=[0.5, 1.2], variance=1"
-    shown = (2 * Linear(9) + Linear(1))._parameters_text()
+    assert kernel.parameters_text() == "lengthscale=[0.5, 1.2], variance=1"
+    shown = (2 * Linear(9) + Linear(1)).parameters_text()
     assert shown == "Product(Constant(2), Linear(variance=[1, 1, 1, 1, 1, 1, 1, 1, ...])), Linear(variance=[1])"
     kernel.variance = PyroSample(dist.LogNormal(0.0, 1.0))
     owner = PyroModule("model")
     owner.kernel = kernel
     with poutine.trace() as tape, owner._pyro_context:
-        assert kernel._parameters_text() == "lengthscale=[0.5, 1.2], variance ~ LogNormal"
+        assert kernel.parameters_text() == "lengthscale=[0.5, 1.2], variance ~ LogNormal"
         assert not tape.trace.nodes
         drawn = kernel.variance
-        assert kernel._parameters_text().endswith(f"variance={drawn:.4g}")
+        assert kernel.parameters_text().endswith(f"variance={drawn:.4g}")

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal, Normal
 
-from pyro_lvgp.ops import gaussian_sites
 from pyro_lvgp._utils.cholesky import safe_cholesky
+from pyro_lvgp.ops import gaussian_sites
 
 N, M = 6, 3
 

@@ -178,7 +178,7 @@ def test_more_points_change_nothing():
     """Even where sites are sharp, and the jitter matters."""
     process, precision, loc = make()
     sites = aggregate(process.A, 1e6 * precision, 1e6 * precision * loc)
-    more = process.moved(torch.cat([torch.rand(3, 2), process.Z]))
+    more = process.at_inducing_points(torch.cat([torch.rand(3, 2), process.Z]))
     before = marginals(process.A, process.Kff, *inducing_posterior(sites))
     after = marginals(more.A, more.Kff, *inducing_posterior(moved_sites(process, more, sites)))
     for a, b in zip(before, after, strict=True):
@@ -188,7 +188,7 @@ def test_more_points_change_nothing():
 def test_fewer_points_keep_what_was_known_of_them():
     process, precision, loc = make()
     sites = aggregate(process.A, precision, precision * loc)
-    fewer = process.moved(process.Z[[2, 0]])
+    fewer = process.at_inducing_points(process.Z[[2, 0]])
     mean, covariance = on_values(process, sites)
     got_mean, got_covariance = on_values(fewer, moved_sites(process, fewer, sites))
     torch.testing.assert_close(got_mean, mean[:, [2, 0]])
@@ -201,14 +201,14 @@ def test_moved_points_have_the_posterior_that_the_process_had_there():
     X = torch.rand(1, 3, 2)
     there = SparseProcess(process.kernel, process.Z, X, jitter=process.jitter)
     mean, variance = marginals(there.A, there.Kff * (1.0 + process.jitter), *inducing_posterior(sites))
-    got_mean, got_covariance = on_values(moved := process.moved(X[0]), moved_sites(process, moved, sites))
+    got_mean, got_covariance = on_values(moved := process.at_inducing_points(X[0]), moved_sites(process, moved, sites))
     torch.testing.assert_close(got_mean, mean)
     torch.testing.assert_close(got_covariance.diagonal(dim1=-2, dim2=-1), variance)
 
 
 def test_points_moved_where_nothing_is_known_forget():
     process, precision, loc = make()
-    away = process.moved(process.Z + 100.0)
+    away = process.at_inducing_points(process.Z + 100.0)
     sites = moved_sites(process, away, aggregate(process.A, precision, precision * loc))
     torch.testing.assert_close(sites, Sites(torch.zeros(Q, M, M), torch.zeros(Q, M)))
 
@@ -274,6 +274,6 @@ def test_prior_knows_the_process_through_plates():
 def test_whitened_covariance_of_a_process_with_itself_is_the_identity():
     process, *_ = make()
     torch.testing.assert_close(process.whitened_covariance(process), torch.eye(M).expand(Q, M, M), atol=1e-8, rtol=0.0)
-    other = process.moved(torch.rand(6, 2))
+    other = process.at_inducing_points(torch.rand(6, 2))
     expected = solve_lower(process.L, process.kernel(process.Z, other.Z)) @ torch.linalg.inv(other.L).mT
     torch.testing.assert_close(process.whitened_covariance(other), expected)

@@ -10,13 +10,13 @@ import torch
 from torch.distributions import MultivariateNormal
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pyro_lvgp._utils.cholesky import safe_cholesky
 from pyro_lvgp.guides import StructuredGPGuide
 from pyro_lvgp.infer import StructuredELBO
 from pyro_lvgp.kernels import RBF, Linear, Matern, Periodic, Stack
 from pyro_lvgp.models import GPVAE
 from pyro_lvgp.networks import MLP, FactorNet
 from pyro_lvgp.ops import gaussian_sites, state_space
-from pyro_lvgp._utils.cholesky import safe_cholesky
 from pyro_lvgp.ops.state_space import Series
 
 pytestmark = pytest.mark.usefixtures("float64")

@@ -31,8 +31,8 @@ class ImportanceWeightedELBO(LocalELBO):
     :param gradient_estimator: ``"standard"``, or ``"dreg"`` for the doubly reparameterised gradient of the local guide's
         parameters, whose signal does not vanish as S grows; not for annealed sites, whose density has no parameters apart
         from its draws.
-    :param integrate: take the expectation over Gaussian globals in closed form where the model can (see
-        :class:`~pyro_lvgp.infer.IntegrateGaussians`), inside the logarithm.  That bound is a little looser, and its gradient
+    :param marginalize: take the expectation over Gaussian globals in closed form where the model can (see
+        :class:`~pyro_lvgp.infer.MarginalizeGaussians`), inside the logarithm.  That bound is a little looser, and its gradient
         has less noise; False draws the globals, as in the formula.
     :param num_particles: draws of the globals to average over.
     :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
@@ -61,7 +61,7 @@ class ImportanceWeightedELBO(LocalELBO):
         num_samples: int = 10,
         *,
         gradient_estimator: str = "standard",
-        integrate: bool = True,
+        marginalize: bool = True,
         num_particles: int = 1,
         max_plate_nesting: int | float = math.inf,
     ):
@@ -70,7 +70,7 @@ class ImportanceWeightedELBO(LocalELBO):
         super().__init__(
             local_plate,
             num_samples,
-            integrate=integrate,
+            marginalize=marginalize,
             num_particles=num_particles,
             max_plate_nesting=max_plate_nesting,
         )
@@ -84,7 +84,7 @@ class ImportanceWeightedELBO(LocalELBO):
         log_w, _, kept_dims = self._weights(self._split(model_sites)[0], local_guide)
         return log_w.reshape(log_w.shape[:1] + tuple(log_w.shape[dim] for dim in kept_dims))
 
-    def _particle(self, model_sites: Sites, guide_sites: Sites) -> Tensor:
+    def particle_bound(self, model_sites: Sites, guide_sites: Sites) -> Tensor:
         dreg = self.gradient_estimator == "dreg" and torch.is_grad_enabled()
         local_model, global_model = self._split(model_sites)
         local_guide, global_guide = self._split(guide_sites)

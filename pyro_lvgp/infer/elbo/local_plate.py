@@ -19,7 +19,7 @@ from torch import Tensor
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.infer._sites import is_deterministic
 from pyro_lvgp.infer.elbo.base import DifferentiableELBO
-from pyro_lvgp.infer.elbo.handlers import Bounding, IntegrateGaussians, Integrating
+from pyro_lvgp.infer.elbo.handlers import EvaluateBound, MarginalizeGaussians
 from pyro_lvgp.infer.elbo.terms import Sites, check_reparameterised, share_masks, trace_guide
 
 SAMPLES = "_local_samples"
@@ -44,12 +44,12 @@ class LocalELBO(DifferentiableELBO):
 
     Sites outside the plate must not depend on draws inside it, in the model or in the guide.
 
-    You implement ``_particle(model_sites, guide_sites)``, the bound of one draw of the globals.  You get
+    You implement ``particle_bound(model_sites, guide_sites)``, the bound of one draw of the globals.  You get
     ``differentiable_loss``, and with it all of a bound.
 
     :param local_plate: name of the plate over data.
     :param num_samples: number S of draws of the sites in the plate.
-    :param integrate: take the expectation over Gaussian globals in closed form where the model can.
+    :param marginalize: take the expectation over Gaussian globals in closed form where the model can.
     :param num_particles: draws of the globals to average over.
     :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
     :raises ValueError: if there are no draws.
@@ -60,16 +60,16 @@ class LocalELBO(DifferentiableELBO):
         local_plate: str,
         num_samples: int,
         *,
-        integrate: bool,
+        marginalize: bool,
         num_particles: int,
         max_plate_nesting: int | float,
     ):
         check_sizes(num_samples=num_samples, num_particles=num_particles)
         super().__init__(num_particles=num_particles, max_plate_nesting=max_plate_nesting)
-        self.local_plate, self.num_samples, self.integrate = local_plate, num_samples, integrate
+        self.local_plate, self.num_samples, self.marginalize = local_plate, num_samples, marginalize
 
     @abstractmethod
-    def _particle(self, model_sites: Sites, guide_sites: Sites) -> Tensor:
+    def particle_bound(self, model_sites: Sites, guide_sites: Sites) -> Tensor:
         """The bound of one draw of the globals."""
 
     def differentiable_loss(self, model: Any, guide: Any, *args, **kwargs) -> Tensor:
@@ -78,7 +78,7 @@ class LocalELBO(DifferentiableELBO):
         for _ in range(self.num_particles):
             model_sites, guide_sites = self._sample_sites(model, guide, args, kwargs)
             check_reparameterised(guide_sites)
-            total = total - self._particle(model_sites, guide_sites)
+            total = total - self.particle_bound(model_sites, guide_sites)
         return total / self.num_particles
 
     def _sample_sites(self, model: Any, guide: Any, args: tuple, kwargs: dict) -> tuple[Sites, Sites]:
@@ -89,9 +89,9 @@ class LocalELBO(DifferentiableELBO):
         if self.max_plate_nesting == math.inf:
             self._guess_max_plate_nesting(model, guide, args, kwargs)
         samples = _LocalSamples(self.local_plate, self.num_samples, -1 - int(self.max_plate_nesting))
-        with Integrating() if self.integrate else Bounding():
+        with EvaluateBound(marginalize=self.marginalize):
             guide_trace = trace_guide(samples(guide), args, kwargs)
-        model = IntegrateGaussians(guide_trace)(model) if self.integrate else model
+        model = MarginalizeGaussians(guide_trace)(model) if self.marginalize else model
         model_trace = poutine.trace(poutine.replay(samples(model), guide_trace)).get_trace(*args, **kwargs)
         share_masks(model_trace, guide_trace)
         pruned = prune_subsample_sites(model_trace), prune_subsample_sites(guide_trace)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from pyro.infer import JitTrace_ELBO, RenyiELBO, Trace_ELBO, TraceTailAdaptive_ELBO
 
+from pyro_lvgp._utils.cholesky import safe_cholesky
 from pyro_lvgp.guides import (
     MeanFieldGuide,
 )
 from pyro_lvgp.infer import CompiledELBO, ImportanceWeightedELBO, MeanFieldELBO
-from pyro_lvgp._utils.cholesky import safe_cholesky
 from tests.infer.elbo.compiled._models import D, N, assert_same, gplvm, linear, loss_and_gradients, no_latents
 
 pytestmark = pytest.mark.usefixtures("float64")
