@@ -233,5 +233,5 @@ def _depends_on_values(node: Node) -> bool:
 def _refusal(operation: str = "a Python number or boolean made from a tensor") -> ValueError:
     return ValueError(
         f"expected operations that do not depend on the values of tensors, got {operation}: write torch.where or a mask, or "
-        "pyro_lvgp._utils.control_flow.holds(condition) to take a short cut; or do not compile"
+        "pyro_lvgp.infer.holds(condition) to take a short cut; or do not compile"
     )

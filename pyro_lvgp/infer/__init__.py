@@ -1,5 +1,6 @@
 """Variational inference: evidence lower bounds, the training loop, optimisers, block coordinate ascent and sampling."""
 
+from pyro_lvgp._utils.control_flow import holds
 from pyro_lvgp.infer._fit import FitResult, fit
 from pyro_lvgp.infer._sites import SampledSite
 from pyro_lvgp.infer.block import Block
@@ -37,6 +38,7 @@ __all__ = [
     "SampledTraces",
     "StructuredELBO",
     "fit",
+    "holds",
     "sample_moments",
     "sample_traces",
 ]

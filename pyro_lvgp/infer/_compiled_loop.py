@@ -27,7 +27,7 @@ class CompiledLoop:
     Both graphs are recorded for each signature of the arguments: their shapes, dtypes and devices, and all values that are not
     tensors.  The first call with a signature runs eagerly, and the graphs are compiled when a later call needs them.  In a
     graph that is recorded around the loop (:class:`~pyro_lvgp.infer.CompiledELBO`), the loop is one operation and its
-    gradient another. All arguments but the noise have gradients.  The forward pass saves the states, and of each step the
+    gradient another.  All arguments but the noise have gradients.  The forward pass saves the states, and of each step the
     matrix products and exponentials; the backward pass recomputes all other operations.
 
     :param step: f, which maps (shared, state, inputs, noise) to the next state.  Each is a pytree of tensors; ``step`` must

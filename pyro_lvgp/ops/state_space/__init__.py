@@ -1,7 +1,7 @@
 """Gaussian processes over one input as state-space models: O(N) work and memory in O(log N) parallel steps."""
 
+from pyro_lvgp.ops.state_space._kalman import KalmanFilter
 from pyro_lvgp.ops.state_space.inference import (
-    KalmanFilter,
     Series,
     condition,
     log_normaliser,

@@ -1,8 +1,8 @@
 r"""State-space models under Gaussian sites: the Kalman filter as the Cholesky factor of I + W K W.
 
-These functions compute for Gauss–Markov models what :mod:`pyro_lvgp.ops.gaussian_sites` computes from the matrix K.  With
-sites
-:math:`c_n = W_n f_n + \epsilon`, let m and P be the mean and the covariance of the state given the sites before n, and
+These functions compute for Gauss–Markov models what :mod:`pyro_lvgp.ops.gaussian_sites` computes from the matrix K.
+With sites :math:`c_n = W_n f_n + \epsilon`, let m and P be the mean and the covariance of the state given the sites before n,
+and
 
 .. math::
 
@@ -26,11 +26,10 @@ from torch.nn import functional as F
 
 from pyro_lvgp.ops import gaussian_sites
 from pyro_lvgp.ops.gaussian_sites import Posterior
+from pyro_lvgp.ops.state_space._kalman import factorise, output_row, precision_ahead, recursion, run_filter, solve
 from pyro_lvgp.ops.state_space.models import StateSpaceModel
-from pyro_lvgp.ops.state_space.scan import Maps, prefix
 
 __all__ = [
-    "KalmanFilter",
     "Series",
     "condition",
     "log_normaliser",
@@ -52,23 +51,6 @@ class Series(NamedTuple):
     model: StateSpaceModel
     order: Int[Tensor, "*batch N"]
     inverse: Int[Tensor, "*batch N"]
-
-
-class KalmanFilter(NamedTuple):
-    """Cholesky factor of B = I + W K W, at the inputs in increasing order.
-
-    :param W: square roots of the sites' precisions.
-    :param s: squares of the factor's diagonal.
-    :param p: covariances of state and process, given the sites up to n.
-    :param k: gains, W p.
-    :param Psi: transition matrices of the filtered states.
-    """
-
-    W: Float[Tensor, "*batch N 1 1"]
-    s: Float[Tensor, "*batch N 1 1"]
-    p: Float[Tensor, "*batch N S 1"]
-    k: Float[Tensor, "*batch N S 1"]
-    Psi: Float[Tensor, "*batch T S S"]
 
 
 def sort_inputs(
@@ -101,10 +83,10 @@ def condition(series: Series, site_mean: Float[Tensor, "*#batch N"], site_precis
     """
     model = series.model
     W, c = gaussian_sites.whitened_sites(site_mean, site_precision)
-    LB = _factorise(model, _sort(W, series))
-    mean, alpha = (_unsort(x[..., 0, 0], series) for x in _solve(model, LB, _sort(c, series)[..., None, None]))
+    LB = factorise(model, _sort(W, series))
+    mean, alpha = (_unsort(x[..., 0, 0], series) for x in solve(model, LB, _sort(c, series)[..., None, None]))
     # The smoothed variance is the filtered variance less a reduction by the sites after n.
-    filtered, reduction = _output(model) @ LB.p, LB.p.mT @ _precision_ahead(model, LB) @ LB.p
+    filtered, reduction = output_row(model) @ LB.p, LB.p.mT @ precision_ahead(model, LB) @ LB.p
     variance, before = (_unsort(x[..., 0, 0], series) for x in (filtered - reduction, filtered))
     variance = gaussian_sites.bounded_variance(variance, before, site_precision)
     mean, variance, alpha = torch.broadcast_tensors(mean, variance, alpha)
@@ -126,9 +108,9 @@ def log_normaliser(
     >>> log_normaliser(series, torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.0]))  # log N(2; 0, 2) + ½ log 2π
     tensor(-1.3466)
     """
-    LB = _factorise(series.model, _sort(W, series))
+    LB = factorise(series.model, _sort(W, series))
     columns, extra = _as_columns(_sort(c, series)[..., None], LB.Psi.dim() - 3)
-    _, residual = _filter(series.model, LB, columns)
+    _, residual = run_filter(series.model, LB, columns)
     # −½ Σ (v² / s + log s) for the innovations v = s residual
     return -0.5 * _from_columns((LB.s * residual.square() + LB.s.log()).squeeze(-2), extra).sum(-1)
 
@@ -175,8 +157,8 @@ def sample_prior(series: Series, noise: Float[Tensor, "*particles N S"]) -> Floa
     model = series.model
     columns, extra = _as_columns(noise, model.A.dim() - 3)
     start = _square_root(model.P)[..., None, :, :] @ columns[..., :1, :, :]
-    x = _recursion(model.A, _square_root(model.Q) @ columns[..., 1:, :, :], start)
-    return _unsort(_from_columns((_output(model) @ x).squeeze(-2), extra), series)
+    x = recursion(model.A, _square_root(model.Q) @ columns[..., 1:, :, :], start)
+    return _unsort(_from_columns((output_row(model) @ x).squeeze(-2), extra), series)
 
 
 def sample_posterior(
@@ -198,86 +180,8 @@ def sample_posterior(
     """
     c = _sort(posterior.c + noise - posterior.W * prior_draw, series)
     columns, extra = _as_columns(c[..., None], posterior.LB.Psi.dim() - 3)
-    change, _ = _solve(series.model, posterior.LB, columns)
+    change, _ = solve(series.model, posterior.LB, columns)
     return prior_draw + _unsort(_from_columns(change.squeeze(-2), extra), series)
-
-
-def _output(model: StateSpaceModel) -> Float[Tensor, "*batch 1 1 S"]:
-    """Emission vector as a row, for products with columns [*batch, N, S, columns]."""
-    return model.emission[..., None, None, :]
-
-
-def _factorise(model: StateSpaceModel, W: Float[Tensor, "*#batch N"]) -> KalmanFilter:
-    """Kalman filter; the covariances of the state before each site come from a scan, the other terms point by point."""
-    W, h = W[..., None, None], _output(model).mT
-    # Double precision: in float32, I + C J is singular to rounding for states that are sums and sites of high precision.
-    A, Q, P, J = (x.double() for x in (model.A, model.Q, model.P[..., None, :, :], W.square() * h @ h.mT))
-    later = prefix((A, Q, J[..., :-1, :, :]), P, _compose_updates, _update)
-    Ph = (torch.cat([P.expand(*later.shape[:-3], -1, -1, -1), later], -3) @ h.double()).to(h)
-    # Rounding may make a variance negative.
-    s = 1.0 + W.square() * (h.mT @ Ph).clamp_min(0.0)
-    p = Ph / s
-    k = W * p
-    Psi = model.A - (W * k)[..., 1:, :, :] @ (h.mT @ model.A)
-    return KalmanFilter(W, s, p, k, Psi)
-
-
-def _update(maps: Maps, P: Tensor) -> Tensor:
-    """Covariance ``A (P⁻¹ + J)⁻¹ Aᵀ + C`` of the next state before its site."""
-    A, C, J = maps
-    return A @ _solve_plus_identity(P @ J, P) @ A.mT + C
-
-
-def _compose_updates(first: Maps, second: Maps) -> Maps:
-    """Compose two updates, each with its site before its transition: eqs. 14 to 16 of Särkkä and García-Fernández."""
-    (A1, C1, J1), (A2, C2, J2) = first, second
-    # (I + C₁ J₂)⁻¹ [A₁, C₁]
-    A, C = _solve_plus_identity(C1 @ J2, torch.cat(torch.broadcast_tensors(A1, C1), -1)).split(A1.shape[-1], -1)
-    return A2 @ A, A2 @ C @ A2.mT + C2, A1.mT @ J2 @ A + J1
-
-
-def _solve_plus_identity(A: Tensor, B: Tensor) -> Tensor:
-    """Solve ``(I + A) X = B`` for the product A of two covariances, so that I + A is regular."""
-    identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-    return torch.linalg.solve_ex(identity + A, B, check_errors=False).result
-
-
-def _filter(model: StateSpaceModel, LB: KalmanFilter, c: Tensor) -> tuple[Tensor, Tensor]:
-    """Filtered states, and the innovations divided by s, for columns c."""
-    kc = LB.k @ c
-    m = _recursion(LB.Psi, kc[..., 1:, :, :], kc[..., :1, :, :])
-    predicted = _output(model) @ model.A @ m[..., :-1, :, :]
-    return m, (c - LB.W * F.pad(predicted, (0, 0, 0, 0, 1, 0))) / LB.s
-
-
-def _solve(model: StateSpaceModel, LB: KalmanFilter, c: Tensor) -> tuple[Tensor, Tensor]:
-    """Solve for ``K W B⁻¹ c`` and ``B⁻¹ c``, with columns c [*batch, N, 1, columns]."""
-    m, residual = _filter(model, LB, c)
-    hA = _output(model) @ model.A
-    # Backward pass of the smoother, from the last state to the first.
-    information = hA.mT @ (LB.W * residual)[..., 1:, :, :]
-    r = _recursion(LB.Psi.mT.flip(-3), information.flip(-3), torch.zeros_like(m[..., -1:, :, :])).flip(-3)
-    return _output(model) @ m + LB.p.mT @ r, residual - LB.k.mT @ r
-
-
-def _precision_ahead(model: StateSpaceModel, LB: KalmanFilter) -> Tensor:
-    """Precision of the state at n that the sites after n contribute."""
-    hA = _output(model) @ model.A
-    precision = hA.mT @ (LB.W.square() / LB.s)[..., 1:, :, :] @ hA
-    start = torch.zeros_like(LB.p @ LB.p.mT)[..., :1, :, :]
-    reverse = prefix(
-        (LB.Psi.mT.flip(-3), precision.flip(-3)),
-        start,
-        lambda i, j: (j[0] @ i[0], j[0] @ i[1] @ j[0].mT + j[1]),
-        lambda i, N: i[0] @ N @ i[0].mT + i[1],
-    )
-    return F.pad(reverse.flip(-3), (0, 0, 0, 0, 0, 1))
-
-
-def _recursion(A: Tensor, b: Tensor, start: Tensor) -> Tensor:
-    """States of the linear recursion ``x_n = A_n x_{n−1} + b_n`` from x_0 on, for columns."""
-    x = prefix((A, b), start, lambda i, j: (j[0] @ i[0], j[0] @ i[1] + j[1]), lambda i, x: i[0] @ x + i[1])
-    return torch.cat([start.expand(*x.shape[:-3], *start.shape[-3:]), x], -3)
 
 
 def _square_root(Q: Float[Tensor, "*batch S S"]) -> Float[Tensor, "*batch S S"]:
