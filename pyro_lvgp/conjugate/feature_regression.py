@@ -2,8 +2,8 @@ r"""Bayesian linear regression on features, :math:`f_d = \Phi a_d`, with weights
 
 The log likelihood of :math:`f_{nd}` is a quadratic site :math:`h_{nd} f - \tfrac12 w_{nd} f^2`: exactly for Gaussian noise,
 with :math:`h = y / \sigma^2, w = 1 / \sigma^2`; as a bound for logistic likelihoods
-(:mod:`pyro_lvgp.likelihoods.polya_gamma`).  A missing entry has h = w = 0.  No matrix is larger than L × L for each output, for
-any number of rows.
+(:mod:`pyro_lvgp.likelihoods.polya_gamma`).  A missing entry has h = w = 0.  No matrix is larger than L × L for each output,
+for any number of rows.
 """
 
 import math

@@ -30,7 +30,7 @@ from pyro_lvgp.kernels.base import KernelParams
 from pyro_lvgp.kernels.composition import Combination
 from pyro_lvgp.likelihoods import Likelihood, as_likelihood
 from pyro_lvgp.models.latent_variable_model import Guide, check_all_given
-from pyro_lvgp.models.mixture import Imputation, MixturePrediction
+from pyro_lvgp.models.prediction import Prediction
 from pyro_lvgp.networks.pyro_module import adopt
 from pyro_lvgp.ops.quasi_monte_carlo import qmc_normal
 
@@ -240,7 +240,7 @@ class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         *,
         num_samples: int = 100,
         joint: bool = False,
-    ) -> MixturePrediction:
+    ) -> Prediction:
         """Predict at inputs never seen, for series never trained on, or at the inputs themselves.
 
         :param guide: a fitted guide.
@@ -274,20 +274,26 @@ class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
                 check_all_given(trace, drawn)
                 rows: Any = trace.nodes["y"]["fn"]
                 mixture.append(rows.base_dist)
-        return MixturePrediction(tuple(mixture))
+        return Prediction(
+            mixture,
+            fill_value=self.likelihood.fill_value,
+            dims=("series", "points", "output")[1 - len(mixture[0].batch_shape) :],
+            coords={"x": (("series", "points", "input")[-at.dim() :], at)},
+        )
 
     def impute(
         self, guide: Guide, x: Float[Tensor, "*#series N P"], y: Float[Tensor, "*#series N D"], *, num_samples: int = 100
-    ) -> Imputation:
+    ) -> Prediction:
         """Fill the missing entries; observed ones are returned as they are, with variance zero.
+
+        See :meth:`Prediction.with_observed`.
 
         :param guide: a fitted guide.
         :param x: inputs of the data.
         :param y: data, NaN where missing.
         :param num_samples: draws of the latents.
         """
-        predicted, missing = self.predict(guide, x, y, num_samples=num_samples), torch.isnan(y)
-        return Imputation(torch.where(missing, predicted.mean, y), torch.where(missing, predicted.variance, 0.0))
+        return self.predict(guide, x, y, num_samples=num_samples).with_observed(y)
 
     def forecast(
         self,
@@ -298,7 +304,7 @@ class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         *,
         num_samples: int = 100,
         joint: bool = True,
-    ) -> MixturePrediction:
+    ) -> Prediction:
         """Continue evenly spaced series after their last time, by draws of whole trajectories.
 
         A series that is padded to the length of others goes on after its padding: forecasts of its own length are at some of

@@ -27,7 +27,7 @@ from pyro_lvgp.infer.elbo.handlers import MarginalizeGaussians
 from pyro_lvgp.infer.protocols import HasEncoders, SamplesGlobals
 from pyro_lvgp.models._laplace import Entries
 from pyro_lvgp.models._new_rows import LogLikelihood, best_candidates, by_laplace, variational
-from pyro_lvgp.models.prediction import Prediction, average
+from pyro_lvgp.models.prediction import Coords, Prediction
 
 Guide = Callable[..., Any]
 Latents = Float[Tensor, "B Q"] | TorchDistributionMixin
@@ -110,7 +110,7 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
 
         :param guide: a fitted guide.
         :param X: latent positions [B, Q], or a distribution over them, such as :meth:`infer_latents` returns.
-        :param num_samples: posterior draws to average over.
+        :param num_samples: posterior draws, the components of the mixture.
         :raises ValueError: if ``num_samples`` is not positive, latents have another number of dimensions or are not finite, or
             the guide lacks a latent site.
         :raises TypeError: for latents of another dtype than the model's.
@@ -118,8 +118,10 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         check_sizes(num_samples=num_samples)
         self._check_latents(X)
         draw = X.sample if isinstance(X, torch.distributions.Distribution) else lambda: X
+        num_rows = X.batch_shape[0] if isinstance(X, torch.distributions.Distribution) else len(cast(Tensor, X))
         with eval_mode(self, guide):
-            return average(self._rows_given(globals_, draw()) for globals_ in self._global_draws(guide, num_samples))
+            rows = (self._rows_given(globals_, draw()) for globals_ in self._global_draws(guide, num_samples))
+            return self._prediction(rows, num_samples, num_rows)
 
     def reconstruct(
         self,
@@ -134,7 +136,7 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         :param guide: a fitted guide.
         :param Y: training rows.
         :param idx: their indices; None for all rows.
-        :param num_samples: posterior draws to average over.
+        :param num_samples: posterior draws, the components of the mixture.
         :raises ValueError: if ``num_samples`` is not positive, the rows do not fit, or the guide lacks a latent site.
         """
         check_sizes(num_samples=num_samples)
@@ -149,7 +151,7 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
                     yield _rows(poutine.trace(poutine.replay(self, draw)).get_trace(None, idx), draw.nodes)
 
         with eval_mode(self, guide):
-            return average(rows())
+            return self._prediction(rows(), num_samples, len(Y), {"data": (("data",), idx)})
 
     def predictive(self, guide: Guide, X: Float[Tensor, "B Q"]) -> LikelihoodPredictive:
         r"""p(y | x), entry by entry: a distribution of batch shape [B, D], differentiable in X.
@@ -244,11 +246,13 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
     ) -> Prediction:
         """Fill the missing entries of rows; observed ones are returned as they are, with variance zero.
 
+        See :meth:`Prediction.with_observed`.
+
         :param guide: a fitted guide.
         :param Y: rows, NaN where missing.
         :param idx: their indices among the training rows; None for all of those.
         :param latents: for new rows, their latents (:meth:`infer_latents`); ``idx`` is then not used.
-        :param num_samples: posterior draws to average over.
+        :param num_samples: posterior draws, the components of the mixture.
         :raises ValueError: if ``num_samples`` is not positive, rows and latents do not fit, or the guide lacks a latent site.
         """
         if latents is None:
@@ -257,12 +261,18 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
             self._check_rows(Y)
             self._check_latents(latents, num_rows=len(Y))
             filled = self.predict(guide, latents, num_samples=num_samples)
-        missing = torch.isnan(Y)
+        return filled.with_observed(Y)
+
+    def _prediction(
+        self, rows: Iterator[TorchDistributionMixin], num_samples: int, num_rows: int, coords: Coords | None = None
+    ) -> Prediction:
+        """Mixture of the entries' distributions over draws, of which large ones leave their moments only."""
         return Prediction(
-            torch.where(missing, filled.mean, Y),
-            torch.where(missing, filled.variance, torch.zeros_like(Y)),
-            filled.f_mean,
-            filled.f_variance,
+            (_entries(row) for row in rows),
+            hold_parts=num_samples * num_rows * self.data_dim <= Prediction.max_size,
+            fill_value=self.likelihood.fill_value,
+            dims=("data", "output"),
+            coords=coords,
         )
 
     def _prior_of_row(self, prior: Any) -> torch.distributions.Distribution:
@@ -395,6 +405,14 @@ def _rows(trace: Trace, given: Collection[str]) -> Any:
             "sample y from LikelihoodPredictive(likelihood, f_mean, f_variance).to_event(1)"
         )
     return fn
+
+
+def _entries(rows: Any) -> LikelihoodPredictive:
+    """Entries of rows given one draw, of batch shape [1, N, D], whose log density is the log marginal."""
+    y = rows.base_dist
+    params = None if y.params is None else y.params.detach()
+    entries = LikelihoodPredictive(y.likelihood, y.f_mean.detach(), y.f_variance.detach(), "fitc", params)
+    return entries.expand(torch.Size((1, *entries.batch_shape)))
 
 
 def check_all_given(trace: Trace, given: Collection[str]) -> None:

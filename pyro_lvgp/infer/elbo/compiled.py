@@ -39,9 +39,9 @@ class CompiledELBO(ELBO):
     replaces the graph, then the hundredth, and so on: a graph recorded for a mini-batch with missing entries is valid for
     complete mini-batches, but not vice versa.
 
-    Random numbers are those of an eager step, unless a draw depends on parameters (such as that of a Gamma).  Without such draws,
-    the first results of a graph are compared with those of eager execution.  If the results differ by more than rounding, the
-    recorded graph is run eagerly, with a warning.
+    Random numbers are those of an eager step, unless a draw depends on parameters (such as that of a Gamma).  Without such
+    draws, the first results of a graph are compared with those of eager execution.  If the results differ by more than
+    rounding, the recorded graph is run eagerly, with a warning.
 
     :param bound: :class:`MeanFieldELBO`, :class:`ImportanceWeightedELBO`, :class:`StructuredELBO`, or Pyro's ``Trace_ELBO`` or
         ``TraceMeanField_ELBO``.
