@@ -1,5 +1,6 @@
 """Variational inference: evidence lower bounds, the training loop, optimisers, block coordinate ascent and sampling."""
 
+from pyro_lvgp._utils.control_flow import holds
 from pyro_lvgp.infer._fit import fit
 from pyro_lvgp.infer._fit_state import FitResult, FitState
 from pyro_lvgp.infer._sites import SampledSite
@@ -44,6 +45,7 @@ __all__ = [
     "SampledTraces",
     "StructuredELBO",
     "fit",
+    "holds",
     "sample_moments",
     "sample_traces",
 ]
