@@ -22,6 +22,8 @@ from pyro_lvgp.infer import FitResult, JointAdam, LRSchedule, MeanFieldELBO, fit
 from pyro_lvgp.likelihoods import Likelihood
 from pyro_lvgp.models import BayesianGPLVM
 
+__all__ = ["GPLVM"]
+
 
 class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     r"""Bayesian Gaussian process latent variable model as a transformer.

@@ -42,6 +42,8 @@ from pyro_lvgp.infer._compiled_loop import CompiledLoop
 from pyro_lvgp.infer.elbo.handlers import marginalizes_gaussians
 from pyro_lvgp.infer.protocols import HasLocalPlate, HasLogJoint
 
+__all__ = ["AutoAnnealedLangevin"]
+
 
 class AutoAnnealedLangevin(SampledGuide):
     r"""Guide that anneals a Gaussian base towards the posterior by K Langevin transitions.

@@ -12,6 +12,8 @@ from pyro.poutine.guide import GuideMessenger
 from torch import Tensor
 from torch.distributions import kl_divergence
 
+__all__ = ["Sites", "check_reparameterised", "known_same", "log_ratio", "mask_of", "share_masks", "trace_guide"]
+
 Sites = Mapping[str, Mapping[str, Any]]
 
 
