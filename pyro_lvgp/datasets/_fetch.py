@@ -106,7 +106,7 @@ def _find(name: str, entry: Entry, download: bool) -> dict[str, np.ndarray]:
             f"data set {name!r}: expected {name}.npz {place}, got none. Allow the download (download=True), or {own}."
         )
     cache.mkdir(parents=True, exist_ok=True)
-    arrays = _download(name, entry, cache, mend=f"Check the network, or {own}.")
+    arrays = _download(name, entry, cache, advice=f"Check the network, or {own}.")
     _write_npz(path, arrays)
     return arrays
 
@@ -123,7 +123,7 @@ def _cache_folder() -> Path:
     return Path(pooch.os_cache("pyro_lvgp"))
 
 
-def _read_npz(path: Path, entry: Entry, mend: str) -> dict[str, np.ndarray]:
+def _read_npz(path: Path, entry: Entry, advice: str) -> dict[str, np.ndarray]:
     """The arrays of an npz file: the very file recorded, or another with equal arrays."""
     got = pooch.file_hash(str(path))
     try:
@@ -131,11 +131,11 @@ def _read_npz(path: Path, entry: Entry, mend: str) -> dict[str, np.ndarray]:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
             arrays = {key: content[key] for key in content.files}
     except Exception as error:  # a damaged file can raise anything
-        raise ValueError(f"{path}: expected sha256 {entry.sha256}, got {got}, not a readable npz. {mend}") from error
+        raise ValueError(f"{path}: expected sha256 {entry.sha256}, got {got}, not a readable npz. {advice}") from error
     if got != entry.sha256 and digest(arrays) != entry.digest:
         raise ValueError(
             f"{path}: expected sha256 {entry.sha256}, or arrays of digest {entry.digest}, got sha256 {got} and digest "
-            f"{digest(arrays)}. {mend}"
+            f"{digest(arrays)}. {advice}"
         )
     return arrays
 
@@ -155,7 +155,7 @@ def _url(file: File) -> str:
     return f"{_FILE_HOST}/{file.repository}/{file.commit}/{file.path}"
 
 
-def _download(name: str, entry: Entry, cache: Path, mend: str) -> dict[str, np.ndarray]:
+def _download(name: str, entry: Entry, cache: Path, advice: str) -> dict[str, np.ndarray]:
     """Fetch the upstream files into a temporary folder, parse them and check the arrays."""
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         paths = [Path(folder) / f"{i:02d}_{Path(file.path).name}" for i, file in enumerate(entry.files)]
@@ -165,8 +165,8 @@ def _download(name: str, entry: Entry, cache: Path, mend: str) -> dict[str, np.n
             try:
                 pooch.HTTPDownloader(progressbar=single)(url, str(path), None)
             except OSError as error:
-                raise OSError(f"data set {name!r}: expected to download {url}, got: {error}. {mend}") from error
-        changed = f"The download was damaged, or a source ({entry.source}) has changed. Try again. {mend}"
+                raise OSError(f"data set {name!r}: expected to download {url}, got: {error}. {advice}") from error
+        changed = f"The download was damaged, or a source ({entry.source}) has changed. Try again. {advice}"
         try:
             arrays = entry.parse(paths)
         except ModuleNotFoundError:
