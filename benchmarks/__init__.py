@@ -1,1 +1,1 @@
-"""Benchmarks against peers on the same data and against published figures: ``python -m benchmarks --list``."""
+"""Benchmarks beside other libraries on the same data and beside published figures: ``python -m benchmarks --list``."""

@@ -36,8 +36,7 @@ from pyro_lvgp.guides import StructuredGPGuide
 from pyro_lvgp.infer import StructuredELBO, fit
 from pyro_lvgp.kernels import Matern
 from pyro_lvgp.likelihoods import Gaussian
-from pyro_lvgp.models import GPVAE
-from pyro_lvgp.models.mixture import MixturePrediction
+from pyro_lvgp.models import GPVAE, Prediction
 from pyro_lvgp.networks import FactorNet
 
 STATIONS = ["T0147", "T0129", "T0010", "T0367", "T0032", "B6130", "T0064", "T0099"]  # from 203 to 2125 m
@@ -187,7 +186,7 @@ def from_lines(data: Data) -> Guess:
     return Guess(mean, stddev.expand_as(mean))
 
 
-def from_guide(data: Data, predicted: MixturePrediction) -> Guess:
+def from_guide(data: Data, predicted: Prediction) -> Guess:
     """Gaussians with the moments of the mixture, in °C."""
     return Guess(data.cycle + data.scale * predicted.mean, data.scale * predicted.stddev)
 

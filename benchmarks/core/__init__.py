@@ -1,1 +1,1 @@
-"""What all benchmarks share: the table, scores, contestants, isolated fits, pictures."""
+"""Parts that all benchmarks share: result tables, scores, contestants, isolated fits, figures."""

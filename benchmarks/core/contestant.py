@@ -1,4 +1,4 @@
-"""A fit of ours, trained by turns with others."""
+"""Contestants: fits that are trained in turn, each with its own parameters and step times."""
 
 import statistics
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from pyro_lvgp.infer.elbo.base import DifferentiableELBO
 
 
 class Case(NamedTuple):
-    """What a fit needs.
+    """Model, guide, bound and settings of a fit.
 
-    :param bound: to climb.
-    :param args: of model and guide, with a row for each datum.
-    :param batch_size: rows of a step; all of them if None.
-    :param learning_rate: of Adam.
+    :param bound: the bound to maximise.
+    :param args: arguments of model and guide, with a row for each datum.
+    :param batch_size: number of rows of a step; all of them if None.
+    :param learning_rate: learning rate of Adam.
     """
 
     model: Callable[..., Any]
@@ -35,10 +35,10 @@ class Case(NamedTuple):
 
 
 class Contestant:
-    """A fit with a Pyro parameter store to itself, and the wall seconds of its steps.
+    """A fit with its own Pyro parameter store, and the wall seconds of its steps.
 
-    :param make: makes what it needs, once, within that store.
-    :param device: to fit on; None for where things are.
+    :param make: function that makes the case, called once, within that store.
+    :param device: device to fit on; None for that of the model and the data.
     """
 
     model: Any
@@ -53,12 +53,12 @@ class Contestant:
         self.seconds: list[float] = []
 
     def own_parameters(self) -> AbstractContextManager:
-        """Where Pyro's parameters are those of this one."""
+        """Context in which Pyro's parameter store is that of this contestant."""
         return pyro.get_param_store().scope(self._store)
 
     @property
     def compile_seconds(self) -> float:
-        """What the slowest step, the second if compiled, took over the median."""
+        """Seconds of the slowest step, which compiles, minus the median."""
         return max(self.seconds) - statistics.median(self.seconds)
 
     def train(self, num_steps: int, *, seed: int) -> list[float]:
@@ -81,6 +81,6 @@ class Contestant:
         return seconds
 
     def negative_bound(self, *, num_evaluations: int, seed: int = 0) -> float:
-        """Minus the bound on all data per datum, averaged over draws of all that it does not integrate."""
+        """Minus the bound on all data per datum, averaged over draws of all sites that are not marginalised."""
         with self.own_parameters(), seeded(seed):
             return negative_bound(self._case.bound, self.model, self.guide, *self._case.args, draws=num_evaluations)

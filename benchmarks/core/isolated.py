@@ -1,4 +1,4 @@
-"""Runs of their own: nothing of one fit reaches the next."""
+"""Isolated runs: no parameter and no random state passes from one fit to the next."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -14,13 +14,13 @@ T = TypeVar("T")
 
 @contextmanager
 def isolated(seed: int) -> Iterator[None]:
-    """An empty param store, and a random state that starts at the seed; afterwards both are what they were."""
+    """Context with an empty parameter store and a seeded random state; restores both on exit."""
     with pyro.get_param_store().scope(), seeded(seed):
         yield
 
 
 def timed(function: Callable[[], T], *, seed: int) -> tuple[T, float]:
-    """What a function returns when it runs on its own, and after how many seconds."""
+    """Return value of a function in an isolated run, and its wall seconds."""
     start = time.perf_counter()
     with isolated(seed):
         result = function()

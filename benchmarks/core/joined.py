@@ -1,4 +1,4 @@
-"""Work in several processes that ``torch.distributed`` joins."""
+"""Functions that run in several processes joined by ``torch.distributed``."""
 
 import os
 import tempfile
@@ -12,11 +12,11 @@ import torch.multiprocessing
 
 
 def in_processes(work: Callable[[int], Any], number: int, *, threads: int = 1) -> list[Any]:
-    """What ``work(rank)`` returns in each of them.
+    """Return values of ``work(rank)`` in every process.
 
-    :param work: a function of a module, or a partial of one.
-    :param number: of processes, joined by gloo.
-    :param threads: in each.
+    :param work: function defined in a module, or a partial of one.
+    :param number: number of processes, joined by gloo.
+    :param threads: number of threads of each process.
     """
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(_one, (work, number, threads, folder), nprocs=number)

@@ -1,4 +1,4 @@
-"""What the scripts that draw results have in common."""
+"""Command line of the scripts that draw figures of the results."""
 
 import argparse
 import shlex
@@ -18,12 +18,12 @@ from benchmarks.core.report import environment
 def write_pictures(
     benchmark: str, draw: Callable[[bool], Mapping[str, Figure]], argv: Sequence[str] | None = None, *, num_threads: int
 ) -> None:
-    """A command line: fit, and write pictures.
+    """Fit and write figures, with the options of a command line.
 
-    :param benchmark: that the pictures belong to, after which their files are called.
-    :param draw: figures by name, after few steps if told True.
+    :param benchmark: name of the benchmark, with which the names of the files begin.
+    :param draw: function that returns figures by name; its argument says whether to take few steps only.
     :param argv: arguments; those of the process by default.
-    :param num_threads: for torch.
+    :param num_threads: number of threads of torch.
     """
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{benchmark}_pictures")

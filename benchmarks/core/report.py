@@ -1,4 +1,4 @@
-"""From single measurements to rows over seeds, and rows as a markdown table or JSON."""
+"""Aggregation of measurements over seeds, and output as a markdown table or JSON."""
 
 import json
 import platform
@@ -24,7 +24,7 @@ class Measurement:
     :param metric: what was measured, with its unit.
     :param value: the number.
     :param seconds: wall seconds of the fit.
-    :param settings: what the method was told; the same for every seed.
+    :param settings: settings of the method, the same for every seed.
     """
 
     dataset: str
@@ -92,7 +92,7 @@ def write_json(rows: Sequence[Row], path: Path) -> None:
 
 
 def environment() -> str:
-    """What the process runs on."""
+    """Versions and hardware of the process."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA"
     return (
         f"torch {torch.__version__}, {torch.get_num_threads()} thread(s), {device}, "
@@ -109,10 +109,10 @@ def _table(rows: Sequence[Row]) -> str:
         row = by_method[method]
         seconds = "–" if row.seconds is None else f"{row.seconds:.1f}"
         lines.append([method, *(cells.get((method, metric), "–") for metric in metrics), seconds, str(row.seeds)])
-    told: dict[str, list[str]] = {}
+    by_settings: dict[str, list[str]] = {}
     for name in methods:
-        told.setdefault(", ".join(f"{k} = {v}" for k, v in by_method[name].settings.items()), []).append(name)
-    settings = [f"- {'all' if len(told) == 1 else '; '.join(names)}: {text}" for text, names in told.items()]
+        by_settings.setdefault(", ".join(f"{k} = {v}" for k, v in by_method[name].settings.items()), []).append(name)
+    settings = [f"- {'all' if len(by_settings) == 1 else '; '.join(names)}: {text}" for text, names in by_settings.items()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n\n" + "\n".join(settings)
 
 

@@ -1,4 +1,4 @@
-"""How good fits are: the same estimators for every guide and bound, and for latents of any method."""
+"""Scores of fits: the same estimators for every guide and bound, and for latents of any method."""
 
 import math
 import statistics
@@ -22,7 +22,7 @@ from pyro_lvgp.models.latent_variable_model import Guide
 def negative_bound(
     loss: DifferentiableELBO | CompiledELBO, model: BayesianGPLVM, guide: Guide, Y: Float[Tensor, "N D"], *, draws: int = 8
 ) -> float:
-    """Minus the bound on all rows, in nats per row, averaged over draws."""
+    """Negative bound on all rows, in nats per row, averaged over draws."""
     return statistics.mean(loss.loss(model, guide, Y) for _ in range(draws)) / len(Y)
 
 
@@ -48,7 +48,7 @@ def reconstruction(
 def held_out_log_likelihood(
     model: BayesianGPLVM, guide: Guide, Y: Float[Tensor, "N D"], *, draws: int, widen: float = 1.3, prior: float = 0.1
 ) -> float:
-    """``log ∫ p(y_n | x) p(x) dx`` in nats per row, for rows never trained on, by importance sampling.
+    """``log ∫ p(y_n | x) p(x) dx`` in nats per row, for rows outside the training set, by importance sampling.
 
     The proposal is a mixture of the prior and of a Gaussian fitted to each row, widened.  The estimate is low by what the
     proposal misses.

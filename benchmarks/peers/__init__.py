@@ -1,1 +1,1 @@
-"""Other libraries' models, started where ours start and read back into ours."""
+"""Models of other libraries and reference methods, started from the initial values of our models."""

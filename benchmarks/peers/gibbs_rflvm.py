@@ -1,4 +1,4 @@
-"""Markov chain Monte Carlo for the random-feature latent variable model with Gaussian noise: exact, but slow."""
+"""Gibbs sampler of the random-feature latent variable model with Gaussian noise, an exact but slow reference."""
 
 import math
 from collections.abc import Callable
@@ -19,7 +19,7 @@ _SHAPE, _RATE = 3.0, 2.0
 
 
 class Theta(NamedTuple):
-    """What the library's model has as parameters.
+    """Parameters of the library's model.
 
     :param locs: means of the components of the spectral density.
     :param scales: their standard deviations.
@@ -35,15 +35,15 @@ class Theta(NamedTuple):
 
 @dataclass(frozen=True)
 class State:
-    """All unknowns of some chains, in float64.
+    """State of a number of chains, in float64.
 
     :param X: latents.
     :param omega: frequencies.
-    :param z: component of each.
-    :param rest: what each stick leaves, 1 − v, which may be smaller than what 1 can lack.
-    :param alpha: concentration.
-    :param weights: of features of variance one, ``σ_k a_d``.
-    :param theta: the rest.
+    :param z: component of each frequency.
+    :param rest: remainder 1 − v of each stick, stored since it may be smaller than the precision of v.
+    :param alpha: concentration parameter.
+    :param weights: weights of features of variance one, ``σ_k a_d``.
+    :param theta: kernel and noise parameters.
     """
 
     X: Float[Tensor, "S N Q"]
@@ -61,7 +61,7 @@ class State:
 
 @dataclass(frozen=True)
 class GibbsRFLVM:
-    r"""A sampler of the posterior of a :class:`~pyro_lvgp.models.RandomFeatureLVM` with one Gaussian noise variance.
+    r"""Gibbs sampler of the posterior of a :class:`~pyro_lvgp.models.RandomFeatureLVM` with one Gaussian noise variance.
 
     A sweep draws frequencies, some at a time, by elliptical slices with the weights integrated out; then weights,
     assignments, sticks, concentration and θ from their exact conditionals, and each row of X by an elliptical slice given the
@@ -81,7 +81,7 @@ class GibbsRFLVM:
     block_size: int = 5
 
     def prior(self, N: int, D: int, Q: int, *, F: int, C: int, num_chains: int = 1) -> State:
-        """Independent draws of everything, not knowing the data."""
+        """Independent draws from the prior."""
         one = torch.ones(num_chains, dtype=torch.float64)
         alpha = Gamma(self.concentration[0] * one, self.concentration[1] * one).sample()
         rest = Beta(alpha[:, None], one[:, None].expand(-1, C - 1)).sample()
@@ -94,7 +94,7 @@ class GibbsRFLVM:
         return State(one.new_empty(num_chains, N, Q).normal_(), omega, z, rest, alpha, weights, theta)
 
     def sweep(self, state: State, Y: Float[Tensor, "#S N D"]) -> State:
-        """Draw everything once; leaves the posterior as it is."""
+        """Draw every variable once; leaves the posterior invariant."""
         for block in torch.randperm(state.omega.shape[-2]).split(self.block_size):
             state = _move_frequencies(state, Y, block)
         state = replace(state, weights=_draw_weights(state, Y))
@@ -124,10 +124,10 @@ def elliptical_slice(
     loc: Float[Tensor, "*batch K"],
     scale: Float[Tensor, "*batch K"],
 ) -> Float[Tensor, "*batch K"]:
-    """One elliptical slice for each of a batch: leaves ``N(x; loc, scale²) exp(log_likelihood(x))`` as it is.
+    """One elliptical slice for each of a batch: leaves ``N(x; loc, scale²) exp(log_likelihood(x))`` invariant.
 
     :param log_likelihood: from [*batch, K] to [*batch].
-    :param current: where the chains are.
+    :param current: current states of the chains.
     :param loc: mean of the Gaussian.
     :param scale: its standard deviations.
     """
@@ -149,9 +149,9 @@ def elliptical_slice(
 
 
 def mean_latents(sampler: GibbsRFLVM, state: State, Y: Float[Tensor, "#S N D"], *, num_sweeps: int) -> Float[Tensor, "S N Q"]:
-    """Mean of X over the second half of the sweeps; each draw is turned towards the last, for the posterior knows no angle.
+    """Mean of X over the second half of the sweeps, each draw aligned with the last, since the posterior ignores rotations.
 
-    :param state: where to start.
+    :param state: initial state.
     """
     draws = []
     for sweep in range(num_sweeps):
@@ -162,7 +162,7 @@ def mean_latents(sampler: GibbsRFLVM, state: State, Y: Float[Tensor, "#S N D"], 
 
 
 def start(sampler: GibbsRFLVM, Y: Float[Tensor, "N D"], latent_dim: int, *, F: int, C: int) -> State:
-    """A draw from the prior, but at the data's principal components, and with half of their variance noise."""
+    """A draw from the prior, with X at the principal components of the data and half of their variance as noise."""
     N, D = Y.shape
     state = sampler.prior(N, D, latent_dim, F=F, C=C)
     X = linear_latents(Y.double(), latent_dim)[0]
@@ -171,7 +171,7 @@ def start(sampler: GibbsRFLVM, Y: Float[Tensor, "N D"], latent_dim: int, *, F: i
 
 
 def turned(X: Float[Tensor, "*S N Q"], towards: Float[Tensor, "*S N Q"]) -> Float[Tensor, "*S N Q"]:
-    """X rotated or mirrored to lie as near as it can to other latents."""
+    """X rotated or reflected to be nearest to other latents."""
     U, _, Vh = torch.linalg.svd(X.mT @ towards)
     return X @ U @ Vh
 
@@ -195,7 +195,7 @@ def _move_latents(state: State, Y: Tensor) -> Tensor:
 
 
 def _sites(state: State, Y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Features of variance σ_k², and what Y says of their outputs."""
+    """Features of variance σ_k², and the Gaussian sites of their outputs."""
     kernel_stddev, precision = state.theta.kernel_variance.sqrt(), state.theta.noise.reciprocal()[:, None, None]
     features = kernel_stddev[:, None, None] * random_features(state.X, state.omega)
     return features, precision * Y, precision.expand(*features.shape[:-1], 1)
@@ -209,13 +209,13 @@ def _draw_weights(state: State, Y: Tensor) -> Tensor:
 
 
 def _draw_variance(values: Tensor) -> Tensor:
-    """Variance of the entries of a matrix, whose mean is zero."""
+    """Draw of the variance of the entries of a matrix with mean zero."""
     squares = values.square().sum((-1, -2))
     return _inverse_gamma(_SHAPE + 0.5 * values[0].numel() * torch.ones_like(squares), _RATE + 0.5 * squares)
 
 
 def _components(z: Tensor, omega: Tensor, number: int) -> Theta:
-    """Means and scales of the components, given the frequencies that belong to them; variances are not drawn."""
+    """Draw of means and scales of the components, given their frequencies; variances are not drawn."""
     (S, _, Q), member = omega.shape, one_hot(z, number).to(omega).mT
     counts = member.sum(-1, keepdim=True)
     mean = member @ omega / (1.0 + counts)
@@ -226,7 +226,7 @@ def _components(z: Tensor, omega: Tensor, number: int) -> Theta:
 
 
 def _of(values: Tensor, z: Tensor) -> Tensor:
-    """Rows of the components that the frequencies belong to."""
+    """Rows of the components of the frequencies."""
     rows = values.expand(len(z), *values.shape[-2:])
     return rows.gather(-2, z[..., None].expand(*z.shape, rows.shape[-1]))
 

@@ -1,4 +1,4 @@
-"""GPyTorch's Bayesian GPLVM, with the parameters of one of ours copied in at the start and out again at the end."""
+"""GPyTorch's Bayesian GPLVM, with parameters copied from and to one of our models."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Independent Gaussian processes in GPyTorch, one for each output, with one set of hyperparameters for all groups."""
+"""Independent Gaussian processes in GPyTorch, one for each output, with hyperparameters shared by all groups."""
 
 from collections.abc import Callable, Sequence
 
@@ -56,7 +56,7 @@ class GroupedProcess:
         self.model = _Process(*seen, likelihood, make_kernel, kernels).to(x)
 
     def fit(self, y: Float[Tensor, "B N"], num_epochs: int, *, seed: int, learning_rate: float = 0.02) -> None:
-        """Climb the marginal likelihood of one group at a time."""
+        """Maximise the marginal likelihood of one group at a time."""
         marginal = gpytorch.mlls.ExactMarginalLogLikelihood(self.model.likelihood, self.model)
         optim = torch.optim.Adam(self.model.parameters(), learning_rate)
         self.model.train()

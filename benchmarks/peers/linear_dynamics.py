@@ -1,4 +1,4 @@
-"""Peer: a linear dynamical system with Gaussian noise, by maximum likelihood on Pyro's ``GaussianHMM``."""
+"""Linear dynamical system with Gaussian noise, by maximum likelihood on Pyro's ``GaussianHMM``."""
 
 import pyro.distributions as dist
 import torch
@@ -34,7 +34,7 @@ class LinearDynamics(nn.Module):
         )
 
     def process(self, num_steps: int) -> dist.GaussianHMM:
-        """The distribution of sequences less the offset, as row vectors times matrices."""
+        """Distribution of sequences minus the offset, as row vectors times matrices."""
         scales = {name: softplus(raw) + 1e-3 for name, raw in self.noises.items()}
         start, step, emission = (
             dist.Normal(torch.zeros_like(scales[name]), scales[name]).to_event(1) for name in ("start", "step", "emission")
@@ -53,7 +53,7 @@ class LinearDynamics(nn.Module):
 
     @torch.no_grad()
     def forecast(self, prefix: Float[Tensor, "S t D"], num_steps: int) -> Float[Tensor, "S steps D"]:
-        """Means of the steps that follow."""
+        """Means of the next steps."""
         z = self.process(prefix.shape[1]).filter(prefix - self.offset).mean
         ahead = []
         for _ in range(num_steps):

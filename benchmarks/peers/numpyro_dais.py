@@ -1,4 +1,4 @@
-"""The Bayesian GPLVM in NumPyro, fitted by NumPyro's own annealed guides from the start of one of our models."""
+"""Bayesian GPLVM in NumPyro, fitted by NumPyro's annealed guides from the initial values of one of our models."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -134,7 +134,7 @@ class _Hyperparameters(NamedTuple):
 
 
 class _GPLVM:
-    """The model, whose hyperparameters are parameters of NumPyro that start at those of ours.
+    """The model, whose hyperparameters are parameters of NumPyro, initialised at those of our model.
 
     ``AutoSemiDAIS`` needs it in two parts: ``outputs()`` draws u, and ``rows(u, batch_size)`` X and y given u.
     """
@@ -199,7 +199,7 @@ class _FullCovarianceGuide:
 
 
 class _FollowingDAIS(AutoDAIS):
-    """``AutoDAIS`` whose chain follows the parameters of the model, instead of keeping to their first values."""
+    """``AutoDAIS`` with a chain that uses the current parameters of the model in place of their initial values."""
 
     def _sample_latent(self, *args, **kwargs):
         sites = self.prototype_trace.items()
@@ -246,7 +246,7 @@ def _on_all_rows(model: Callable, guide: Callable, num_data: int) -> tuple[Calla
 
 
 def _batches(num_data: int, batch_size: int, num_steps: int, seed: int) -> Iterator[Int[np.ndarray, " B"]]:
-    """Shuffled without replacement; a last short batch of an epoch is dropped, as in ours."""
+    """Shuffled without replacement; a last short batch of an epoch is dropped, as in our fits."""
     random, rows = np.random.default_rng(seed), np.arange(num_data)
     per_epoch = num_data // batch_size
     for step in range(num_steps):

@@ -1,4 +1,4 @@
-"""Probabilistic principal components of data with missing entries, by expectation maximisation."""
+"""Probabilistic principal component analysis of data with missing entries, by expectation maximisation."""
 
 import torch
 from jaxtyping import Float
@@ -33,13 +33,13 @@ class PPCA:
         self.noise = ((S.square().sum() - S[:num_factors].square().sum()) / Y.numel()).clamp_min(1e-6)
 
     def fit(self, num_iterations: int = 100) -> "PPCA":
-        """Go up the likelihood."""
+        """Take steps of expectation maximisation."""
         for _ in range(num_iterations):
-            self._climb()
+            self._update()
         return self
 
     def reconstruct(self) -> Float[Tensor, "N D"]:
-        """Expected data without noise, given what is observed of their row."""
+        """Expected data without noise, given the observed entries of their row."""
         return pad(self._latents()[0], (0, 1), value=1.0) @ self.loadings.mT
 
     def covariance(self) -> Float[Tensor, "D D"]:
@@ -51,12 +51,12 @@ class PPCA:
         """Mean and covariance of each x given its row."""
         W, c = self.loadings[:, :-1], self.loadings[:, -1]
         eye = torch.eye(W.shape[1], dtype=W.dtype)
-        told = (self._observed @ _outer(W).flatten(1)).unflatten(1, eye.shape)
-        R = torch.linalg.cholesky(self.noise * eye + told)
+        precision = (self._observed @ _outer(W).flatten(1)).unflatten(1, eye.shape)
+        R = torch.linalg.cholesky(self.noise * eye + precision)
         linear = (self._observed * (self._y - c)) @ W
         return torch.cholesky_solve(linear[..., None], R).squeeze(-1), self.noise * torch.cholesky_inverse(R)
 
-    def _climb(self) -> None:
+    def _update(self) -> None:
         mean, covariance = self._latents()
         one = pad(mean, (0, 1), value=1.0)
         second = pad(covariance, (0, 1, 0, 1)) + _outer(one)

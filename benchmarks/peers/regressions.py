@@ -1,4 +1,4 @@
-"""Peers that fill hidden entries of a table: regressions on inputs, on what is observed, and on both."""
+"""Regressions that impute the hidden entries of a table: on inputs, on observed outputs, and on both."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ Filled = tuple[Float[Tensor, "N D"], Float[Tensor, "N D"]]
 
 
 def _fill(Y: Tensor, hidden: Tensor, column: Callable[[int, Tensor], tuple]) -> Filled:
-    """Means and standard deviations, column by column; truth and 1 where nothing is hidden."""
+    """Means and standard deviations, column by column; the truth and 1 for columns without hidden entries."""
     mean, stddev = Y.clone(), torch.ones_like(Y)
     for d, rows in enumerate(hidden.T):
         if rows.any():
@@ -76,9 +76,9 @@ class _LinearModel(gpytorch.models.ExactGP):
 def linear_coregionalisation(
     x: Float[Tensor, "N P"], Y: Float[Tensor, "N D"], hidden: Bool[Tensor, "N D"], lengthscale: float
 ) -> Filled:
-    """An exact Gaussian process over all entries, two kernels mixed linearly into outputs, each with a noise (GPyTorch).
+    """Linear model of coregionalisation over all entries, two kernels and a noise variance for each output (GPyTorch).
 
-    The best evidence of three starts, each by L-BFGS.
+    Keeps the best evidence of three starts, each by L-BFGS.
     """
     observed = Y.masked_fill(hidden, torch.nan)
     centre = observed.nanmean(0)
@@ -103,7 +103,7 @@ def linear_coregionalisation(
 
 
 def _linear_model(inputs: Tensor, y: Tensor, num_outputs: int, lengthscale: float, *, seed: int) -> tuple[float, Any, Any]:
-    """Its evidence, and the model with its likelihood, to predict with."""
+    """Evidence, fitted model and its likelihood."""
     with seeded(seed):
         likelihood: Any = gpytorch.likelihoods.HadamardGaussianLikelihood(num_tasks=num_outputs, task_feature_index=-1)
         likelihood.noise = torch.full_like(likelihood.noise, 0.01)

@@ -1,4 +1,4 @@
-"""A small variational autoencoder, whose encodings are latents to compare with."""
+"""Small variational autoencoder, whose encodings are latents to compare with."""
 
 import math
 

@@ -1,1 +1,1 @@
-"""The benchmarks, one module each."""
+"""Benchmarks, one module each, and scripts that draw their figures."""

@@ -1,4 +1,4 @@
-"""Mean field, importance weighting and annealing, on four data sets, from one start with one budget of steps."""
+"""Mean-field, importance-weighted and annealed guides of the Bayesian GPLVM on four data sets, from one start."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -35,12 +35,12 @@ in which the variance over all pixels is 1."""
 
 @dataclass(frozen=True)
 class Task:
-    """Data, scaled, and how to fit them.
+    """Scaled data and the methods to fit.
 
     :param Y: rows.
     :param scale: what one unit of Y is in the unit of "hidden RMSE".
-    :param hidden: which entries the fit does not see.
-    :param methods: what to fit; all by default.
+    :param hidden: mask of the entries hidden from the fit.
+    :param methods: methods to fit; all by default.
     """
 
     Y: Float[Tensor, "N D"]
@@ -94,13 +94,13 @@ METHODS = {
 
 
 def table(name: str) -> Task:
-    """A small table with standardised columns, in float64."""
+    """Task of a table with standardised columns, in float64."""
     X = torch.as_tensor(load_dataset(name)["X"], dtype=torch.float64)
     return Task((X - X.mean(0)) / X.std(0, correction=0), latent_dim=10, checkpoints=(1000, 2000, 3000))
 
 
 def images(pixels: Float[Tensor, "N D"], latent_dim: int) -> Task:
-    """Images with pixel variance 1 over all, in float32; 75 % of the pixels of 5 % of the rows hidden."""
+    """Task of images scaled to a total pixel variance of 1, in float32; 75 % of the pixels of 5 % of the rows are hidden."""
     scale = pixels.std().item()
     generator = torch.Generator().manual_seed(2026)  # not one that chooses the rows held out
     rows = torch.rand(len(pixels), 1, generator=generator) < 0.05
@@ -109,19 +109,19 @@ def images(pixels: Float[Tensor, "N D"], latent_dim: int) -> Task:
 
 
 def frey() -> Task:
-    """Brendan Frey's faces."""
+    """Task of the Frey faces."""
     return images(torch.as_tensor(load_dataset("frey")["X"] / 255.0, dtype=torch.float32), 20)
 
 
 def ones_and_sevens() -> Task:
-    """Ones and sevens of MNIST's test set."""
+    """Task of ones and sevens of MNIST's test set."""
     data = load_dataset("mnist")
     chosen = (data["y_test"] == 1) | (data["y_test"] == 7)
     return images(torch.as_tensor(data["X_test"][chosen] / 255.0, dtype=torch.float32), 5)
 
 
 def converged() -> Task:
-    """Oil flow until little changes."""
+    """Task of oil flow with enough steps to converge."""
     return replace(table("oilflow"), checkpoints=(20_000,), methods=CONVERGED)
 
 
@@ -145,9 +145,9 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
 
 
 class Start(NamedTuple):
-    """A model and a guide before any fit, and what they see.
+    """Model and guide before the fit, and the training data.
 
-    :param rows: which rows of the task those of ``Y`` are.
+    :param rows: indices in the task of the rows of ``Y``.
     :param Y: the rows to train on, NaN where hidden.
     """
 
@@ -158,7 +158,7 @@ class Start(NamedTuple):
 
 
 def start(task: Task, method: Method, *, seed: int) -> Start:
-    """The start that all methods share."""
+    """Initial model, guide and data, the same for all methods."""
     rows = torch.rand(len(task.Y), generator=torch.Generator().manual_seed(seed)) >= 0.1
     Y = task.Y[rows] if task.hidden is None else task.Y.masked_fill(task.hidden, torch.nan)[rows]
     model = BayesianGPLVM(len(Y), Y.shape[1], task.latent_dim, num_inducing=NUM_INDUCING).to(Y.dtype)
@@ -167,7 +167,7 @@ def start(task: Task, method: Method, *, seed: int) -> Start:
 
 
 def optimiser() -> JointOptim:
-    """The one of all methods."""
+    """Optimiser of all methods."""
     return JointOptim(torch.optim.Adam, {"lr": LEARNING_RATE, "fused": True}, clip_factor=CLIP_FACTOR)
 
 

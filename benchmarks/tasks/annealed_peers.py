@@ -1,4 +1,4 @@
-"""Annealed guides beside NumPyro's AutoSemiDAIS and AutoDAIS on oil flow: bound, reconstruction and step time."""
+"""Annealed guides beside NumPyro's AutoSemiDAIS and AutoDAIS on oil flow: bound, reconstruction error, step time."""
 
 import statistics
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ places, see `benchmarks/peers/numpyro_dais.py`; with what they come with, AutoDA
 
 
 class Ours(Contestant):
-    """Our model under an annealed guide."""
+    """Contestant with our model and an annealed guide."""
 
     def __init__(self, Y: Float[Tensor, "N D"], *, num_steps: int, batch_size: int | None, seed: int, compile: bool):
         def make() -> Case:
@@ -67,12 +67,12 @@ def measure(
     compile: bool = True,
     device: str = "cpu",
 ) -> Iterator[Measurement]:
-    """Fit all methods by turns, a block of steps each, and measure them.
+    """Fit all methods in turn, a block of steps each, and measure them.
 
     :param num_steps: steps of each method.
     :param seed: seed of the start, of mini-batches and of noise.
     :param lengths: numbers K of transitions, each on mini-batches and on all rows.
-    :param block: steps of a method before the next has its turn.
+    :param block: steps of a method before the next takes over.
     :param compile: compile our steps.
     :param device: of ours; NumPyro takes JAX's default.
     """

@@ -1,4 +1,4 @@
-"""Pictures of the annealed benchmark: `python -m benchmarks.tasks.annealed_pictures [--quick] [--out FOLDER]`."""
+"""Figures of the annealed benchmark: `python -m benchmarks.tasks.annealed_pictures [--quick] [--out FOLDER]`."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -23,7 +23,7 @@ NUM_FACES, FACE = 8, (28, 20)
 
 
 class Fitted(NamedTuple):
-    """A fit, from its start on."""
+    """A fit and its learning curve."""
 
     start: Start
     history: FitResult
@@ -83,7 +83,7 @@ def draw_latents(fits: Mapping[str, Fitted], labels: np.ndarray) -> Figure:
 
 
 def draw_faces(fitted: Fitted, task: Task) -> Figure:
-    """Faces of which the model saw a quarter, evenly spaced among all of them, and how it fills the rest."""
+    """Faces with a quarter of the pixels observed, evenly spaced among all faces, and their reconstructions."""
     model, guide, rows, Y = fitted.start
     idx = torch.isnan(Y).any(1).nonzero()[:, 0]
     truth, seen = task.Y[rows][idx], Y[idx]
@@ -102,7 +102,7 @@ def draw_faces(fitted: Fitted, task: Task) -> Figure:
 
 
 def draw(quick: bool) -> dict[str, Figure]:
-    """Fits, and pictures of them."""
+    """Fit the models and draw all figures."""
     oilflow, frey = TASKS["oilflow"](), TASKS["frey"]()
     fits = {name: fit_method(oilflow, name, QUICK_STEPS if quick else oilflow.checkpoints[-1]) for name in CURVES}
     face = fit_method(frey, ANNEALED, QUICK_STEPS if quick else frey.checkpoints[-1])

@@ -1,4 +1,4 @@
-"""GP-VAE on bouncing balls: how well it foresees them, beside a linear dynamical system, and two balls half seen."""
+"""GP-VAE on bouncing balls: forecasts beside a linear dynamical system, and two balls with hidden pixels."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -39,12 +39,12 @@ sees every pixel; its likelihood is climbed by Adam from principal components.""
 
 @dataclass(frozen=True)
 class Task:
-    """Sequences, their truth, and how to fit them.
+    """Sequences, their noiseless images, and settings of the fit.
 
     :param Y: images [sequence, time, pixel], NaN where missing.
-    :param F: without noise.
-    :param places: of the balls [ball, sequence, time].
-    :param periods: of the balls.
+    :param F: images without noise.
+    :param places: positions of the balls [ball, sequence, time].
+    :param periods: periods of the balls.
     """
 
     Y: Float[Tensor, "S T D"]
@@ -60,14 +60,14 @@ class Task:
 
 
 def one(seed: int) -> Task:
-    """A ball at constant speed."""
+    """Task of a ball at constant speed."""
     data = bouncing_balls(NUM_TRAINED + NUM_TESTED, NUM_TIMES, seed=seed)
     Y, F, places = (torch.as_tensor(data[name]) for name in ("Y", "F", "position"))
     return Task(Y, F, places[None], (16.0,), hidden=50)
 
 
 def two(seed: int) -> Task:
-    """A ball at constant speed and one that falls, half of the pixels missing."""
+    """Task of a ball at constant speed and one that falls, with half of the pixels missing."""
     size: dict[str, Any] = {"num_sequences": NUM_TRAINED + NUM_TESTED, "num_steps": NUM_TIMES, "num_pixels": 50, "width": 2.0}
     periods = (17.0, 11.0)
     balls = [
@@ -86,7 +86,7 @@ TASKS = {"one": one, "two": two}
 
 
 class Fitted(NamedTuple):
-    """A model and its guide."""
+    """Model and guide after a fit."""
 
     model: GPVAE
     guide: StructuredGPGuide
@@ -101,7 +101,7 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
 
 
 def measure(name: str, seed: int, *, num_steps: int | None = None) -> Iterator[Measurement]:
-    """Fit to a task: errors ahead, and what the latents follow."""
+    """Fit one model; measure forecast errors and the correlation of latents with positions."""
     task = TASKS[name](seed)
     dataset = f"balls, {name}"
     settings: Settings = {"steps": num_steps or task.num_steps}
@@ -170,13 +170,13 @@ def errors_ahead(task: Task, fitted: Fitted, ahead: Sequence[int]) -> dict[int, 
 
 
 def fit_peer(task: Task, num_steps: int | None = None) -> LinearDynamics:
-    """A linear dynamical system of the training sequences."""
+    """Fit a linear dynamical system to the training sequences."""
     Y = task.Y[:NUM_TRAINED]
     return LinearDynamics(Y, NUM_STATES).double().fit(Y, num_steps or 1000)
 
 
 def peer_errors(task: Task, peer: LinearDynamics, ahead: Sequence[int]) -> dict[int, float]:
-    """The same of a linear dynamical system."""
+    """Mean absolute errors τ steps after every prefix, of a linear dynamical system."""
     Y, truth = task.Y[NUM_TRAINED:], task.F[NUM_TRAINED:]
     T = truth.shape[1]
     found: dict[int, list[float]] = {tau: [] for tau in ahead}

@@ -1,4 +1,4 @@
-"""Steps of models, guides and bounds with and without compilation: milliseconds, and after how many steps it pays."""
+"""Compiled steps of models, guides and bounds: milliseconds with and without compilation, and steps until it pays."""
 
 import math
 import statistics
@@ -51,13 +51,13 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
 
 
 def measure(name: str, *, num_steps: int, block: int, seed: int, backend: str = "inductor") -> Iterator[Measurement]:
-    """Take steps of both by turns.
+    """Time steps of a case without and with compilation, in turn.
 
-    :param name: what is fitted, one of ``CASES``.
-    :param num_steps: steps of each.
-    :param block: steps of one before the other has its turn.
-    :param seed: of the start and of the fit.
-    :param backend: of :class:`~pyro_lvgp.infer.CompiledELBO`.
+    :param name: name of the case, a key of ``CASES``.
+    :param num_steps: number of steps of each contestant.
+    :param block: steps of one contestant before the other takes over.
+    :param seed: seed of the initial values and of the fit.
+    :param backend: backend of :class:`~pyro_lvgp.infer.CompiledELBO`.
     """
     plain, compiled = contestants(CASES[name], seed=seed, backend=backend)
     slow, fast = take_turns([plain, compiled], num_steps=num_steps, block=block, seed=seed)
@@ -74,13 +74,13 @@ def measure(name: str, *, num_steps: int, block: int, seed: int, backend: str = 
 
 
 def measure_chain(length: int, *, num_steps: int, block: int, seed: int, backend: str = "inductor") -> Iterator[Measurement]:
-    """Take steps of an annealed guide by turns: as it is, with its transition compiled, with all of it, and with both.
+    """Time steps of an annealed guide, in turn: uncompiled, with a compiled transition, with a compiled step, with both.
 
-    :param length: of the chain, K.
-    :param num_steps: steps of each.
-    :param block: steps of one before another has its turn.
-    :param seed: of the start and of the fit.
-    :param backend: of :class:`~pyro_lvgp.infer.CompiledELBO`.
+    :param length: length K of the chain.
+    :param num_steps: number of steps of each contestant.
+    :param block: steps of one contestant before the next takes over.
+    :param seed: seed of the initial values and of the fit.
+    :param backend: backend of :class:`~pyro_lvgp.infer.CompiledELBO`.
     """
     plain, everything = contestants(lambda: all_rows(length), seed=seed, backend=backend)
     transition, both = contestants(lambda: all_rows(length, compile=True), seed=seed, backend=backend)
@@ -95,7 +95,7 @@ def measure_chain(length: int, *, num_steps: int, block: int, seed: int, backend
 
 
 def take_turns(fits: Sequence[Contestant], *, num_steps: int, block: int, seed: int) -> list[float]:
-    """Median seconds of the steps of each, taken in blocks by turns, with nothing compiled before."""
+    """Median step seconds of each contestant; blocks of steps alternate, and compilation caches start empty."""
     for contestant in fits:
         with fresh_inductor_cache():
             contestant.train(2, seed=seed)
@@ -108,7 +108,7 @@ def take_turns(fits: Sequence[Contestant], *, num_steps: int, block: int, seed: 
 def contestants(
     make: Callable[[], Case], *, seed: int, backend: str, device: str | None = None
 ) -> tuple[Contestant, Contestant]:
-    """A case as it is and with its bound compiled, from one start."""
+    """Contestants of a case without and with a compiled bound, from the same initial values."""
     start = seeded(seed)(make)
 
     def compiled() -> Case:
@@ -121,14 +121,14 @@ def contestants(
 def gplvm(
     bound: LocalELBO, guide: Callable[[BayesianGPLVM], Any] = MeanFieldGuide, dtype: torch.dtype = torch.float64
 ) -> Case:
-    """Oil flow."""
+    """Bayesian GPLVM of oil flow."""
     Y = standardised().to(dtype)
     model = BayesianGPLVM(len(Y), Y.shape[1], 10, num_inducing=30).to(dtype).initialize(Y)
     return Case(model, guide(model), bound, (Y,), BATCH_SIZE, LEARNING_RATE)
 
 
 def all_rows(num_steps: int, **options: Any) -> Case:
-    """Oil flow, all of it at each step, in float32, with a chain."""
+    """Bayesian GPLVM of oil flow with an annealed guide, on all rows at each step, in float32."""
     return gplvm(MeanFieldELBO(num_samples=1), annealed(num_steps, **options), torch.float32)._replace(batch_size=None)
 
 
@@ -144,7 +144,7 @@ def three_rbfs() -> RBF:
 
 
 def gpvae() -> Case:
-    """EEG."""
+    """GP-VAE of the EEG."""
     x, y = eeg()
     model = GPVAE(three_rbfs(), MLP(3, y.shape[1], (20,)), num_data=len(x)).double()
     guide = StructuredGPGuide(model, encoders={"f": IndexNet(y.shape[1], 3)}).double()
@@ -152,7 +152,7 @@ def gpvae() -> Case:
 
 
 def sparse_gpvae() -> Case:
-    """EEG, projected sites, 30 inducing points."""
+    """Sparse GP-VAE of the EEG, projected sites, 30 inducing points."""
     x, y = eeg()
     Z = torch.linspace(0.0, 1.0, 30, dtype=torch.float64)[:, None]
     model = SparseGPVAE(three_rbfs(), MLP(3, y.shape[1], (20,)), Z).double()
@@ -161,7 +161,7 @@ def sparse_gpvae() -> Case:
 
 
 def users_own() -> Case:
-    """Poisson factorisation, in plain Pyro."""
+    """Poisson factorisation in plain Pyro, with a guide of any model."""
     N, D, Q = 500, 30, 5
     zeros, ones = torch.zeros(Q, dtype=torch.float64), torch.ones(D, dtype=torch.float64)
 
@@ -177,7 +177,7 @@ def users_own() -> Case:
 
 
 def annealed(num_steps: int, **options: Any) -> Callable[[BayesianGPLVM], AutoAnnealedLangevin]:
-    """Guides of so many transitions."""
+    """Annealed guides with the given number of transitions."""
     return lambda model: AutoAnnealedLangevin(model, num_steps=num_steps, **options)
 
 

@@ -1,4 +1,4 @@
-"""Steps on the CPU and on a GPU of one machine, as they are and compiled: milliseconds, and how many times fewer."""
+"""Steps on the CPU and on a GPU, with and without compilation: milliseconds and speed-up."""
 
 import os
 import statistics
@@ -39,12 +39,12 @@ def run(*, quick: bool, seeds: int, only: str | None = None, device: str = "cuda
 
 
 def measure(name: str, *, num_steps: int, seed: int, device: str) -> Iterator[Measurement]:
-    """Steps on the CPU, and on the device.
+    """Time steps on the CPU and on the device.
 
-    :param name: of what is fitted, one of ``CASES``.
-    :param num_steps: on the device; a quarter of them on the CPU.
-    :param seed: of data, start and fit.
-    :param device: to compare with the CPU.
+    :param name: name of the case, a key of ``CASES``.
+    :param num_steps: number of steps on the device; a quarter of them on the CPU.
+    :param seed: seed of data, initial values and fit.
+    :param device: device to compare with the CPU.
     """
     here, there = (Contestant(seeded(seed)(CASES[name]), device=place) for place in ("cpu", device))
     slow, fast = step_seconds(here, num_steps // 4, seed=seed), step_seconds(there, num_steps, seed=seed)
@@ -53,9 +53,9 @@ def measure(name: str, *, num_steps: int, seed: int, device: str) -> Iterator[Me
 
 
 def measure_compiled(name: str, *, num_steps: int, seed: int, device: str, backend: str = "inductor") -> Iterator[Measurement]:
-    """Steps on the device as they are, and compiled.
+    """Time steps on the device without and with compilation.
 
-    :param backend: of :class:`~pyro_lvgp.infer.CompiledELBO`.
+    :param backend: backend of :class:`~pyro_lvgp.infer.CompiledELBO`.
     """
     plain, compiled = contestants(CASES[name], seed=seed, backend=backend, device=device)
     slow, fast = (step_seconds(contestant, num_steps, seed=seed) for contestant in (plain, compiled))
@@ -69,7 +69,7 @@ def step_seconds(contestant: Contestant, num_steps: int, *, seed: int) -> float:
 
 
 def measurements(dataset: str, name: str, values: dict[str, float], seconds: float) -> Iterator[Measurement]:
-    """Values of one fit."""
+    """Measurements of one fit."""
     settings: Settings = {"optimiser": f"fused Adam, rate {LEARNING_RATE:g}", "dtype": "float32"}
     for metric, value in values.items():
         yield Measurement(dataset, name, metric, value, seconds, settings)
@@ -110,7 +110,7 @@ def waves(x: Tensor, data_dim: int) -> Tensor:
 
 
 def annealed(model: BayesianGPLVM) -> AutoAnnealedLangevin:
-    """A guide of ten transitions."""
+    """Annealed guide of ten transitions."""
     return AutoAnnealedLangevin(model, num_steps=10)
 
 

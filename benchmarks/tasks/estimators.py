@@ -1,4 +1,4 @@
-"""The four estimators of the structured bound on the thesis's toy set: where they lead, and how much their values vary."""
+"""Four estimators of the structured bound on a toy data set: convergence and variance."""
 
 import itertools
 import time
@@ -35,9 +35,9 @@ ESTIMATORS: list[tuple[Value, GradientEstimator]] = list(itertools.product(get_a
 
 
 class Progress(NamedTuple):
-    """What happened at each checkpoint.
+    """Bounds and standard deviations of their values at checkpoints of a fit.
 
-    :param epochs: since the start.
+    :param epochs: number of epochs at each checkpoint.
     :param bounds: means of semi-analytic values.
     :param sds: standard deviations of single values, by estimator of the value.
     """
@@ -59,7 +59,7 @@ def toy() -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N 4"]]:
 
 
 def run(*, quick: bool, seeds: int) -> Iterator[Measurement]:
-    """Train by each estimator, for each seed."""
+    """Measure fits by each estimator, for each seed."""
     for (value, gradient), seed in tqdm(list(itertools.product(ESTIMATORS, range(seeds))), desc="toy", unit="fit"):
         progress = train(value, gradient, seed=seed, num_epochs=40 if quick else NUM_EPOCHS)
         found = {"bound [nats]": progress.bounds[-1]} | {f"sd, {name}": sds[-1] for name, sds in progress.sds.items()}
@@ -68,7 +68,7 @@ def run(*, quick: bool, seeds: int) -> Iterator[Measurement]:
 
 
 def train(value: Value, gradient: GradientEstimator, *, seed: int, num_epochs: int = NUM_EPOCHS) -> Progress:
-    """Fit, and stop at checkpoints to look."""
+    """Fit, and estimate bounds and standard deviations at checkpoints."""
     x, y = toy()
     values = {name: StructuredELBO(value=name, max_plate_nesting=1) for name in get_args(Value)}
     mean = StructuredELBO(num_particles=100, max_plate_nesting=1)

@@ -1,4 +1,4 @@
-"""GP-VAE on the EEG and Jura imputation tasks of its thesis, by encoder, beside regressions on what is observed."""
+"""GP-VAE imputation of EEG and Jura data, by encoder, beside regressions."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ from pyro_lvgp.infer import EarlyStopping, StructuredELBO, fit
 from pyro_lvgp.infer._fit import Schedule
 from pyro_lvgp.kernels import RBF, Kernel, Matern, Periodic
 from pyro_lvgp.likelihoods import Gaussian, Likelihood, StudentT
-from pyro_lvgp.models import GPVAE, MixturePrediction
+from pyro_lvgp.models import GPVAE, Prediction
 from pyro_lvgp.networks import (
     MLP,
     Corruption,
@@ -90,12 +90,12 @@ class Task:
 
     @property
     def candidates(self) -> dict[str, "Method"]:
-        """GP-VAEs to choose among."""
+        """GP-VAEs among which model selection chooses."""
         return OVER_PLACES if self.x.shape[-1] > 1 else CANDIDATES
 
     @property
     def values(self) -> Float[Tensor, "N D"]:
-        """What is modelled."""
+        """Values that are modelled: the data, or their logarithms."""
         return self.Y.log() if self.log else self.Y
 
     def scores(self, mean: Tensor, stddev: Tensor) -> dict[str, float]:
@@ -111,8 +111,8 @@ class Task:
             "NLL": self.nll(dist.Normal(mean, stddev, validate_args=False).log_prob(self.values)),
         }
 
-    def scores_of_mixture(self, predicted: MixturePrediction) -> dict[str, float]:
-        """The same for a mixture of standardised entries, and its own NLL."""
+    def scores_of_mixture(self, predicted: Prediction) -> dict[str, float]:
+        """Scores of a predictive mixture of standardised entries, and its exact NLL."""
         _, centre, scale = self.data
         log_prob = predicted.log_prob((self.values - centre) / scale) - scale.log()
         moments = self.scores(centre + scale * predicted.mean, scale * predicted.stddev)
@@ -124,7 +124,7 @@ class Task:
 
     @property
     def data(self) -> tuple[Float[Tensor, "N D"], Float[Tensor, " D"], Float[Tensor, " D"]]:
-        """What may be seen, of mean 0 and variance 1, and the mean and standard deviation of the values."""
+        """Observed values, standardised, and the mean and standard deviation of each column."""
         observed = self.values.masked_fill(self.hidden, torch.nan)
         centre = observed.nanmean(0)
         scale = (observed - centre).square().nanmean(0).sqrt()
@@ -176,7 +176,7 @@ class Method:
     stop_early: bool = False
 
     def kernel(self, task: Task, latent_dim: int) -> Kernel:
-        """One kernel for each smooth latent."""
+        """Kernel with a batch element for each smooth latent."""
         columns, batch = task.x.shape[-1], (latent_dim,)
         if self.rough:
             lengthscales = task.lengthscale * torch.linspace(0.1, 0.5, latent_dim)[:, None]
@@ -341,7 +341,7 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
 
 
 def each(name: str, task: Task, seeds: int, num_steps: int | None) -> Iterator[Measurement]:
-    """All methods with all of their runs, or with those of the highest bounds, as the thesis has it."""
+    """Scores of all methods over all of their runs, or over those with the highest bounds, as in the thesis."""
     settings: Settings = {"runs": seeds, "kept": seeds if name in ALL_RUNS else int(np.ceil(KEPT * seeds))}
     for method_name, method in tqdm((BY_BOUND | ALL_RUNS)[name].items(), desc=name, unit="method"):
         runs = [fit_to(task, method, task.data[0], seed=seed, num_steps=num_steps) for seed in range(seeds)]
@@ -352,7 +352,7 @@ def each(name: str, task: Task, seeds: int, num_steps: int | None) -> Iterator[M
 
 
 def selected(name: str, task: Task, seeds: int, num_steps: int | None) -> Iterator[Measurement]:
-    """All candidates, the one that predicts training entries best, and the mixture of all that does."""
+    """Scores of all candidates, of the one with the best validation score, and of their stacked mixture."""
     settings: Settings = {"runs": seeds, "folds": FOLDS}
     y, *_ = task.data
     predictors = {
@@ -372,7 +372,7 @@ def selected(name: str, task: Task, seeds: int, num_steps: int | None) -> Iterat
                     yield Measurement(name, method_name, metric, value, run.seconds, settings)
 
     def pooled(method_name: str, runs: Sequence[Fitted], shares: Sequence[float] | None = None) -> Iterator[Measurement]:
-        predicted = MixturePrediction.pool((run.predicted for run in runs), shares)
+        predicted = Prediction.pool((run.predicted for run in runs), shares)
         for metric, value in task.scores_of_mixture(predicted).items():
             yield Measurement(name, method_name, metric, value, sum(run.seconds for run in runs), settings)
 
@@ -385,19 +385,19 @@ def selected(name: str, task: Task, seeds: int, num_steps: int | None) -> Iterat
 
 
 class Fitted(NamedTuple):
-    """What a model fitted to standardised data says of all entries."""
+    """Predictions of all entries by a model fitted to standardised data."""
 
-    predicted: MixturePrediction
+    predicted: Prediction
     bound: float
     seconds: float
 
     def scores(self, task: Task) -> dict[str, float]:
-        """Of what is hidden, and the bound."""
+        """Scores of the hidden entries, and the bound."""
         return task.scores_of_mixture(self.predicted) | {"bound [nats]": self.bound}
 
 
 def build(task: Task, method: Method, N: int, D: int) -> tuple[GPVAE, StructuredGPGuide]:
-    """A model of N points and D outputs, and its guide."""
+    """Model of N points and D outputs, and its guide."""
     Q = task.latent_dim if method.smooth is None else method.smooth
     sizes = (Q + method.white, D)
     decoder = nn.Linear(*sizes) if method.linear else MLP(*sizes, method.decoder_dims, method.activation)
@@ -412,7 +412,7 @@ def build(task: Task, method: Method, N: int, D: int) -> tuple[GPVAE, Structured
 
 
 def fit_to(task: Task, method: Method, y: Float[Tensor, "N D"], *, seed: int, num_steps: int | None) -> Fitted:
-    """Fit once to standardised data."""
+    """Fit one model to standardised data."""
     seen, stopping = y, None
     with isolated(seed):
         model, guide = build(task, method, *y.shape)

@@ -1,4 +1,4 @@
-"""Pictures of the GP-VAE: `python -m benchmarks.tasks.gpvae_pictures [--quick] [--out FOLDER]`."""
+"""Figures of the GP-VAE: `python -m benchmarks.tasks.gpvae_pictures [--quick] [--out FOLDER]`."""
 
 from functools import partial
 
@@ -15,7 +15,7 @@ SEED, QUICK_STEPS, PREFIX, LONGEST = 0, 20, 30, 40
 
 
 def draw_estimators(num_epochs: int) -> Figure:
-    """Bounds over epochs under each estimator, and how much single values vary on one of the fits."""
+    """Bounds by epoch under each estimator, and the standard deviation of single values in one of the fits."""
     fits = {f"{value}, {gradient}": (value, gradient) for value, gradient in estimators.ESTIMATORS}
     found = {name: estimators.train(*pair, seed=SEED, num_epochs=num_epochs) for name, pair in fits.items()}
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.6), layout="constrained")
@@ -35,7 +35,7 @@ def draw_estimators(num_epochs: int) -> Figure:
 
 
 def draw_balls(name: str, num_steps: int | None) -> Figure:
-    """A test sequence: truth, what is seen of it, what the model says given a prefix, and the latents."""
+    """A test sequence: truth, observed pixels, predictions given a prefix, and latents."""
     task = balls.TASKS[name](SEED)
     fitted = balls.train(task, seed=SEED, num_steps=num_steps, progress=True)
     model, guide, row = fitted.model, fitted.guide, balls.NUM_TRAINED
@@ -62,7 +62,7 @@ def draw_balls(name: str, num_steps: int | None) -> Figure:
 
 
 def draw_errors_ahead(num_steps: int | None) -> Figure:
-    """Errors over how far one ball is foreseen, beside a linear dynamical system."""
+    """Forecast errors of one ball by horizon, beside a linear dynamical system."""
     task, ahead = balls.TASKS["one"](SEED), range(1, LONGEST + 1)
     ours = balls.errors_ahead(task, balls.train(task, seed=SEED, num_steps=num_steps, progress=True), ahead)
     peer = balls.peer_errors(task, balls.fit_peer(task, num_steps), ahead)
@@ -75,7 +75,7 @@ def draw_errors_ahead(num_steps: int | None) -> Figure:
 
 
 def draw(quick: bool) -> dict[str, Figure]:
-    """Fits, and pictures of them."""
+    """Fit the models and draw all figures."""
     steps = QUICK_STEPS if quick else None
     figures = {f"balls_{name}": draw_balls(name, steps) for name in balls.TASKS}
     return figures | {"balls_ahead": draw_errors_ahead(steps), "estimators": draw_estimators(steps or estimators.NUM_EPOCHS)}

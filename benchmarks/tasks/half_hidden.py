@@ -1,4 +1,4 @@
-"""Half-hidden rows: oil flow rows of which 6 of 12 entries are missing, Frey faces of which 75 % are."""
+"""Latents of incomplete rows: oil flow with 6 of 12 entries missing, Frey faces with 75 % of the pixels missing."""
 
 import math
 import time
@@ -65,7 +65,7 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
 
 
 def oilflow(seed: int, num_steps: int | None) -> Iterator[Measurement]:
-    """Rows never trained on, of which half is hidden."""
+    """Test rows of oil flow with half of the entries hidden."""
     X = torch.as_tensor(load_dataset("oilflow")["X"], dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(X), generator=generator)
@@ -132,20 +132,20 @@ def oilflow(seed: int, num_steps: int | None) -> Iterator[Measurement]:
 
 
 def third_of_observed(hidden: Bool[Tensor, "B D"], generator: torch.Generator) -> Bool[Tensor, "B D"]:
-    """A third of what is observed of each row."""
+    """Mask of a third of the observed entries of each row."""
     order = torch.rand(hidden.shape, generator=generator).masked_fill(hidden, 1.0).argsort(-1).argsort(-1)
     return order < (~hidden).sum(-1, keepdim=True) // 3
 
 
 def pooled(parts: Sequence[Predicted], shares: Sequence[float] | None = None) -> Predicted:
-    """The mixture of predictions, equal unless there are shares."""
+    """Mixture of predictions, with equal weights by default."""
     mean, log_density = (torch.stack(values) for values in zip(*parts, strict=True))
     weights = mean.new_tensor([1.0 / len(parts)] * len(parts) if shares is None else shares)[:, None, None]
     return Predicted((weights * mean).sum(0), (weights.log() + log_density).logsumexp(0))
 
 
 class Fitted(NamedTuple):
-    """A model of the training rows, what it took, and how."""
+    """A model of the training rows, its seconds and its settings."""
 
     model: BayesianGPLVM | RandomFeatureLVM
     guide: Guide
@@ -154,7 +154,7 @@ class Fitted(NamedTuple):
 
 
 def radial(train: Tensor, seed: int, num_steps: int | None) -> Fitted:
-    """A Bayesian GPLVM with a noise of each column."""
+    """Bayesian GPLVM with a noise variance for each column."""
     noise = Gaussian(0.1, data_dim=12)
     model = BayesianGPLVM(len(train), 12, 10, num_inducing=100, likelihood=noise).double()
     guide = MeanFieldGuide(model.initialize(train, seed=seed))
@@ -162,7 +162,7 @@ def radial(train: Tensor, seed: int, num_steps: int | None) -> Fitted:
 
 
 def locally_linear(train: Tensor, seed: int, num_steps: int | None) -> Fitted:
-    """One that is linear in all its latents, with slopes that change over two of them."""
+    """Bayesian GPLVM that is linear in all latents, with coefficients that vary over two of them."""
     kernel = near() + near() * Linear(12) + Linear(12)
     noise = Gaussian(1e-4, data_dim=12)
     model = BayesianGPLVM(len(train), 12, 12, kernel, num_inducing=200, likelihood=noise).double()
@@ -171,13 +171,13 @@ def locally_linear(train: Tensor, seed: int, num_steps: int | None) -> Fitted:
 
 
 def tailed(noise: Gaussian) -> StudentT:
-    """Student's t noise with the scales of Gaussian noise."""
+    """Student-t likelihood with the scales of a Gaussian likelihood."""
     scale = noise.variance.detach().sqrt()
     return StudentT(scale, df=4.0, data_dim=len(scale)).to(scale)
 
 
 def near() -> Kernel:
-    """How alike two places are in the first two latents."""
+    """RBF kernel over the first two latents."""
     return RBF(2, active_dims=[0, 1])
 
 
@@ -191,7 +191,7 @@ def adam(
     max_steps: int,
     learning_rate: float,
 ) -> Fitted:
-    """Fit by importance weighting, in steps on mini-batches that are compiled unless they are few."""
+    """Fit by the importance-weighted bound on mini-batches; compile the steps unless there are few."""
     bound, steps = ImportanceWeightedELBO(num_samples=5, max_plate_nesting=1), num_steps or max_steps
     how: dict[str, Any] = {"batch_size": 200, "learning_rate": learning_rate, "schedule": "cosine"}
     how |= {"compile": num_steps is None, "progress": False}
@@ -201,7 +201,7 @@ def adam(
 
 
 def frequencies(train: Tensor, seed: int, num_steps: int | None) -> Fitted:
-    """A random-feature LVM with a noise of each column."""
+    """Random-feature LVM with a noise variance for each column."""
     steps = (num_steps, num_steps) if num_steps else (2000, 500)
     noise = Gaussian(0.1, data_dim=12)
     model = RandomFeatureLVM(len(train), 12, 10, num_frequencies=50, likelihood=noise, seed=seed).double()
@@ -215,7 +215,7 @@ def frequencies(train: Tensor, seed: int, num_steps: int | None) -> Fitted:
 
 
 def frey(seed: int, num_steps: int | None) -> Iterator[Measurement]:
-    """Faces trained on as far as they are seen."""
+    """Frey faces, fitted to their observed pixels."""
     task = ANNEALED_TASKS["frey"]()
     assert task.hidden is not None
     truth, hidden = task.Y, task.hidden
@@ -281,7 +281,7 @@ TASKS: dict[str, Callable[[int, int | None], Iterator[Measurement]]] = {
 def predicted(
     model: BayesianGPLVM | RandomFeatureLVM, guide: Guide, Y: Tensor, mixture: TorchDistributionMixin, test: Tensor
 ) -> dict[str, Predicted]:
-    """What each posterior of the latents of rows says of them."""
+    """Predictions of the entries of rows under each posterior of their latents."""
     return {name: moments(model, guide, infer(model, guide, Y, mixture), test) for name, infer in POSTERIORS.items()}
 
 
@@ -302,7 +302,7 @@ def moments(
 def mixture_given(
     weights: Tensor, means: Tensor, covariances: Tensor, Y: Float[Tensor, "B D"], truth: Float[Tensor, "B D"]
 ) -> Predicted:
-    """The same for a mixture of Gaussians, in closed form; where observed, the mean is the data."""
+    """Predictions of a mixture of Gaussians, in closed form; the mean of an observed entry is its value."""
     mean, log_density = Y.clone(), torch.zeros_like(Y)
     for n, row in enumerate(Y):
         m = torch.isnan(row)

@@ -1,4 +1,4 @@
-"""Pictures with hidden pixels: errors of a random-feature model, of principal components and of nearest neighbours."""
+"""Imputation of hidden pixels: random-feature LVM, principal components, nearest neighbours."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -40,10 +40,10 @@ predicts with weights "collapsed"."""
 
 @dataclass(frozen=True)
 class Task:
-    """Pictures, and what is hidden of them.
+    """Images and their hidden pixels.
 
     :param truth: pixels from 0 to 1.
-    :param hidden: where they are not seen.
+    :param hidden: mask of the hidden pixels.
     """
 
     truth: Float[Tensor, "N D"]
@@ -57,7 +57,7 @@ class Task:
     def score(self, expected: Float[Tensor, "N D"], *, complete: bool) -> dict[str, float]:
         """Errors of expectations of the pixels.
 
-        :param complete: whether they are expectations where observed, too.
+        :param complete: whether observed pixels have expectations, too.
         """
         squares = (expected - self.truth).square()
         scores = {HIDDEN: squares[self.hidden].mean().item()} if self.hidden.any() else {}
@@ -71,7 +71,7 @@ def make_task(truth: Float[np.ndarray, "N D"], rate: float, *, seed: int) -> Tas
 
 
 def random_features(task: Task, latent_dim: int, *, seed: int, num_steps: int, num_cool_steps: int) -> Float[Tensor, "N D"]:
-    """Posterior mean of the functions of our model; it starts near a linear one."""
+    """Posterior mean of the functions of our model, whose initial kernel is nearly linear."""
     mean, stddev = task.Y.nanmean(0), task.truth[~task.hidden].std()
     Y = (task.Y - mean) / stddev
     N, D = Y.shape
@@ -103,7 +103,7 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
 def measure(
     dataset: str, task: Task, num_steps: int, num_cool_steps: int, num_iterations: int, *, seed: int
 ) -> Iterator[Measurement]:
-    """Fill with each method, and score it."""
+    """Impute with each method, and score it."""
     for latent_dim in LATENT_DIMS:
 
         def ours(latent_dim: int = latent_dim) -> Tensor:
@@ -128,7 +128,7 @@ def measure(
 
 
 def knn(task: Task) -> Tensor:
-    """Hidden pixels as in the five most similar pictures."""
+    """Imputation by the five nearest neighbours."""
     return torch.as_tensor(KNNImputer(n_neighbors=5).fit_transform(task.Y.numpy()))
 
 
@@ -141,12 +141,12 @@ def _measured(
 
 
 def cifar() -> Float[np.ndarray, "N D"]:
-    """Pictures of five classes."""
+    """Images of five classes of CIFAR-10."""
     return srflvm.cifar().Y / 255.0
 
 
 def frey() -> Float[np.ndarray, "N D"]:
-    """One man's faces."""
+    """Frey faces."""
     return load_dataset("frey")["X"] / 255.0
 
 

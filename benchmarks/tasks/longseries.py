@@ -1,4 +1,4 @@
-"""Long series: seconds and memory of a training step by number of points, dense, in state space, and sparse."""
+"""Cost of a training step on long series: seconds and memory by number of points, dense, state-space and sparse."""
 
 import time
 import weakref
@@ -44,7 +44,7 @@ form has {NUM_INDUCING} inducing points, evenly spaced, whatever N: they say eve
 
 
 class Fit(NamedTuple):
-    """What a step is taken of."""
+    """Model, guide and bound of a training step."""
 
     model: Any
     guide: Any
@@ -52,7 +52,7 @@ class Fit(NamedTuple):
 
 
 def structured(method: Method) -> Callable[[Tensor], Fit]:
-    """A GPVAE, and the posterior by a method."""
+    """GPVAE with a structured posterior computed by the given method."""
 
     def make(t: Tensor) -> Fit:
         model = GPVAE(kernel(), MLP(LATENT_DIM, DATA_DIM, (20,)), Gaussian(0.1)).double()
@@ -63,7 +63,7 @@ def structured(method: Method) -> Callable[[Tensor], Fit]:
 
 
 def sparse(t: Tensor) -> Fit:
-    """A SparseGPVAE, and sites on the functions, projected on inducing points."""
+    """SparseGPVAE with sites on the functions, projected on the inducing points."""
     inducing_points = torch.linspace(float(t[0]), float(t[-1]), NUM_INDUCING).double()[:, None]
     model = SparseGPVAE(kernel(), MLP(LATENT_DIM, DATA_DIM, (20,)), inducing_points, Gaussian(0.1)).double()
     guide = SparseStructuredGPGuide(model, encoders={"u": IndexNet(DATA_DIM, LATENT_DIM).double()})
@@ -71,12 +71,12 @@ def sparse(t: Tensor) -> Fit:
 
 
 def kernel() -> Matern:
-    """One for each latent."""
+    """Kernel with a batch element for each latent."""
     return Matern(1, 1.5, lengthscale=LENGTHSCALE, batch_shape=(LATENT_DIM,))
 
 
 class Task(NamedTuple):
-    """A method, and the sizes at which it is measured."""
+    """A method and the lengths of series at which it is measured."""
 
     make: Callable[[Tensor], Fit]
     sizes: tuple[int, ...]
@@ -103,12 +103,12 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
                     yield Measurement(DATASET, f"{name}, N = {num:,}", metric, value, values[SECONDS], SETTINGS)
             for metric in (SECONDS, MEMORY):
                 slope, _ = np.polyfit(np.log(sizes[-3:]), np.log([values[metric] for values in steps[-3:]]), 1)
-                told: Settings = {"sizes": ", ".join(map(str, sizes[-3:]))}
-                yield Measurement(GROWTH, name, f"exponent of {metric}", slope, sum(v[SECONDS] for v in steps), told)
+                settings: Settings = {"sizes": ", ".join(map(str, sizes[-3:]))}
+                yield Measurement(GROWTH, name, f"exponent of {metric}", slope, sum(v[SECONDS] for v in steps), settings)
 
 
 def step(make: Callable[[Tensor], Fit], num: int, seed: int) -> dict[str, float]:
-    """Seconds, memory and bound of a step on so many points."""
+    """Seconds, memory and bound of a training step on a series of the given length."""
     pyro.clear_param_store()
     pyro.set_rng_seed(seed)
     t = torch.arange(num, dtype=torch.float64)[:, None]
@@ -136,7 +136,7 @@ def step(make: Callable[[Tensor], Fit], num: int, seed: int) -> dict[str, float]
 
 
 class PeakMemory(TorchDispatchMode):
-    """Bytes of all tensors alive at once that were made under it, at most.
+    """Peak of the bytes of all tensors that were created in the context and are alive.
 
     >>> with PeakMemory() as memory:
     ...     x = torch.ones(1000)

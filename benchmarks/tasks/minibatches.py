@@ -1,4 +1,4 @@
-"""Mini-batches of the points of one series under a sparse GP-VAE: what their bounds are worth, and what is learned by them."""
+"""Mini-batches of the points of one series under a sparse GP-VAE: quality of the bound and of the fit."""
 
 import itertools
 import math
@@ -43,10 +43,10 @@ def run(*, quick: bool, seeds: int) -> Iterator[Measurement]:
 
 
 def train(held_out: float | None, size: int | None, *, seed: int, num_steps: int) -> Iterator[tuple[str, float, float]]:
-    """Fit once, and look: metric, value and seconds of the fit.
+    """Fit once; return metric, value and seconds of the fit.
 
     :param held_out: share of a mini-batch that is not encoded; None for a q(u) without an encoder.
-    :param size: points of a mini-batch; None for all of them.
+    :param size: number of points of a mini-batch; None for all of them.
     """
     with isolated(seed):
         t = torch.linspace(0.0, 1.0, NUM_POINTS, dtype=torch.float64)[:, None]

@@ -1,4 +1,4 @@
-"""Bayesian GPLVM of the oil flow data, mean field: bound, reconstruction and step time beside GPyTorch's."""
+"""Bayesian GPLVM of oil flow, mean field, beside GPyTorch: bound, reconstruction error, step time."""
 
 import math
 import statistics
@@ -58,7 +58,7 @@ TASKS = {"comparison": 3000, "converged": 20_000}
 
 
 def run(*, quick: bool, seeds: int, only: str = "comparison") -> Iterator[Measurement]:
-    """Measure all methods for each seed, after 3000 steps, or after as many as change little."""
+    """Measure all methods for each seed, after 3000 steps or at convergence."""
     for seed in range(seeds):
         yield from measure(num_steps=300 if quick else TASKS[only], seed=seed)
 
@@ -70,7 +70,7 @@ def standardised() -> Float[Tensor, "N D"]:
 
 
 class Ours(Contestant):
-    """Our model under mean field.
+    """Contestant with our model and a mean-field guide.
 
     :param Y: all data.
     :param fitted_u: start q(u) as the library does, by regression; otherwise at its prior, as GPyTorch does.
@@ -98,7 +98,7 @@ class Ours(Contestant):
 
     @torch.no_grad()
     def predict(self) -> Float[Tensor, "N D"]:
-        """Predictive mean at the posterior-mean latents; it is linear in u, whose mean therefore integrates it out."""
+        """Predictive mean at the posterior-mean latents; it is linear in u, so that the mean of u marginalises u."""
         with self.own_parameters():
             at_means = poutine.condition(self.model, self.guide.median())
             y: Any = poutine.trace(at_means).get_trace().nodes["y"]["fn"]
@@ -106,11 +106,11 @@ class Ours(Contestant):
 
 
 def measure(*, num_steps: int, seed: int, block: int = 250) -> Iterator[Measurement]:
-    """Fit all methods by turns, a block of steps each, and measure them.
+    """Fit all methods in turn, a block of steps each, and measure them.
 
     :param num_steps: steps of each method.
     :param seed: seed of the start, of mini-batches and of noise.
-    :param block: steps of a method before the next has its turn.
+    :param block: steps of a method before the next takes over.
     """
     Y = standardised()
     methods: dict[str, Ours | GPyTorchGPLVM] = {}

@@ -1,4 +1,4 @@
-"""One fit in two processes, or in one with one thread or two: milliseconds of a step, and the bound reached."""
+"""Distributed fit in two processes, beside one process with one or two threads: step time and bound."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -30,7 +30,7 @@ and rates are the same for all."""
 
 
 class Setup(NamedTuple):
-    """How many processes, and threads in each."""
+    """Numbers of processes and of threads in each."""
 
     processes: int
     threads: int
@@ -44,25 +44,25 @@ SETUPS = {
 
 
 def mnist() -> Case:
-    """Digits, centred, with a mean square of one."""
+    """MNIST, centred, with a mean square of one."""
     Y = torch.as_tensor(load_dataset("mnist")["X_train"], dtype=torch.float32).flatten(1)
     Y = Y - Y.mean(0)
     return case(Y / Y.square().mean().sqrt(), 50, 4000, MeanFieldELBO(num_samples=1))
 
 
 def oilflow() -> Case:
-    """Many importance samples."""
+    """Oil flow with many importance samples."""
     return case(standardised(), 30, 1000, ImportanceWeightedELBO(num_samples=20))
 
 
 def oilflow_annealed() -> Case:
-    """Some, each at the end of a chain."""
+    """Oil flow with a few importance samples, each at the end of an annealed chain."""
     start = case(standardised(), 30, 1000, ImportanceWeightedELBO(num_samples=5))
     return start._replace(guide=AutoAnnealedLangevin(start.model, num_steps=10))
 
 
 def case(Y: Tensor, num_inducing: int, num_rows: int, bound: LocalELBO) -> Case:
-    """A mean field, to begin with."""
+    """Model and mean-field guide of the task."""
     model = BayesianGPLVM(len(Y), Y.shape[1], LATENT_DIM, num_inducing=num_inducing).to(Y.dtype).initialize(Y)
     return Case(model, MeanFieldGuide(model), bound, (Y,), num_rows, LEARNING_RATE)
 
@@ -75,7 +75,7 @@ TASKS: dict[str, Callable[[], Case]] = {
 
 
 def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:
-    """Measure all ways to share a step for each seed, by task."""
+    """Measure all numbers of processes and threads for each seed, by task."""
     num_steps = 10 if quick else 100
     for task in [only] if only else list(TASKS):
         for name, setup in tqdm(SETUPS.items(), desc=task, unit="setup"):
@@ -92,12 +92,12 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
 
 
 def fitted(setup: Setup, task: str, *, num_steps: int, seed: int) -> FitResult:
-    """The history of a fit in processes of its own."""
+    """Result of a fit in new processes."""
     return in_processes(partial(fit_one, task, num_steps, seed), setup.processes, threads=setup.threads)[0]
 
 
 def fit_one(task: str, num_steps: int, seed: int, rank: int) -> FitResult:
-    """The same in one of the processes."""
+    """Fit in one of the processes."""
     torch.manual_seed(seed)
     start = TASKS[task]()
     assert start.batch_size is not None

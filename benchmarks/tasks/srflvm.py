@@ -1,4 +1,4 @@
-"""Latents in two dimensions: what nearest neighbours in them say of classes, and an S-shaped curve found again."""
+"""Random-feature LVM with two latents: nearest-neighbour accuracy of classes, and recovery of an S-shaped curve."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -64,10 +64,10 @@ others, so the published figures, whose number of runs the paper does not say, a
 
 @dataclass(frozen=True)
 class Task:
-    """Rows, and what their latents should tell.
+    """Rows, and the classes or latents to recover.
 
-    :param Y: data as they come.
-    :param target: classes, or latents to find again.
+    :param Y: raw data.
+    :param target: classes, or true latents.
     :param image: whether all columns have one unit, so that one number standardises them.
     :param counts: whether to model the data with a negative binomial likelihood too.
     :param num_sweeps: of a Gibbs sampler; 0 where it takes too long.
@@ -87,16 +87,16 @@ class Task:
 
     @property
     def wide(self) -> bool:
-        """Whether outputs are many; GPyTorch's model has a covariance of inducing variables for each."""
+        """Whether there are more than 100 outputs; GPyTorch's model has a covariance of inducing variables for each output."""
         return self.Y.shape[1] > 100
 
     @property
     def peer_dtype(self) -> torch.dtype:
-        """What GPyTorch's model is fitted in: half the precision, and time, where that is long."""
+        """Precision of GPyTorch's model: float32 for many outputs, where a fit in float64 takes too long."""
         return torch.float32 if self.wide else torch.float64
 
     def some(self, number: int) -> "Task":
-        """The same with a few rows, drawn at random."""
+        """Subset of the rows, drawn at random."""
         rows = np.random.default_rng(0).permutation(len(self.Y))[:number]
         return replace(self, Y=self.Y[rows], target=self.target[rows])
 
@@ -109,11 +109,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Method:
-    """How to find latents.
+    """A method that maps rows to latents.
 
     :param embed: function of task, seed and number of steps.
-    :param num_steps: of a fit; 0 for methods that know when to stop.
-    :param settings: what it is told besides.
+    :param num_steps: number of steps of a fit; 0 for methods with their own stopping rule.
+    :param settings: other settings of the method.
     """
 
     embed: Callable[[Task, int, int], Latents]
@@ -142,14 +142,14 @@ def random_features(
 
 
 def gibbs(task: Task, seed: int, num_sweeps: int) -> Latents:
-    """Posterior means of the latents by Markov chain Monte Carlo, from where ours start."""
+    """Posterior means of the latents by Markov chain Monte Carlo, from the same initial values as ours."""
     Y, sampler = torch.as_tensor(task.standardised), gibbs_rflvm.GibbsRFLVM()
     start = gibbs_rflvm.start(sampler, Y, LATENT_DIM, F=50, C=20)
     return gibbs_rflvm.mean_latents(sampler, start, Y[None], num_sweeps=num_sweeps)[0].numpy()
 
 
 def gpytorch_gplvm(task: Task, seed: int, num_steps: int) -> Latents:
-    """Those of GPyTorch's Bayesian GPLVM, which starts where ours does."""
+    """Latents of GPyTorch's Bayesian GPLVM, from the same initial values as ours."""
     Y = torch.as_tensor(task.standardised, dtype=task.peer_dtype)
     N, D = Y.shape
     model = BayesianGPLVM(N, D, LATENT_DIM, num_inducing=NUM_INDUCING).to(Y).initialize(Y, seed=seed)
@@ -162,19 +162,19 @@ def gpytorch_gplvm(task: Task, seed: int, num_steps: int) -> Latents:
 
 
 def vae(task: Task, seed: int, num_steps: int) -> Latents:
-    """Those of a variational autoencoder."""
+    """Latents of a variational autoencoder."""
     Y = torch.as_tensor(task.standardised, dtype=torch.float32)
     return fit_latents(Y, latent_dim=LATENT_DIM, num_steps=num_steps, batch_size=BATCH_SIZE).numpy()
 
 
 def tsne(task: Task, seed: int, num_steps: int) -> Latents:
-    """A layout in which neighbours stay neighbours."""
+    """t-SNE embedding."""
     return TSNE(LATENT_DIM, random_state=seed).fit_transform(task.standardised)
 
 
 @cache
 def compiled_umap() -> Any:
-    """UMAP, run once: it compiles for ten seconds, when it is imported and when it first runs."""
+    """UMAP after one run, since its import and its first run compile for ten seconds."""
     from umap import UMAP
 
     num_threads = torch.get_num_threads()
@@ -184,7 +184,7 @@ def compiled_umap() -> Any:
 
 
 def nmf(task: Task, seed: int, num_steps: int) -> Latents:
-    """Those of a non-negative matrix factorisation."""
+    """Factors of a non-negative matrix factorisation."""
     return NMF(LATENT_DIM, random_state=seed, max_iter=2000).fit_transform(task.Y / task.Y.max())
 
 
@@ -194,7 +194,7 @@ _GIBBS: Settings = {"Q": 2, "frequencies": 50, "components": 20, "draws": "of th
 
 
 def methods(task: Task) -> dict[str, Method]:
-    """Those that the data allow."""
+    """Methods applicable to the data."""
     found = {"RandomFeatureLVM, Gaussian": Method(random_features, 500, _GAUSSIAN)}
     found["RandomFeatureLVM, Gaussian, from t-SNE"] = Method(partial(random_features, neighbours=True), 500, _GAUSSIAN)
     if task.counts:
@@ -229,13 +229,13 @@ def methods(task: Task) -> dict[str, Method]:
 
 
 def bridges() -> Task:
-    """Bicycles on four bridges, a day in each row: weekday or weekend."""
+    """Counts of bicycles on four bridges, a row for each day; classes: weekday or weekend."""
     data = load_dataset("bridges")
     return Task(data["Y"].astype(float), data["y"], counts=True, num_sweeps=200)
 
 
 def oilflow() -> Task:
-    """Twelve readings of a pipe in each of three regimes."""
+    """Twelve sensor readings of oil flow in three regimes."""
     data = load_dataset("oilflow")
     return Task(data["X"], data["y"], num_sweeps=200)
 
@@ -247,7 +247,7 @@ def yale() -> Task:
 
 
 def montreal() -> Task:
-    """Bicycles on eight lanes, a day in each row, by season."""
+    """Counts of bicycles on eight lanes, a row for each day; classes: seasons."""
     data = load_dataset("montreal")
     return Task(data["Y"].astype(float), data["y"], counts=True, num_sweeps=200)
 
@@ -259,13 +259,13 @@ def mnist() -> Task:
 
 
 def newsgroups() -> Task:
-    """Counts of 183 words in messages to three groups."""
+    """Counts of 183 words in messages to three newsgroups."""
     data = load_dataset("newsgroups")
     return Task(data["X"].astype(float), data["y"], counts=True)
 
 
 def cifar() -> Task:
-    """400 pictures of each of five classes, grey, 20 x 20 pixels."""
+    """400 images of each of five classes, grey, 20 x 20 pixels."""
     data, rng = load_dataset("cifar10_gray"), np.random.default_rng(0)
     y = data["y_train"]
     rows = np.concatenate([rng.choice(np.flatnonzero(y == label), 400, replace=False) for label in range(5)])
@@ -294,7 +294,7 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
 
 
 def measure(dataset: str, task: Task, name: str, method: Method, *, seed: int) -> Iterator[Measurement]:
-    """Find latents once, and score them."""
+    """Compute latents once, and score them."""
     X, seconds = timed(lambda: method.embed(task, seed, method.num_steps), seed=seed)
     settings = method.settings | ({"steps": method.num_steps} if method.num_steps else {})
     for metric, value in task.score(X, seed=seed).items():

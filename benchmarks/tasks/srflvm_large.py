@@ -1,4 +1,4 @@
-"""All of MNIST and of CIFAR-10: latents by mini-batches and natural gradients, and what nearest neighbours in them say."""
+"""Random-feature LVM of all of MNIST and CIFAR-10 by mini-batches and natural gradients: nearest-neighbour accuracy."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -46,11 +46,11 @@ steps, seed 0, by hand).  "fit" is from data to latents."""
 
 
 class Encoder(nn.Module):
-    """To loc and scale of the latents: principal components, and a network with a layer of 500 that starts small beside them.
+    """Encoder to loc and scale of the latents: principal components plus a network with a layer of 500, initially small.
 
     :param Y: centred data.
     :param latent_dim: Q.
-    :param seed: of PCA.
+    :param seed: seed of PCA.
     """
 
     def __init__(self, Y: Float[np.ndarray, "N D"], latent_dim: int, *, seed: int):
@@ -71,7 +71,7 @@ class Encoder(nn.Module):
 def latents(
     Y: Float[np.ndarray, "N D"], latent_dim: int, num_frequencies: int, *, seed: int, num_steps: int, device: str = "cpu"
 ) -> Float[np.ndarray, "N Q"]:
-    """Posterior means of ours."""
+    """Posterior means of the latents of our model."""
     data = torch.as_tensor(Y, device=device)
     N, D = data.shape
     start: dict[str, Any] = {"num_components": NUM_COMPONENTS, "lengthscale": latent_dim / 2.0, "seed": seed}
@@ -110,13 +110,13 @@ def run(*, quick: bool, seeds: int, only: str | None = None, device: str = "cpu"
 def measure(
     dataset: str, method: str, embed: Callable[[], np.ndarray], y: Int[np.ndarray, " N"], settings: Settings, *, seed: int
 ) -> Measurement:
-    """Find latents, and ask their neighbours."""
+    """Compute latents and their nearest-neighbour accuracy."""
     X, seconds = timed(embed, seed=seed)
     return Measurement(dataset, method, ACCURACY, neighbour_accuracy(X, y, seed=seed), seconds, settings)
 
 
 def standardised(X: Int[np.ndarray, "N D"]) -> Float[np.ndarray, "N D"]:
-    """Pixels less their means, divided by one number."""
+    """Pixels minus their means, divided by one scale."""
     Y = X.astype(np.float32)
     Y -= Y.mean(0)
     Y /= Y.std()
@@ -124,13 +124,13 @@ def standardised(X: Int[np.ndarray, "N D"]) -> Float[np.ndarray, "N D"]:
 
 
 def mnist() -> tuple[np.ndarray, np.ndarray]:
-    """All digits to train on, and which they are."""
+    """Training images of MNIST and their classes."""
     data = load_dataset("mnist")
     return standardised(data["X_train"].reshape(60_000, -1)), data["y_train"]
 
 
 def cifar() -> tuple[np.ndarray, np.ndarray]:
-    """All grey pictures to train on, and their classes."""
+    """Training images of CIFAR-10 in grey, and their classes."""
     data = load_dataset("cifar10_gray")
     return standardised(data["X_train"].reshape(50_000, -1)), data["y_train"]
 

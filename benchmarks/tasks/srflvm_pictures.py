@@ -1,4 +1,4 @@
-"""Pictures of the random-feature LVM: `python -m benchmarks.tasks.srflvm_pictures [--quick] [--out FOLDER]`."""
+"""Figures of the random-feature LVM: `python -m benchmarks.tasks.srflvm_pictures [--quick] [--out FOLDER]`."""
 
 import json
 from functools import partial
@@ -28,7 +28,7 @@ SHAPES = {"cifar": (20, 20), "frey": (28, 20)}
 
 
 def true_kernel(X: Float[Tensor, "N 2"]) -> Float[Tensor, "N N"]:
-    """The kernel that the S-curve's data are drawn with."""
+    """Kernel from which the S-curve's data are drawn."""
     tau = X[:, None] - X
     rbf, periodic = (-0.5 * tau.square().sum(-1)).exp(), (-2.0 * (torch.pi * tau / 4.5).sin().square().sum(-1)).exp()
     return 0.5 * (rbf + periodic)
@@ -65,7 +65,7 @@ def draw_kernel(num_steps: int, num_rows: int) -> Figure:
 
 
 def draw_imputation(name: str, num_steps: int, num_cool_steps: int, num_rows: int | None) -> Figure:
-    """Pictures, what is seen of them, and what the model makes of that."""
+    """Images, their observed pixels and their reconstructions."""
     task = imputation.make_task(imputation.TASKS[name]()[:num_rows], RATE, seed=SEED)
     expected = imputation.random_features(task, LATENT_DIM, seed=SEED, num_steps=num_steps, num_cool_steps=num_cool_steps)
     filled = torch.where(task.hidden, expected, task.truth)
@@ -82,7 +82,7 @@ def draw_imputation(name: str, num_steps: int, num_cool_steps: int, num_rows: in
 
 
 def draw_scaling() -> Figure:
-    """Seconds over rows and over columns, as the benchmark srflvm_scaling measured them last."""
+    """Seconds by number of rows and of columns, as last measured by the benchmark srflvm_scaling."""
     rows = [Row(**row) for row in json.loads((Path(__file__).parent / "results" / "srflvm_scaling_cpu.json").read_text())]
     datasets = dict.fromkeys(row.dataset for row in rows)
     figure, axes = plt.subplots(1, len(datasets), figsize=(8, 3.2), layout="constrained", sharey=True)
@@ -107,7 +107,7 @@ def _centred(K: Float[Tensor, "N N"]) -> Float[Tensor, "N N"]:
 
 
 def draw(quick: bool) -> dict[str, Figure]:
-    """Fits, and pictures of them."""
+    """Fit the models and draw all figures."""
     sizes = (QUICK_STEPS, QUICK_STEPS, QUICK_ROWS) if quick else (imputation.NUM_STEPS, imputation.NUM_COOL_STEPS, None)
     figures = {"kernel": draw_kernel(*((QUICK_STEPS, QUICK_ROWS) if quick else (NUM_STEPS, 500)))}
     figures["scaling"] = draw_scaling()

@@ -1,4 +1,4 @@
-"""Seconds of a step of the random-feature model and of a sweep of its Gibbs sampler, over rows and columns."""
+"""Seconds of a step of the random-feature LVM and of a sweep of its Gibbs sampler, by number of rows and columns."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ wants hundreds of sweeps or more.  The slope is that of log seconds on log size,
 
 
 def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:
-    """Time both over rows and over columns, or over one; if quick, at small sizes."""
+    """Time the step and the sweep by number of rows and of columns, or by one of them; if quick, at small sizes."""
     settings: Settings = {"Q": LATENT_DIM, "frequencies": NUM_FREQUENCIES, "components": NUM_COMPONENTS}
     for part in [only] if only else list(TASKS):
         sizes = (QUICK_SIZES if quick else TASKS)[part]
@@ -54,7 +54,7 @@ def slope(times: dict[int, float]) -> float:
 
 
 def our_step(N: int, D: int, *, seed: int) -> Callable[[], object]:
-    """A step of our fit."""
+    """Seconds of a training step of our model."""
     Y = torch.as_tensor(s_curve(N, D, seed=seed).Y, dtype=torch.float32)
     model = RandomFeatureLVM(N, D, LATENT_DIM, num_frequencies=NUM_FREQUENCIES, num_components=NUM_COMPONENTS)
     guide = RandomFeatureGuide(model.initialize(Y), frequencies="gaussian", seed=seed)
@@ -63,7 +63,7 @@ def our_step(N: int, D: int, *, seed: int) -> Callable[[], object]:
 
 
 def gibbs_sweep(N: int, D: int, *, seed: int) -> Callable[[], object]:
-    """A sweep of the sampler."""
+    """Seconds of a sweep of the Gibbs sampler."""
     Y = torch.as_tensor(s_curve(N, D, seed=seed).Y)
     centred, sampler = Y - Y.mean(0), gibbs_rflvm.GibbsRFLVM()
     state = gibbs_rflvm.start(sampler, centred, LATENT_DIM, F=NUM_FREQUENCIES, C=NUM_COMPONENTS)
@@ -71,7 +71,7 @@ def gibbs_sweep(N: int, D: int, *, seed: int) -> Callable[[], object]:
 
 
 def _seconds(make: Callable[..., Callable[[], object]], N: int, D: int, *, seed: int) -> float:
-    """Least processor seconds of a call."""
+    """Minimum processor seconds of a call."""
     with isolated(seed):
         call, times = make(N, D, seed=seed), []
         for _ in range(NUM_REPEATS + 1):

@@ -1,4 +1,4 @@
-"""What brings two latents nearer to t-SNE: starts, sizes, back-constraints, likelihoods, an annealed posterior."""
+"""Random-feature LVM with two latents: effect of starts, sizes, back-constraints, likelihoods and annealing, beside t-SNE."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -77,36 +77,36 @@ def collapsed(
     *,
     layout: bool = True,
     constrained: bool = False,
-    held: float = 0.0,
+    frozen: float = 0.0,
     **sizes: Any,
 ) -> Fit:
-    """With the exact posterior of the weights; means of the latents are held for a share of the steps, the first ones."""
+    """Fit with the exact posterior of the weights; the means of the latents are frozen in the first share of the steps."""
     Y, model = start(task, seed, layout=layout, **sizes)
     encoder = BackConstraint(Y, model.initial_values["X"]) if constrained else None
     guide = RandomFeatureGuide(model, frequencies="gaussian", encoders={"X": encoder}, seed=seed)
 
-    def climb(number: int) -> list[float]:
+    def train(number: int) -> list[float]:
         blocks = guide.blocks(learning_rate=LEARNING_RATE)
         return fit(model, guide, Y, blocks=blocks, num_steps=number, seed=seed, progress=False).losses
 
-    first = round(held * num_steps)
+    first = round(frozen * num_steps)
     if first:
         guide(Y)
         guide.X.loc_unconstrained.requires_grad_(False)
-        climb(first)
+        train(first)
         guide.X.loc_unconstrained.requires_grad_(True)
-    losses = climb(num_steps - first)
+    losses = train(num_steps - first)
     return guide.latents(Y).mean.detach().numpy(), last(losses) / len(Y)
 
 
 def shared(task: Task, seed: int, num_steps: int) -> Fit:
-    """With weights that have a q of their own."""
+    """Fit with a variational posterior of the weights."""
     Y, _, guide, losses = fit_shared(task, seed, num_steps)
     return guide.latents().mean.detach().numpy(), last(losses) / len(Y)
 
 
 def annealed(task: Task, seed: int, num_steps: int) -> Fit:
-    """With chains in the second half of the steps, from where the first half left latents, weights and frequencies."""
+    """Fit with an annealed guide in the second half of the steps, initialised by the first half."""
     Y, model, plain, _ = fit_shared(task, seed, num_steps // 2)
 
     def weights_and_frequencies(y: Tensor, idx: Tensor | None = None) -> dict[str, Tensor]:
@@ -134,7 +134,7 @@ def annealed(task: Task, seed: int, num_steps: int) -> Fit:
 
 
 def fit_shared(task: Task, seed: int, num_steps: int) -> tuple[Tensor, RandomFeatureLVM, RandomFeatureGuide, list[float]]:
-    """Data, a model of them, its guide with a q of the weights, and the losses on the way."""
+    """Data, model, guide with a variational posterior of the weights, and losses."""
     Y, model = start(task, seed)
     guide = RandomFeatureGuide(model, weights="shared", seed=seed)
     blocks = guide.blocks(learning_rate=LEARNING_RATE, damping=1.0)
@@ -142,13 +142,13 @@ def fit_shared(task: Task, seed: int, num_steps: int) -> tuple[Tensor, RandomFea
 
 
 def learn(model: RandomFeatureLVM, guide: Guide, Y: Tensor, **options: Any) -> list[float]:
-    """Fit by a bound that knows each site's divergence; the losses."""
+    """Fit by the mean-field bound; return the losses."""
     bound = MeanFieldELBO(num_samples=1, max_plate_nesting=1)
     return fit(model, guide, Y, loss=bound, progress=False, **options).losses
 
 
 def start(task: Task, seed: int, *, layout: bool = True, **sizes: Any) -> tuple[Tensor, RandomFeatureLVM]:
-    """Data, and a model that starts from t-SNE or from PCA."""
+    """Data, and a model initialised by t-SNE or by PCA."""
     Y = torch.as_tensor(task.standardised, dtype=torch.float32)
     latents = torch.as_tensor(tsne(task, seed, 0)) if layout else None
     options: dict[str, Any] = {"num_components": 20, "num_frequencies": 100, "lengthscale": 0.5} | sizes
@@ -158,17 +158,17 @@ def start(task: Task, seed: int, *, layout: bool = True, **sizes: Any) -> tuple[
 
 
 def last(losses: list[float]) -> float:
-    """Their mean where a fit ends."""
+    """Mean of the last losses of a fit."""
     return float(np.mean(losses[-50:]))
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to fit.
+    """A variant of the fit.
 
     :param embed: function of task, seed and number of steps.
-    :param num_steps: of Adam.
-    :param logarithms: whether it sees log(1 + count).
+    :param num_steps: number of steps of Adam.
+    :param logarithms: whether the data are log(1 + count).
     """
 
     embed: Callable[[Task, int, int], Fit]
@@ -177,7 +177,7 @@ class Variant:
 
 
 def in_logarithms(task: Task) -> Task:
-    """Counts so that large ones do not decide all."""
+    """Logarithms log(1 + count) of the counts, so that large counts do not dominate."""
     return replace(task, Y=np.log1p(task.Y), image=True)
 
 
@@ -185,7 +185,7 @@ MANY: dict[str, Any] = {"num_frequencies": 400, "lengthscale": 0.25}
 
 
 def variants(task: Task) -> dict[str, Variant]:
-    """Those that the data allow."""
+    """Variants applicable to the data."""
     found = {
         "as in srflvm": Variant(collapsed),
         "from PCA": Variant(partial(collapsed, layout=False)),
@@ -193,8 +193,8 @@ def variants(task: Task) -> dict[str, Variant]:
         "200 frequencies": Variant(partial(collapsed, num_frequencies=200)),
         "200 frequencies, half the lengthscale": Variant(partial(collapsed, num_frequencies=200, lengthscale=0.25)),
         "400 frequencies, half the lengthscale": Variant(partial(collapsed, **MANY)),
-        "latents held at first": Variant(partial(collapsed, held=HELD)),
-        "400 frequencies, half the lengthscale, latents held at first": Variant(partial(collapsed, held=HELD, **MANY)),
+        "latents held at first": Variant(partial(collapsed, frozen=HELD)),
+        "400 frequencies, half the lengthscale, latents held at first": Variant(partial(collapsed, frozen=HELD, **MANY)),
         "kernel back-constraint": Variant(partial(collapsed, constrained=True)),
         "shared weights": Variant(shared, 2 * NUM_STEPS),
         "shared weights, annealed": Variant(annealed, 2 * NUM_STEPS),

@@ -1,4 +1,4 @@
-"""GP-VAE, dense and sparse, on hidden temperatures of seen and unseen years in Trentino, or in Japan."""
+"""GP-VAE, dense and sparse, of hidden temperatures in seen and unseen years in Trentino or Japan."""
 
 import math
 import time
@@ -21,7 +21,7 @@ from pyro_lvgp.guides import SparseStructuredGPGuide, StructuredGPGuide
 from pyro_lvgp.infer import StructuredELBO, fit
 from pyro_lvgp.kernels import RBF, Matern
 from pyro_lvgp.likelihoods import Gaussian
-from pyro_lvgp.models import GPVAE, MixturePrediction, SparseGPVAE, cluster_centres
+from pyro_lvgp.models import GPVAE, Prediction, SparseGPVAE, cluster_centres
 from pyro_lvgp.networks import MLP, FactorNet, NeighbourNet, OffsetNet
 
 NUM_THREADS = 1
@@ -45,18 +45,19 @@ INDUCING_SCALE = (0.3, 0.3, 0.4, 2.0)  # in which k-means measures distances, be
 
 
 Posterior = Literal["dense", "projected", "nearest", "neighbours", "independent"]
-Fit = tuple[dict[str, MixturePrediction], float]  # what it says of hidden entries of each part, and seconds
+Fit = tuple[dict[str, Prediction], float]  # predictions of the hidden entries of each part, and seconds
 Moments = dict[str, tuple[Tensor, Tensor]]  # of each part
 Peer = Callable[[Weather, int], Moments]  # from the number of epochs
 
 
 class Decoder(nn.Module):
-    """To mean and variance of each output: a linear map, at first of each latent to its output, a noise, and a small network.
+    """Decoder to the mean and variance of each output: a linear map, a noise variance, and a small network added to both.
 
-    What the network adds to both starts small and, counted a fifth, changes slowly.
+    The linear map starts at the identity.  The output of the network starts small and is divided by five, so that it changes
+    slowly.
 
     :param data_dim: number of outputs, and of latents.
-    :param skip: number of latents before them, not to look at.
+    :param skip: number of leading latents to ignore.
     """
 
     def __init__(self, data_dim: int, *, skip: int = 0):
@@ -82,10 +83,10 @@ def identity(dim: int) -> nn.Linear:
 
 @dataclass(frozen=True)
 class Method:
-    """A GP-VAE.
+    """A GP-VAE and its posterior.
 
-    :param posterior: dense, or which sparse one; with independent latents it is a VAE.
-    :param linear: whether the decoder is linear, with a noise of each output.
+    :param posterior: dense, or one of the sparse posteriors; the model with independent latents is a VAE.
+    :param linear: whether the decoder is linear, with a noise variance for each output.
     :param num_inducing: M.
     :param num_nearest: T.
     """
@@ -177,7 +178,7 @@ mixture over 200 draws; both in nats per °C.  Rows of one seed have no spread."
 
 
 def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:
-    """Measure all methods on three days and weeks, or on one of them; the others only if asked for."""
+    """Measure all methods on three days and weeks, or on the one task of ``only``."""
     for task in [only] if only else ["three days", "weeks"]:
         source = SOURCES.get(task, TRENTINO)
         weather = load(days_per_group(task), validation=VALIDATION.get(task), source=source)
@@ -186,7 +187,7 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
 
 
 def days_per_group(task: str) -> int:
-    """Of three days or of weeks, however these go on."""
+    """Number of days in a group: 3 for the tasks of three days, 7 for those of weeks."""
     return 3 if task.startswith("three") else 7
 
 
@@ -200,15 +201,8 @@ def measure(
     quick: bool,
     seeds: int,
 ) -> Iterator[Measurement]:
-    """Fit and score peers once, methods with every seed, and the fits of some methods together."""
-    for name, predict in peers.items():
-        start = time.perf_counter()
-        moments = predict(weather, 1 if quick else 10)
-        for part, (mean, stddev) in moments.items():
-            hidden = weather.parts[part].hidden
-            truth, mean, stddev = weather.parts[part].truth[hidden], mean[hidden], stddev.expand_as(mean)[hidden]
-            for metric, value in scores(part, truth, mean, stddev).items():
-                yield Measurement(task, name, metric, value, time.perf_counter() - start, {})
+    """Fit and score peers once, methods with every seed, and the pooled fits of some methods."""
+    yield from measure_peers(task, weather, peers, 1 if quick else 10)
     epochs = 1 if quick else EPOCHS
     settings: Settings = {"epochs": epochs, "groups in a batch": BATCH_SIZES[weather.days_per_group]}
     kept: dict[str, list[Fit]] = {}
@@ -222,14 +216,26 @@ def measure(
     for name, members in pooled.items():
         if seeds > 1 and kept.keys() >= set(members):
             fits = [fit for member in members for fit in kept[member]]
-            together = {part: MixturePrediction.pool(predicted[part] for predicted, _ in fits) for part in weather.parts}
+            together = {part: Prediction.pool(predicted[part] for predicted, _ in fits) for part in weather.parts}
             for metric, value in scores_of_mixtures(weather, together).items():
                 total = sum(seconds for _, seconds in fits)
                 yield Measurement(task, f"{name}, {len(fits)} fits together", metric, value, total, settings)
 
 
+def measure_peers(task: str, weather: Weather, peers: Mapping[str, Peer], epochs: int) -> Iterator[Measurement]:
+    """Fit and score each peer once."""
+    for name, predict in peers.items():
+        start = time.perf_counter()
+        moments = predict(weather, epochs)
+        for part, (mean, stddev) in moments.items():
+            hidden = weather.parts[part].hidden
+            truth, mean, stddev = weather.parts[part].truth[hidden], mean[hidden], stddev.expand_as(mean)[hidden]
+            for metric, value in scores(part, truth, mean, stddev).items():
+                yield Measurement(task, name, metric, value, time.perf_counter() - start, {})
+
+
 def predictions(weather: Weather, method: Method, *, seed: int, epochs: int) -> Fit:
-    """Fit once; standardised."""
+    """Fit one model and predict the hidden entries, standardised."""
     y, x = weather.train, weather.x
     batch_size = min(BATCH_SIZES[weather.days_per_group], len(y))
     with isolated(seed):
@@ -253,14 +259,14 @@ def predictions(weather: Weather, method: Method, *, seed: int, epochs: int) -> 
     return predicted, history.seconds[-1]
 
 
-def entries(prediction: MixturePrediction, chosen: Tensor) -> MixturePrediction:
-    """What a prediction says of some entries, in a column: the draws of all, of many fits, would fill the memory."""
+def entries(prediction: Prediction, chosen: Tensor) -> Prediction:
+    """Prediction of the chosen entries, as a column: draws of all entries of many fits would not fit into memory."""
     parts = ((part.mean[:, chosen, None], part.stddev[:, chosen, None]) for part in prediction.parts)
-    return MixturePrediction(tuple(Normal(mean, stddev) for mean, stddev in parts))
+    return Prediction(Normal(mean, stddev) for mean, stddev in parts)
 
 
-def scores_of_mixtures(weather: Weather, predicted: dict[str, MixturePrediction]) -> dict[str, float]:
-    """Scores of the predictive moments, and the mixtures' own negative log density."""
+def scores_of_mixtures(weather: Weather, predicted: dict[str, Prediction]) -> dict[str, float]:
+    """Scores of the predictive moments, and the exact negative log density of the mixtures."""
     values: dict[str, float] = {}
     for name, part in weather.parts.items():
         of_all = (part.truth, part.centre, weather.scale.expand_as(part.truth))
@@ -311,7 +317,7 @@ def scores(name: str, truth: Tensor, mean: Tensor, stddev: Tensor) -> dict[str, 
 
 
 def mean_of_the_years(weather: Weather, epochs: int) -> Moments:
-    """What was seen of each variable in the training years."""
+    """Mean and standard deviation of each variable in the training years."""
     train = weather.parts[weather.source.seen]
     seen = train.truth.masked_fill(train.hidden, torch.nan).flatten(0, 1)
     mean = seen.nanmean(0)

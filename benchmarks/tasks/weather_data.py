@@ -1,4 +1,4 @@
-"""Days and weeks of the weather in Trentino, or in Japan, with temperatures to predict."""
+"""Data of the weather benchmarks: days and weeks of temperatures in Trentino or Japan."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,13 +18,13 @@ Validation = Literal["minima", "maxima", "pairs"]
 
 @dataclass(frozen=True)
 class Source:
-    """Stations, what they measure and which years of it.
+    """Stations, variables and years.
 
-    :param read: loads the record.
-    :param variables: its columns, by their names in GHCN-Daily.
-    :param train_years: to train on.
-    :param unseen_years: to predict only.
-    :param target: hidden on the middle one of three days.
+    :param read: function that loads the record.
+    :param variables: columns of the record, by their names in GHCN-Daily.
+    :param train_years: training years.
+    :param unseen_years: test years.
+    :param target: variable hidden on the middle day of three.
     """
 
     read: Callable[[], Dataset]
@@ -35,16 +35,16 @@ class Source:
 
     @property
     def seen(self) -> str:
-        """Name of the years to train on."""
+        """Name of the training years."""
         return _period(self.train_years)
 
     @property
     def unseen(self) -> str:
-        """Name of the years to predict only."""
+        """Name of the test years."""
         return _period(self.unseen_years)
 
     def column(self, variable: str) -> int:
-        """Which column a variable is."""
+        """Index of the column of a variable."""
         return self.variables.index(variable)
 
     @property
@@ -66,9 +66,9 @@ JAPAN = Source(lambda: ghcn_daily("JA", [1980, 1981], _JAPANESE), _JAPANESE, (19
 class Part(NamedTuple):
     """Groups of consecutive days of one or more years; a row of a group is a station on a day.
 
-    :param truth: all that was measured, precipitation and depth of snow as log(1 + mm).
-    :param hidden: what is to be predicted.
-    :param centre: what a regression on season and elevation expects.
+    :param truth: all measurements, precipitation and depth of snow as log(1 + mm).
+    :param hidden: mask of the entries to predict.
+    :param centre: mean by a regression on season and elevation.
     :param days: day of the year of each row.
     """
 
@@ -80,11 +80,11 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Weather:
-    """Years to train on and years never seen, in groups.
+    """Training years and test years, in groups of days.
 
     :param x: place [100 km east, 100 km north, km of elevation] and day of each row of every group.
-    :param parts: by names of the years.
-    :param scale: standard deviations of what the regression leaves, in the units of ``truth``.
+    :param parts: parts of the data, by names of the years.
+    :param scale: standard deviations of the residuals of the regression, in the units of ``truth``.
     :param days_per_group: days in a group.
     :param source: where they come from.
     """
@@ -97,25 +97,25 @@ class Weather:
 
     @property
     def train(self) -> Float[Tensor, "B N D"]:
-        """What methods may see of the years to train on, standardised."""
+        """Observed entries of the training years, standardised."""
         return self.data(self.source.seen)
 
     def data(self, name: str) -> Float[Tensor, "B N D"]:
-        """What methods may see of a part, standardised."""
+        """Observed entries of a part of the data, standardised."""
         part = self.parts[name]
         return ((part.truth - part.centre) / self.scale).masked_fill(part.hidden, torch.nan)
 
 
 def load(days_per_group: int, *, seed: int = 0, validation: Validation | None = None, source: Source = TRENTINO) -> Weather:
-    """Groups of three days, a temperature of the middle one hidden; or longer ones, all those of a tenth of all rows hidden.
+    """Groups of three days with a temperature of the middle day hidden, or of more days with a tenth of the rows hidden.
 
-    Stations are those with a temperature on half of the days of the training years or more.  What season and elevation
-    explain is found by least squares from what is left of the training years, and removed for all methods alike.
+    Stations are those with a temperature on half of the days of the training years or more.  The effects of season
+    and elevation are estimated by least squares from the observed entries of the training years, and removed for all methods.
 
-    :param seed: of what is hidden.
+    :param seed: seed of the hidden entries.
     :param source: stations and years.
-    :param validation: the training years alone, and other entries to predict instead, of what is left of them: the minima of
-        the middle day of three; the maxima of the first or of the last, in half of the groups; or another tenth of the pairs.
+    :param validation: use the training years alone, and hide other observed entries: the minima of the middle day of three;
+        the maxima of the first or the last day, in half of the groups; or another tenth of the pairs of station and day.
     """
     data = source.read()
     dates, Y = data["dates"], data["Y"].astype(float).copy()
@@ -151,7 +151,7 @@ def load(days_per_group: int, *, seed: int = 0, validation: Validation | None = 
 
 
 def _hide(shape: tuple[int, ...], validation: Validation | None, generator: np.random.Generator, source: Source) -> np.ndarray:
-    """What to predict [groups, days, stations, D]."""
+    """Mask of the entries to predict [groups, days, stations, D]."""
     hidden = np.zeros(shape, bool)
     if shape[1] > 3:
         hidden[..., source.temperatures] = (generator.random(shape[:-1]) < 0.1)[..., None]
@@ -164,7 +164,7 @@ def _hide(shape: tuple[int, ...], validation: Validation | None, generator: np.r
 
 
 def _season(days: Tensor, elevation: Tensor) -> Float[Tensor, "B N features"]:
-    """A wave over the year, elevation, and how elevation matters through the year."""
+    """Regressors: annual sine and cosine, elevation, and their products."""
     angle = 2.0 * np.pi * days / 365.25
     waves = [torch.ones_like(days), angle.cos(), angle.sin()]
     return torch.stack([*waves, *(wave * elevation for wave in waves)], -1)

@@ -1,4 +1,4 @@
-"""GP-VAE on hidden temperatures of thirty years in Trentino, ten times two years to fit and one to predict."""
+"""GP-VAE of hidden temperatures over thirty years in Trentino: ten periods of two years to fit and one to predict."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,7 +39,7 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
 
 
 def measure_period(task: str, data: Weather, *, quick: bool, seeds: int) -> list[Measurement]:
-    """All that "weather" measures on one period, called seen and unseen."""
+    """Measurements of the benchmark "weather" on one period, with years named seen and unseen."""
     seen, unseen = data.source.seen, data.source.unseen
     measured = weather.measure(
         f"{task}, {seen}, and {unseen} unseen", data, TASKS[task], peers=weather.PEERS, pooled={}, quick=quick, seeds=seeds
@@ -48,14 +48,14 @@ def measure_period(task: str, data: Weather, *, quick: bool, seeds: int) -> list
 
 
 def means(task: str, periods: list[list[Measurement]]) -> Iterator[Measurement]:
-    """The mean over periods of each measurement."""
+    """Means over periods of each measurement."""
     for same in zip(*periods, strict=True):
         seconds = mean(m.seconds for m in same)
         yield replace(same[0], dataset=f"{task}, all periods", value=mean(m.value for m in same), seconds=seconds)
 
 
 def differences(task: str, periods: list[list[Measurement]]) -> Iterator[Measurement]:
-    """What the mean over seeds has more than the reference, in each period."""
+    """Differences of the mean over seeds from the reference, for each period."""
     for period in periods:
         values: dict[tuple[str, str], list[Measurement]] = {}
         for measured in period:

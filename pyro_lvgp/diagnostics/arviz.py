@@ -11,7 +11,11 @@ import xarray
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from pyro_lvgp.infer.protocols import HasEventDims
 from pyro_lvgp.infer.sampling import SampledSite, sample_traces
+
+Groups = dict[str, dict[str, np.ndarray]]
+Positions = dict[str, tuple[str, np.ndarray]]
 
 
 def to_arviz(
@@ -94,36 +98,23 @@ def to_arviz(
         device="cpu",
         **kwargs,
     )
-    declared = getattr(model, "event_dims", None)
-    names = _dims(draws.sites, declared if isinstance(declared, Mapping) else {}, dims or {})
+    names = _dims(draws.sites, model.event_dims if isinstance(model, HasEventDims) else {}, dims or {})
     labels = _coords(draws.sites, names, draws.plates, coords or {})
     stats = {"lp": draws.log_p, "lq": draws.log_q, "log_weight": draws.log_p - draws.log_q}
-    groups: dict[str, dict[str, np.ndarray]] = {
+    groups: Groups = {
         "posterior": {name: _per_draw(s, s.value) for name, s in draws.sites.items() if s.kind != "observed"},
         "posterior_predictive": {},
         "log_likelihood": {},
         "observed_data": {},
         "sample_stats": {name: value.numpy()[None] for name, value in stats.items()},
     }
-    positions: dict[str, dict[str, tuple[str, np.ndarray]]] = {}
+    positions: dict[str, Positions] = {}
     for name, site in draws.sites.items():
         if site.is_observed is None:
             continue
-        arrays = {"observed_data": _squeeze(site, site.value)}
-        if site.prediction is not None:
-            arrays["posterior_predictive"] = _per_draw(site, site.prediction)
-        if site.log_likelihood is not None:
-            arrays["log_likelihood"] = _per_draw(site, site.log_likelihood)
-        seen = _squeeze(site, site.is_observed)
+        arrays, seen = _observed_arrays(site), _squeeze(site, site.is_observed)
         if not seen.all():
-            observed, entry = f"{name}_observed", f"{name}_entry"
-            for group, array in arrays.items():
-                groups[group][observed] = array[seen] if group == "observed_data" else array[:, :, seen]
-            arrays.pop("log_likelihood", None)
-            arrays["observed_data"] = _with_nan(arrays["observed_data"], seen)
-            where = zip(names[name], np.nonzero(seen), strict=False)
-            positions[observed] = {f"{name}_{dim}": (entry, labels[dim][index]) for dim, index in where}
-            names[observed] = [entry, *names[name][seen.ndim :]]
+            positions[f"{name}_observed"] = _add_observed_entries(name, arrays, seen, groups, names, labels)
         for group, array in arrays.items():
             groups[group][name] = array
     tree = arviz_base.from_dict(
@@ -137,6 +128,44 @@ def to_arviz(
             if observed in node.data_vars:
                 node.dataset = node.to_dataset().assign_coords(position)
     return tree
+
+
+def _observed_arrays(site: SampledSite) -> dict[str, np.ndarray]:
+    """Arrays of an observed site, by group."""
+    arrays = {"observed_data": _squeeze(site, site.value)}
+    if site.prediction is not None:
+        arrays["posterior_predictive"] = _per_draw(site, site.prediction)
+    if site.log_likelihood is not None:
+        arrays["log_likelihood"] = _per_draw(site, site.log_likelihood)
+    return arrays
+
+
+def _add_observed_entries(
+    name: str,
+    arrays: dict[str, np.ndarray],
+    seen: np.ndarray,
+    groups: Groups,
+    names: dict[str, list[str]],
+    labels: Mapping[str, np.ndarray],
+) -> Positions:
+    """Add a variable of the observed entries alone to the groups, and set the others to NaN in the data.
+
+    :param name: name of the site.
+    :param arrays: arrays of the site, by group; its log likelihood is removed.
+    :param seen: which entries are observed.
+    :param groups: arrays by group and variable, to add to.
+    :param names: dimensions by variable, to add to.
+    :param labels: coordinates by dimension.
+    :returns: coordinates of the observed entries.
+    """
+    observed, entry = f"{name}_observed", f"{name}_entry"
+    for group, array in arrays.items():
+        groups[group][observed] = array[seen] if group == "observed_data" else array[:, :, seen]
+    arrays.pop("log_likelihood", None)
+    arrays["observed_data"] = _with_nan(arrays["observed_data"], seen)
+    where = zip(names[name], np.nonzero(seen), strict=False)
+    names[observed] = [entry, *names[name][seen.ndim :]]
+    return {f"{name}_{dim}": (entry, labels[dim][index]) for dim, index in where}
 
 
 def _shape(site: SampledSite) -> torch.Size:

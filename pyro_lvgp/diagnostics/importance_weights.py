@@ -1,4 +1,4 @@
-"""What the weights of a guide say about it: how good it is for each datum, and how tight a bound."""
+"""Importance weights of a guide: effective sample size and Pareto k̂ of each datum."""
 
 import math
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from torch import Tensor
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.infer import ImportanceWeightedELBO, sample_traces
+from pyro_lvgp.infer.protocols import HasLocalPlate
 
 
 def log_weights(
@@ -52,15 +53,16 @@ def log_weights(
     check_sizes(num_samples=num_samples)
     if isinstance(guide, AutoGuide) and guide.prototype_trace is None:
         with torch.no_grad(), seeded(seed), poutine.block():
-            guide(*args, **kwargs)  # which tells its plate
-    plate = local_plate or getattr(guide, "local_plate", getattr(model, "local_plate", None))
+            guide(*args, **kwargs)  # an annealed guide sets its local_plate at the first call
+    owners: tuple[Any, ...] = (guide, model)
+    plate = local_plate or next((owner.local_plate for owner in owners if isinstance(owner, HasLocalPlate)), None)
     if plate is None:
         options: Any = {"chunk_size": 1000, "predict": False, "log_likelihood": False}
         options |= {"vectorize": vectorize, "seed": seed}
         draws = sample_traces(model, guide, *args, num_samples=num_samples, **options, **kwargs)
         return draws.log_p - draws.log_q
     calls, at_once = (1, num_samples) if vectorize else (num_samples, 1)
-    bound = ImportanceWeightedELBO(plate, at_once, integrate=False)
+    bound = ImportanceWeightedELBO(plate, at_once, marginalize=False)
     with torch.no_grad(), seeded(seed):
         return torch.cat([bound.log_weights(model, guide, *args, **kwargs) for _ in range(calls)])
 

@@ -4,7 +4,7 @@ Bounds of different models, and of different runs of one, need not stand in the 
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pyro
 import torch
@@ -15,8 +15,9 @@ from tqdm import tqdm
 from pyro_lvgp._utils.validation import check_tensors
 
 
+@runtime_checkable
 class Predictive(Protocol):
-    """What a model predicts: for example a :class:`~pyro_lvgp.models.MixturePrediction`, or a ``Normal`` of entries."""
+    """Predictive distribution of entries: a :class:`~pyro_lvgp.models.Prediction`, or a distribution such as ``Normal``."""
 
     def log_prob(self, y: Tensor, /) -> Tensor:
         """Log density, entry by entry."""
@@ -137,6 +138,22 @@ def held_out_log_prob(
     >>> y = torch.tensor([[0.0, 1.0], [0.1, 1.1], [0.2, torch.nan]])
     >>> held_out_log_prob({"columns": lambda y: Normal(y.nanmean(0), 0.1)}, y, gap_folds(y, 2), progress=False)
     {'columns': tensor([0.8836, 0.8836])}
+
+    A model, whatever its likelihood:
+
+    >>> from pyro_lvgp.guides import MeanFieldGuide
+    >>> from pyro_lvgp.infer import fit
+    >>> from pyro_lvgp.likelihoods import Poisson
+    >>> from pyro_lvgp.models import BayesianGPLVM
+    >>> counts = torch.poisson(torch.ones(20, 3))
+    >>> counts[0, 0] = torch.nan
+    >>> def gplvm(y):
+    ...     model = BayesianGPLVM(20, 3, latent_dim=1, num_inducing=5, likelihood=Poisson()).initialize(y)
+    ...     guide = MeanFieldGuide(model)
+    ...     fit(model, guide, y, num_steps=3, progress=False)
+    ...     return model.reconstruct(guide, y)
+    >>> held_out_log_prob({"GPLVM": gplvm}, counts, gap_folds(counts, 2), progress=False)["GPLVM"].shape
+    torch.Size([19])
     """
     folds = list(folds)
     check_tensors([y, *folds])
@@ -154,7 +171,7 @@ def held_out_log_prob(
     held = [fold & ~missing for fold in folds]
     if not any(fold.any() for fold in held):
         raise ValueError("expected folds that hide observed entries, got none")
-    filled = torch.where(missing, y[~missing].min(), y)  # with a value in the support, whose density nobody asks for
+    filled = _filled_in_support(y)
     found = {}
     with tqdm(total=len(candidates) * len(held), disable=not progress, unit="fit") as bar:
         for name, predict in candidates.items():
@@ -163,10 +180,11 @@ def held_out_log_prob(
             for fold in held:
                 with pyro.get_param_store().scope():  # no fit starts where another ended
                     prediction = predict(y.masked_fill(fold, torch.nan))
-                    if not hasattr(prediction, "log_prob"):
+                    if not isinstance(prediction, Predictive):
                         raise TypeError(
-                            f"expected a prediction with log_prob from candidate {name!r}, such as a MixturePrediction or a "
-                            f"Normal, got {type(prediction).__name__}; of moments make Normal(mean, stddev)"
+                            f"expected a prediction with log_prob from candidate {name!r}, got {type(prediction).__name__}; "
+                            "return what predict(...), reconstruct(...) or impute(...) of a model returns, or a distribution "
+                            "of the entries"
                         )
                     log_prob = prediction.log_prob(filled)
                 if log_prob.shape != y.shape:
@@ -182,6 +200,14 @@ def held_out_log_prob(
     return found
 
 
+def _filled_in_support(y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Data whose missing entries have the least value of their column, which is in the support that the column has."""
+    missing = torch.isnan(y)
+    columns = y.reshape(-1, y.shape[-1]) if y.dim() else y.reshape(1, 1)
+    least = columns.masked_fill(columns.isnan(), torch.inf).amin(0)
+    return torch.where(missing, torch.where(least.isinf(), y[~missing].min(), least), y)
+
+
 def stacking_weights(
     log_prob: Mapping[str, Float[Tensor, " held"]], *, tolerance: float = 1e-6, max_steps: int = 10_000
 ) -> dict[str, float]:
@@ -192,8 +218,8 @@ def stacking_weights(
         \max_w \frac{1}{H} \sum_{h=1}^H \log \sum_k w_k p_k(y_h), \quad w_k \ge 0, \; \sum_k w_k = 1
 
     A concave problem, solved by expectation-maximisation, :math:`w_k \leftarrow w_k \frac{1}{H} \sum_h p_k(y_h) / p_w(y_h)`.
-    Fit all candidates to all data, and predict by ``MixturePrediction.pool`` with these weights.  The mixture may predict
-    better than each of them.
+    Fit all candidates to all data, and predict by :meth:`~pyro_lvgp.models.Prediction.pool` with these weights.  The mixture
+    may predict better than each of them.
 
     :param log_prob: nats of each hidden entry by name, such as of :func:`held_out_log_prob`.
     :param tolerance: how far below the maximum to end, in nats per entry.

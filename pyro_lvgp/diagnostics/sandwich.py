@@ -14,6 +14,7 @@ from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.diagnostics.importance_weights import log_weights
 from pyro_lvgp.guides import AutoAnnealedLangevin
 from pyro_lvgp.infer.elbo.terms import mask_of
+from pyro_lvgp.infer.protocols import HasLikelihoodTerm
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def bound_sandwich(
     """
     if not isinstance(guide, AutoAnnealedLangevin):
         raise TypeError(f"expected an AutoAnnealedLangevin, whose chain can be run backwards, got {type(guide).__name__}")
-    if (term := getattr(model, "likelihood_term", "fitc")) != "fitc":
+    if isinstance(model, HasLikelihoodTerm) and (term := model.likelihood_term) != "fitc":
         raise ValueError(
             f'expected a model whose density is that of its draws, got likelihood_term="{term}", whose density is a bound; '
             'make it with likelihood_term="fitc"'

@@ -8,6 +8,7 @@ from typing import Any
 import pyro.distributions as dist
 import torch
 from pyro.distributions import constraints
+from pyro.distributions.torch_distribution import MaskedDistribution
 from torch import Tensor
 from torch.distributions import Independent, MultivariateNormal, Normal, register_kl
 
@@ -140,14 +141,15 @@ class PrecisionNormalAtMean(PrecisionNormal):
         return super().log_prob(value)
 
 
-def without_independent(fn: Any) -> Any:
+def without_independent(fn: Any, *, masks: bool = False) -> Any:
     """Return the base distribution of nested ``to_event`` calls.
 
     :param fn: a distribution.
+    :param masks: remove ``mask(...)`` as well.
 
-    >>> without_independent(dist.Normal(torch.zeros(2, 2), 1.0).to_event(1).to_event(1)).batch_shape
-    torch.Size([2, 2])
+    >>> without_independent(dist.Normal(torch.zeros(2), 1.0).mask(False).to_event(1), masks=True)
+    Normal(loc: torch.Size([2]), scale: torch.Size([2]))
     """
-    while isinstance(fn, Independent):
+    while isinstance(fn, Independent) or (masks and isinstance(fn, MaskedDistribution)):
         fn = fn.base_dist
     return fn

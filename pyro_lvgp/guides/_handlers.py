@@ -1,4 +1,4 @@
-"""Handlers under which a guide runs its model: latent sites drawn from posteriors, and no more of the model than they need."""
+"""Effect handlers in which a guide runs its model: posteriors in the place of priors, and no site after the last latent."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,27 +6,34 @@ from typing import Any
 import pyro
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.runtime import effectful
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
-from pyro_lvgp.infer.elbo.handlers import gaussian_moments
 
-
-class Integrate(Messenger):
-    """Give the model the moments of Gaussian sites that it can integrate over, while the guide runs it."""
-
-    def _pyro_post_sample(self, msg):
-        holder = msg["infer"].get("integrated")
-        if holder is not None and (moments := gaussian_moments(msg["fn"])) is not None:
-            msg["value"], holder["scale_tril"] = moments
+@effectful(type="plate_indices")
+def plate_indices() -> dict[str, Tensor]:
+    """Rows in each plate of the model that the guide runs, by name; empty if it runs none."""
+    return {}
 
 
 class Replace(Messenger):
-    """Draw latent sites from something else than their priors."""
+    """Draw latent sites from posteriors instead of their priors, and record the rows in the plates of the model.
+
+    :param posterior: maps the name of a site and its prior to a distribution.
+    """
 
     def __init__(self, posterior: Callable[[str, Any], Any]):
         super().__init__()
         self._posterior = posterior
+        self._indices: dict[str, Tensor] = {}
+
+    def _pyro_post_sample(self, msg):
+        if site_is_subsample(msg):
+            self._indices[msg["name"]] = msg["value"]
+
+    def _pyro_plate_indices(self, msg):
+        msg["value"] = self._indices
 
     def _pyro_sample(self, msg):
         if not (msg["is_observed"] or site_is_subsample(msg) or msg["infer"].get("_deterministic")):
@@ -34,14 +41,17 @@ class Replace(Messenger):
 
 
 class HideObserved(poutine.block_messenger.BlockMessenger):
-    """Guides have no observed sites."""
+    """Hide observed sites, which guides do not have."""
 
     def __init__(self):
         super().__init__(lambda msg: msg["type"] == "sample" and msg["is_observed"])
 
 
 class TakePlates(Messenger):
-    """Give a part of a guide that makes its plates itself the rows in those of the whole, which are in the trace already."""
+    """Give plates that a part of a guide creates the rows in the plates of the whole guide, which are traced already.
+
+    :param plates: plates of the whole guide, by name.
+    """
 
     def __init__(self, plates: Mapping[str, pyro.plate]):
         super().__init__()
@@ -53,11 +63,14 @@ class TakePlates(Messenger):
 
 
 class AllDrawn(Exception):
-    """Nothing of the model is left that a guide needs."""
+    """Raised after the last latent site of the model."""
 
 
 class StopAfter(Messenger):
-    """Note the values of latent sites, and leave the model after the last: a guide needs no decoder and no likelihood."""
+    """Record the values of latent sites and raise :class:`AllDrawn` after the last, before decoder and likelihood.
+
+    :param names: latent sites.
+    """
 
     def __init__(self, names: list[str]):
         super().__init__()

@@ -16,14 +16,15 @@ from pyro.infer.autoguide.utils import deep_setattr, helpful_support_errors
 from pyro.nn import PyroModule, PyroParam
 from pyro.ops.tensor_utils import periodic_repeat
 from pyro.poutine.messenger import Messenger
-from pyro.poutine.runtime import _PYRO_STACK
+from pyro.poutine.runtime import get_plates
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 
 from pyro_lvgp._utils.validation import check_init_scale
 from pyro_lvgp.guides._coordinates import Covariance, SiteCoordinates
-from pyro_lvgp.guides._model_guide import ModelGuide
+from pyro_lvgp.guides._model_guide import ModelGuide, plates_of
 from pyro_lvgp.guides._sampled import direction
+from pyro_lvgp.infer.protocols import HasInitialValues
 from pyro_lvgp.networks.pyro_module import adopt
 
 
@@ -81,11 +82,12 @@ class MeanFieldGuide(ModelGuide):
         for site, kind in (covariance or {}).items():
             if kind not in ("diagonal", "full"):
                 raise ValueError(f'expected covariance["{site}"] to be "diagonal" or "full", got {kind!r}')
-        default: Callable[[dict], Tensor] = getattr(model, "init_loc_fn", init_to_median)
-        initial = _FullInitialValues(default if init_loc_fn is None else init_loc_fn)
+        if init_loc_fn is None:
+            init_loc_fn = model.init_loc_fn if isinstance(model, HasInitialValues) else init_to_median
+        initial = _FullInitialValues(init_loc_fn)
         given = _GivenSubsamples()
         prototype = InitMessenger(initial)(given(model))
-        super().__init__(prototype, create_plates=create_plates or getattr(model, "create_plates", None))
+        super().__init__(prototype, create_plates=create_plates or plates_of(model))
         self._given_subsamples = given
         self._initial = initial
         self._requested = dict(covariance or {})
@@ -165,24 +167,7 @@ class MeanFieldGuide(ModelGuide):
         if name in self._encoded:
             if not args:
                 raise ValueError(f"expected the arguments of the model for the encoder of {name!r}, got none; pass the data")
-            encoding = attrgetter(name)(self.encoders)(args[0])
-            if not isinstance(encoding, tuple) or len(encoding) != 2:
-                raise TypeError(
-                    f"expected loc and scale from the encoder of {name!r}, got {type(encoding).__name__}; an "
-                    "IndexNet returns both"
-                )
-            loc, scale = encoding
-            of_loc = self._event_shapes[name]
-            of_scale = of_loc * 2 if self.coordinates[name].covariance == "full" else of_loc
-            batch_dim, scale_batch_dim = loc.dim() - len(of_loc), scale.dim() - len(of_scale)
-            fits = loc.shape[batch_dim:] == of_loc and scale.shape[scale_batch_dim:] == of_scale
-            if not fits or scale_batch_dim > batch_dim:
-                raise ValueError(
-                    f"expected loc {list(of_loc)} and scale {list(of_scale)} for each row from the encoder of {name!r}, got "
-                    f"{list(loc.shape)} and {list(scale.shape)}; give it the latent_dim and the covariance of the site"
-                )
-            self._check_rows(name, loc.shape[:batch_dim])
-            return encoding
+            return self._encode(name, args[0])
         self._check_order_of_rows()
         try:
             return attrgetter(name)(self.locs), attrgetter(name)(self.scales)
@@ -192,15 +177,42 @@ class MeanFieldGuide(ModelGuide):
                 "encoder, to take others"
             ) from error
 
+    def _encode(self, name: str, y: Any) -> tuple[Tensor, Tensor]:
+        """Loc and scale of an encoded site, of the shapes that the site needs."""
+        encoding = attrgetter(name)(self.encoders)(y)
+        if not isinstance(encoding, tuple) or len(encoding) != 2:
+            raise TypeError(
+                f"expected loc and scale from the encoder of {name!r}, got {type(encoding).__name__}; an IndexNet returns both"
+            )
+        loc, scale = encoding
+        loc_shape = self._event_shapes[name]
+        scale_shape = loc_shape * 2 if self.coordinates[name].covariance == "full" else loc_shape
+        batch_dim, scale_batch_dim = loc.dim() - len(loc_shape), scale.dim() - len(scale_shape)
+        fits = loc.shape[batch_dim:] == loc_shape and scale.shape[scale_batch_dim:] == scale_shape
+        if not fits or scale_batch_dim > batch_dim:
+            raise ValueError(
+                f"expected loc {list(loc_shape)} and scale {list(scale_shape)} for each row from the encoder of {name!r}, got "
+                f"{list(loc.shape)} and {list(scale.shape)}; give it the latent_dim and the covariance of the site"
+            )
+        self._check_rows(name, loc.shape[:batch_dim])
+        return loc, scale
+
+    def encoder_of(self, site: str) -> nn.Module | None:
+        """Return the encoder of a site; None if the site has parameters of its own.
+
+        :param site: name of the site.
+        """
+        return attrgetter(site)(self.encoders) if site in self._encoded else None
+
     def _check_rows(self, name: str, batch_shape: torch.Size) -> None:
         """Raise if an encoder had data of another number of rows than the plates that its site is drawn in."""
-        for plate in _PYRO_STACK:
-            if not isinstance(plate, pyro.plate) or plate.dim is None or -plate.dim > len(batch_shape):
+        for frame in get_plates():
+            if frame.dim is None or -frame.dim > len(batch_shape):
                 continue
-            if (rows := batch_shape[plate.dim]) not in (1, plate.subsample_size):
+            if (rows := batch_shape[frame.dim]) not in (1, frame.size):
                 raise ValueError(
-                    f"expected {plate.subsample_size} rows in plate {plate.name!r} from the encoder of {name!r}, got {rows}; "
-                    f"for data of other sizes pass create_plates=lambda *args: pyro.plate({plate.name!r}, <number of rows>)"
+                    f"expected {frame.size} rows in plate {frame.name!r} from the encoder of {name!r}, got {rows}; "
+                    f"for data of other sizes pass create_plates=lambda *args: pyro.plate({frame.name!r}, <number of rows>)"
                 )
 
     def forward(self, *args, **kwargs) -> dict[str, Tensor]:

@@ -17,10 +17,10 @@ from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_inputs, check_values
 from pyro_lvgp.distributions.normal import without_independent
 from pyro_lvgp.distributions.sparse_gaussian_process import InducingValues, SparseProcess
-from pyro_lvgp.guides._handlers import Integrate, Replace
+from pyro_lvgp.guides._handlers import Replace
 from pyro_lvgp.guides.structured import StructuredGPGuide
-from pyro_lvgp.infer.elbo.handlers import is_integrating
-from pyro_lvgp.models.sparse_gp_vae import place_inducing_points
+from pyro_lvgp.infer.elbo.handlers import MarginalizeOwnGaussians, marginalizes_gaussians
+from pyro_lvgp.infer.protocols import HasConditionalSite, HasInducingPoints, HasProcessSite
 from pyro_lvgp.networks import NeighbourNet, OffsetNet
 from pyro_lvgp.ops import sparse_sites
 from pyro_lvgp.ops.sparse_sites import Sites
@@ -115,7 +115,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         create_plates: Callable[..., Any] | None = None,
     ):
         if given is None:
-            if not hasattr(model, "conditional_site"):
+            if not isinstance(model, HasConditionalSite):
                 raise ValueError(
                     f"expected given=(<name of the sites given u>,), got none for {type(model).__name__}; a model without "
                     "inducing points takes a StructuredGPGuide"
@@ -139,7 +139,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
             super()._add_parameters(name, site, prior)
 
     def forward(self, *args, **kwargs) -> dict[str, Tensor]:
-        with Integrate() if is_integrating() else nullcontext():
+        with MarginalizeOwnGaussians() if marginalizes_gaussians() else nullcontext():
             return super().forward(*args, **kwargs)
 
     def _posterior(self, name: str, prior: Any, args: tuple) -> Any:
@@ -184,7 +184,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
             points elsewhere than in ``inducing_points``, or data or inducing points do not fit; nothing is changed then.
         """
         y = self._data(args)
-        if hasattr(self.model, "gp_site"):  # our own, whose inputs come first
+        if isinstance(self.model, HasProcessSite):  # whose inputs are the first argument
             check_inputs(args[0], y)
         check_values(y.reshape(-1, y.shape[-1]), rows=False, columns=False)
         self._check_memory()
@@ -264,7 +264,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
             )
         if not torch.isfinite(inducing_points).all():
             raise ValueError("expected finite inducing points, got NaN or infinity")
-        place_inducing_points(self.model, inducing_points)
+        self.model.place_inducing_points(inducing_points)
 
     def _process(self, args: tuple) -> tuple[str, SparseProcess]:
         """The site of inducing values that has an encoder, and its process where mean-field sites are at their medians."""
@@ -283,10 +283,11 @@ class SparseStructuredGPGuide(StructuredGPGuide):
             self.model(*args)
         if not found:
             raise ValueError("expected an encoder for the inducing values, got a free q(u), which knows no new data; give one")
-        if len(found) > 1 or not hasattr(self.model, "inducing_points"):
+        if len(found) > 1 or not isinstance(self.model, HasInducingPoints):
             raise ValueError(
                 "expected a model with one site of inducing values, whose inducing points are its parameter inducing_points, "
-                f"got {sorted(found)} in {type(self.model).__name__}; stack the processes in one site"
+                f"and a method place_inducing_points, got {sorted(found)} in {type(self.model).__name__}; stack the processes "
+                "in one site, and see pyro_lvgp.infer.protocols.HasInducingPoints"
             )
         return next(iter(found.items()))
 

@@ -20,9 +20,11 @@ from pyro_lvgp._utils.validation import check_init_scale, check_positional, posi
 from pyro_lvgp.distributions.gaussian_process import GaussianProcess, StructuredPosterior
 from pyro_lvgp.distributions.markov import StateSpacePosterior
 from pyro_lvgp.distributions.normal import without_independent
-from pyro_lvgp.guides._handlers import AllDrawn, HideObserved, Integrate, Replace, StopAfter
-from pyro_lvgp.guides._model_guide import ModelGuide
+from pyro_lvgp.guides._handlers import AllDrawn, HideObserved, Replace, StopAfter
+from pyro_lvgp.guides._model_guide import ModelGuide, plates_of
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
+from pyro_lvgp.infer.elbo.handlers import MarginalizeOwnGaussians
+from pyro_lvgp.infer.protocols import HasConditionalSite, HasInitialValues, HasProcessSite, SubsamplesPoints
 from pyro_lvgp.networks.pyro_module import adopt
 
 Method = Literal["auto", "dense", "state-space"]
@@ -91,11 +93,11 @@ class StructuredGPGuide(ModelGuide):
         create_plates: Callable[..., Any] | None = None,
     ):
         if encoders is None:
-            if not hasattr(model, "gp_site"):
+            if not isinstance(model, HasProcessSite):
                 raise ValueError(
                     f"expected encoders={{<name of a Gaussian-process site>: encoder}}, got none for {type(model).__name__}"
                 )
-            if hasattr(model, "conditional_site"):
+            if isinstance(model, HasConditionalSite):
                 raise ValueError(
                     f"expected a model of processes at the data, got {type(model).__name__}, which has inducing points; take "
                     "a SparseStructuredGPGuide"
@@ -105,7 +107,7 @@ class StructuredGPGuide(ModelGuide):
             raise ValueError(f"expected method in {get_args(Method)}, got {method!r}")
         check_init_scale(init_scale)
         # The mean-field part asks its owner for the plates.
-        super().__init__(model, create_plates=create_plates or getattr(model, "create_plates", None))
+        super().__init__(model, create_plates=create_plates or plates_of(model))
         self._encoded = {name: encoder is not None for name, encoder in encoders.items()}
         self._method, self._init_scale = method, init_scale
         self.encoders = PyroModule()
@@ -114,7 +116,7 @@ class StructuredGPGuide(ModelGuide):
                 adopt(self.encoders, name, encoder)
         self.mean_field = MeanFieldGuide(
             poutine.block(model, hide=list(encoders)),
-            init_loc_fn=init_loc_fn or getattr(model, "init_loc_fn", None),
+            init_loc_fn=init_loc_fn or (model.init_loc_fn if isinstance(model, HasInitialValues) else None),
             init_scale=init_scale,
             create_plates=self.create_plates,
         )
@@ -124,17 +126,7 @@ class StructuredGPGuide(ModelGuide):
 
     def _make_parameters(self, *args, **kwargs) -> None:
         latents = dict(self.prototype_trace.iter_stochastic_nodes())
-        for name in self._encoded:
-            if name not in latents:
-                raise ValueError(f"expected the name of a latent site, one of {sorted(latents)}, got {name!r}")
-        of_some = getattr(self.model, "shows_some_points", None)
-        if of_some is not None and of_some(*args, **kwargs):
-            for name, site in latents.items():
-                if not self._encoded.get(name) and site["scale"] != 1.0:
-                    raise ValueError(
-                        f"expected an encoder for site {name!r}, or all points at every step, got a mini-batch of points of "
-                        "one series: free sites belong to points; pass encoders={" + repr(name) + ": <encoder>}"
-                    )
+        self._check_sites(latents, args, kwargs)
         self.mean_field._setup_prototype(*args, **kwargs)
         self.locs, self.scales = PyroModule(), PyroModule()
         self._with_latents: dict[str, bool] = {}  # or one number for each point
@@ -147,19 +139,26 @@ class StructuredGPGuide(ModelGuide):
             self._check_unobserved(after, args, kwargs)
         for name, encoded in self._encoded.items():
             prior = _gaussian_prior(name, latents[name]["fn"])
-            if y.dim() < 2:
-                raise ValueError(f"expected data [..., points, outputs], got {list(y.shape)}; a single output needs [:, None]")
             shape = prior.batch_shape + prior.event_shape
+            _check_layout(name, shape, y)
             num_dims = len(shape)
             self._with_latents[name], self._shared[name] = num_dims >= y.dim(), max(y.dim() - 1 - num_dims, 0)
-            if num_dims == y.dim() - 1 and shape[:-1] != y.shape[:-2] and shape[:-1].numel() > 1:
-                raise ValueError(
-                    f"expected site {name!r} to be one process of all series, [points], or processes of each, [series, latent "
-                    f"dimensions, points], for data of shape {list(y.shape)}, got {list(shape)}; "
-                    "give each process that the series share a site of its own"
-                )
             if not encoded:
                 self._add_parameters(name, latents[name], prior)
+
+    def _check_sites(self, latents: Mapping[str, Any], args: tuple, kwargs: dict) -> None:
+        """Raise for a site that is not there, or a free site in a mini-batch of points."""
+        for name in self._encoded:
+            if name not in latents:
+                raise ValueError(f"expected the name of a latent site, one of {sorted(latents)}, got {name!r}")
+        if not (isinstance(self.model, SubsamplesPoints) and self.model.shows_some_points(*args, **kwargs)):
+            return
+        for name, site in latents.items():
+            if not self._encoded.get(name) and site["scale"] != 1.0:
+                raise ValueError(
+                    f"expected an encoder for site {name!r}, or all points at every step, got a mini-batch of points of one "
+                    "series: free sites belong to points; pass encoders={" + repr(name) + ": <encoder>}"
+                )
 
     def _add_parameters(self, name: str, site: Any, prior: Any) -> None:
         """Sites of all data, also where a plate shows some of them."""
@@ -194,11 +193,16 @@ class StructuredGPGuide(ModelGuide):
             # N(m, s²) N(μ, v): natural parameters add up.
             total = base.variance.reciprocal() + precision
             posterior = dist.Normal((base.mean / base.variance + precision * loc) / total, total.rsqrt())
-        elif self._method == "state-space" or (self._method == "auto" and getattr(base, "prefers_state_space", False)):
+        elif self._uses_state_space(base):
             posterior = StateSpacePosterior(base, loc, precision)
         else:
             posterior = StructuredPosterior(base, loc, precision)
         return posterior.to_event(prior.event_dim - posterior.event_dim)
+
+    def _uses_state_space(self, prior: Any) -> bool:
+        if self._method == "auto":
+            return isinstance(prior, GaussianProcess) and prior.prefers_state_space
+        return self._method == "state-space"
 
     def _check_unobserved(self, after: list[Tensor], args: tuple, kwargs: dict) -> None:
         """Raise if the model observes a tensor that comes after what is taken for the data, where indices are."""
@@ -246,8 +250,15 @@ class StructuredGPGuide(ModelGuide):
         loc, scale = self._encoding(name, y)
         return align(loc), align(scale), align(told)
 
+    def encoder_of(self, site: str) -> nn.Module | None:
+        """Return the encoder of a site; None if the site has parameters of its own.
+
+        :param site: name of the site.
+        """
+        return attrgetter(site)(self.encoders) if self._encoded.get(site) else None
+
     def _encoding(self, name: str, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Loc and scale of the sites as the encoder has them."""
+        """Loc and scale of the sites as the encoder returns them."""
         encoding = attrgetter(name)(self.encoders)(y)
         if not isinstance(encoding, tuple | list) or len(encoding) != 2:
             raise TypeError(
@@ -292,7 +303,7 @@ class StructuredGPGuide(ModelGuide):
             return posterior if keep else dist.Delta(posterior.mean, event_dim=prior.event_dim)
 
         # Draws of sites that keep their spread, which the model integrates over, count for nothing.
-        with seeded(0), poutine.block(), Integrate(), Replace(at_median):
+        with seeded(0), poutine.block(), MarginalizeOwnGaussians(), Replace(at_median):
             self.model(*args, **kwargs)
         return result
 
@@ -310,6 +321,18 @@ def _gaussian_prior(name: str, prior: Any) -> Any:
             "leave the site out of encoders to give it a mean-field Gaussian"
         )
     return prior
+
+
+def _check_layout(name: str, shape: torch.Size, y: Tensor) -> None:
+    """Raise if a process of this shape does not go with the data."""
+    if y.dim() < 2:
+        raise ValueError(f"expected data [..., points, outputs], got {list(y.shape)}; a single output needs [:, None]")
+    if len(shape) == y.dim() - 1 and shape[:-1] != y.shape[:-2] and shape[:-1].numel() > 1:
+        raise ValueError(
+            f"expected site {name!r} to be one process of all series, [points], or processes of each, [series, latent "
+            f"dimensions, points], for data of shape {list(y.shape)}, got {list(shape)}; "
+            "give each process that the series share a site of its own"
+        )
 
 
 def _align(x: Tensor, shape: torch.Size, name: str, with_latents: bool) -> Tensor:

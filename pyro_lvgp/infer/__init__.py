@@ -9,10 +9,12 @@ from pyro_lvgp.infer.elbo import (
     CompiledELBO,
     DifferentiableELBO,
     ImportanceWeightedELBO,
-    IntegrateGaussians,
     LocalELBO,
+    MarginalizeGaussians,
     MeanFieldELBO,
+    Moments,
     StructuredELBO,
+    sample_moments,
 )
 from pyro_lvgp.infer.optim import JointOptim
 from pyro_lvgp.infer.sampling import SampledTraces, sample_traces
@@ -26,13 +28,15 @@ __all__ = [
     "EarlyStopping",
     "FitResult",
     "ImportanceWeightedELBO",
-    "IntegrateGaussians",
     "JointOptim",
     "LocalELBO",
+    "MarginalizeGaussians",
     "MeanFieldELBO",
+    "Moments",
     "SampledSite",
     "SampledTraces",
     "StructuredELBO",
     "fit",
+    "sample_moments",
     "sample_traces",
 ]

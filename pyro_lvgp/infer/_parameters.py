@@ -91,7 +91,10 @@ def find_parameters(
 def unconstrained(site: Mapping[str, Any]) -> Tensor:
     """The tensor behind a ``pyro.param`` statement."""
     value = site["value"]
-    return value.unconstrained() if hasattr(value, "unconstrained") else value
+    try:
+        return value.unconstrained()
+    except AttributeError:  # a parameter without a constraint is the tensor itself
+        return value
 
 
 def _of_module(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor, Any]]:

@@ -1,6 +1,6 @@
 """One sample site over many draws: which dimension is which, and the log density of each of its entries."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,6 +9,8 @@ from jaxtyping import Bool, Shaped
 from pyro.distributions import Delta
 from pyro.distributions.torch_distribution import MaskedDistribution
 from torch import Tensor
+
+from pyro_lvgp.distributions.normal import without_independent
 
 Kind = Literal["latent", "deterministic", "observed"]
 
@@ -48,7 +50,10 @@ class SiteLayout:
 
     @classmethod
     def of(cls, site: Mapping) -> "SiteLayout":
-        """Read the layout off a site of a trace of one draw."""
+        """Layout of a site.
+
+        :param site: site of a trace of one draw.
+        """
         value, fn = site["value"], site["fn"]
         frames = {frame.dim: frame for frame in site["cond_indep_stack"] if frame.vectorized}
         kind: Kind
@@ -59,7 +64,7 @@ class SiteLayout:
             if event_dim == value.dim() and all(
                 value.shape[dim + outermost : dim + outermost + 1] == (frame.size,) for dim, frame in frames.items()
             ):
-                # pyro.deterministic calls every dimension an event dimension unless told otherwise: trust the plates.
+                # By default all dimensions of pyro.deterministic are event dimensions: those of plates are not.
                 event_dim -= outermost
         else:
             kind = "observed" if site["is_observed"] else "latent"
@@ -79,7 +84,11 @@ class SiteLayout:
         return stack(log_prob, num, self.entry_shape, site["name"]), stack(mask, num, self.entry_shape, site["name"])
 
     def site(self, name: str, draws: Mapping[tuple[str, str], Tensor]) -> SampledSite:
-        """Gather (what, site) -> draws into the site called ``name``."""
+        """Make the sampled site.
+
+        :param name: name of the site.
+        :param draws: draws of each quantity of each site, by ``(quantity, name)``.
+        """
         value, is_observed = draws["value", name], None
         if self.kind == "observed":
             value = same(value, name)[0]
@@ -95,10 +104,17 @@ def is_deterministic(site: Mapping) -> bool:
 
     Such a site is a Delta, observed at the very tensor that the Delta is made of; a Delta likelihood is observed at data.
     """
-    fn = site["fn"]
-    while isinstance(fn, torch.distributions.Independent | MaskedDistribution):
-        fn = fn.base_dist
+    fn = without_independent(site["fn"], masks=True)
     return site["is_observed"] and isinstance(fn, Delta) and fn.v.data_ptr() == site["value"].data_ptr()
+
+
+def is_undeclared(shape: torch.Size, dims: Collection[int | None]) -> bool:
+    """Whether a batch shape has dimensions of more than one element beside those of plates.
+
+    :param shape: batch shape.
+    :param dims: dimensions of plates, −1 the rightmost.
+    """
+    return any(size > 1 and dim - len(shape) not in dims for dim, size in enumerate(shape))
 
 
 def value_of(site: Mapping) -> Tensor:
@@ -110,7 +126,7 @@ def value_of(site: Mapping) -> Tensor:
 
 
 def same(values: Tensor, name: str) -> Tensor:
-    """``values[:1]`` of an observed site, which must not differ from draw to draw."""
+    """Return ``values[:1]`` of an observed site; raise unless the values of all draws are equal."""
     if not torch.allclose(values, values[:1].expand_as(values), rtol=0.0, atol=0.0, equal_nan=True):
         raise ValueError(
             f"expected an observed value of site {name!r} that is the same for every draw, got one that depends on the latent "

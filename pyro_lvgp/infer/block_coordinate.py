@@ -17,7 +17,7 @@ from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_bound
 from pyro_lvgp.infer._parameters import Parameter, find_parameters, held, unconstrained
 from pyro_lvgp.infer.block import Block, Loss, partition
-from pyro_lvgp.infer.elbo.handlers import Bounding
+from pyro_lvgp.infer.elbo.handlers import EvaluateBound
 
 
 class BlockCoordinateVI:
@@ -242,7 +242,7 @@ class BlockCoordinateVI:
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """Run a bound; raise if parameters turn up that are in no block."""
-        with Bounding(), poutine.trace(param_only=True) as capture:
+        with EvaluateBound(), poutine.trace(param_only=True) as capture:
             try:
                 yield
             except NotImplementedError as error:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes
-from pyro_lvgp.infer._sites import SampledSite, SiteLayout, entries, is_deterministic, same, stack
+from pyro_lvgp.infer._sites import SampledSite, SiteLayout, entries, is_deterministic, is_undeclared, same, stack
 from pyro_lvgp.infer.elbo.terms import share_masks, trace_guide
 
 _DRAWS = "_pyro_lvgp_draws"
@@ -125,7 +125,7 @@ class _Pair:
             for trace in (guide_trace, model_trace):
                 _log_prob(trace, 1)  # whose errors are those of one draw
                 with _explain_failure():
-                    _check_plates(trace, self.nesting)
+                    _check_log_prob_shapes(trace, self.nesting)
 
     def draw(self, num: int, predict: bool, log_likelihood: bool) -> dict[tuple[str, str], Tensor]:
         """Make ``num`` draws: (what, site) -> tensor whose first dimension counts draws."""
@@ -158,8 +158,8 @@ class _Pair:
             share_masks(model_trace, guide_trace)
             log_p, log_q = (_log_prob(trace, num) for trace in (model_trace, guide_trace))
             if nesting is not None:
-                _check_plates(model_trace, nesting)
-                _check_plates(guide_trace, nesting)
+                _check_log_prob_shapes(model_trace, nesting)
+                _check_log_prob_shapes(guide_trace, nesting)
             simulated = self._trace_model(model_trace, _Simulate()(self.model)) if predict else None
         # What the guide lacks was drawn from the model: its density is part of q.
         log_q |= {n: log_p[n] for n, layout in self.layouts.items() if layout.kind == "latent" and n not in log_q}
@@ -254,12 +254,11 @@ def _log_prob(trace: Trace, num: int) -> dict[str, Tensor]:
     return {name: s["log_prob"].reshape(num, -1).sum(-1, dtype=torch.float64) for name, s in _sampled(trace).items()}
 
 
-def _check_plates(trace: Trace, nesting: int) -> None:
+def _check_log_prob_shapes(trace: Trace, nesting: int) -> None:
     """Raise if a site whose log density is known has a batch dimension that is not in a plate."""
     for name, site in _sampled(trace).items():
         check_site_shape(site, nesting)
-        shape = site["log_prob"].shape
-        if any(size != 1 for size in shape[: len(shape) - nesting]):
+        if is_undeclared(shape := site["log_prob"].shape, range(-nesting, 0)):
             raise ValueError(f"at site '{name}' a batch of shape {list(shape)} that is not all in plates")
 
 

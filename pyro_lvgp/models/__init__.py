@@ -5,7 +5,6 @@ from pyro_lvgp.models.gplvm import BayesianGPLVM
 from pyro_lvgp.models.initialization import cluster_centres, latent_mixture, linear_latents
 from pyro_lvgp.models.latent_process_model import LatentProcessModel
 from pyro_lvgp.models.latent_variable_model import LatentVariableModel
-from pyro_lvgp.models.mixture import Imputation, MixturePrediction
 from pyro_lvgp.models.prediction import Prediction
 from pyro_lvgp.models.random_feature import RandomFeatureLVM
 from pyro_lvgp.models.sparse_gp_vae import SparseGPVAE
@@ -13,10 +12,8 @@ from pyro_lvgp.models.sparse_gp_vae import SparseGPVAE
 __all__ = [
     "GPVAE",
     "BayesianGPLVM",
-    "Imputation",
     "LatentProcessModel",
     "LatentVariableModel",
-    "MixturePrediction",
     "Prediction",
     "RandomFeatureLVM",
     "SparseGPVAE",

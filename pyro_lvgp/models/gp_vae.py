@@ -90,7 +90,7 @@ class GPVAE(LatentProcessModel):
         scale, series = poutine.scale(scale=weight), self.series_plate(x, y, idx)
         with scale, series:
             f = pyro.sample("f", prior)
-        return self._observe(self._by_point(f), params, y, [scale, series, pyro.plate("points", x.shape[-2], dim=-1)])
+        return self.observe(self.by_point(f), params, y, [scale, series, pyro.plate("points", x.shape[-2], dim=-1)])
 
     def prior(self, x: Float[Tensor, "*#series N P"]) -> Any:
         """The processes at inputs.
@@ -103,10 +103,10 @@ class GPVAE(LatentProcessModel):
         """Whether these arguments are a mini-batch of the points of one series, of which no plate tells."""
         return idx is not None and x.dim() == 2 and (y is None or y.dim() == 2)
 
-    def _by_point(self, f: Tensor) -> Tensor:
+    def by_point(self, f: Tensor) -> Tensor:
         return (f.squeeze(-3) if f.dim() > 2 else f).mT
 
-    def _draw(self, posterior: Trace, x: Tensor, x_new: Tensor | None, num_samples: int, joint: bool) -> Tensor:
+    def sample_process(self, posterior: Trace, x: Tensor, x_new: Tensor | None, num_samples: int, joint: bool) -> Tensor:
         """Draws of f [draws, *series, 1, Q, M]."""
         process: Any = without_independent(posterior.nodes["f"]["fn"])
         if not isinstance(process, StructuredPosterior):

@@ -9,11 +9,13 @@ import pyro.distributions as dist
 import torch
 from jaxtyping import Bool, Float, Int
 from pyro.distributions import constraints
+from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroParam
 from torch import Tensor
 
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, LikelihoodTerm, ObservedRows
+from pyro_lvgp.infer.elbo.handlers import Moments, sample_moments
 from pyro_lvgp.kernels import RBF, Kernel, as_kernel
 from pyro_lvgp.kernels.base import KernelParams
 from pyro_lvgp.likelihoods import Gaussian, Likelihood
@@ -27,7 +29,7 @@ class _Shared(NamedTuple):
     """What all rows share: sites and parameters, as they are now.
 
     :param mean: offsets c_d.
-    :param u_scale_tril: factor of the covariance of u, if a bound integrates u out; then ``u`` is its mean.
+    :param u_scale_tril: Cholesky factor of the covariance of u if a bound marginalises u, whose mean is then ``u``; else None.
     """
 
     mean: Float[Tensor, " D"]
@@ -149,6 +151,8 @@ class BayesianGPLVM(RowModel):
             rows = ObservedRows(value, log_prob, lambda: self._function(X, shared).mask(observed))
             return pyro.sample("y", rows, obs=value)
 
+    log_joint_forward = forward
+
     @property
     def _is_quadratic(self) -> bool:
         """Whether the likelihood of a row is a quadratic form, whose cost does not grow with D."""
@@ -159,12 +163,16 @@ class BayesianGPLVM(RowModel):
         Kuu = self.kernel.covariance(inducing_points, inducing_points, kernel)
         Luu = safe_cholesky(Kuu, name="Kuu", describe=self.kernel.parameters_text)
         likelihood = self.likelihood.params()
-        # A bound may integrate u out: then u is its mean under the guide, and the factor of its covariance lies here.
-        integrated: dict[str, Tensor] = {}
-        infer: Any = {"covariance": "full"} | ({"integrated": integrated} if self.likelihood_term != "fitc" else {})
         with pyro.plate("outputs", self.data_dim, dim=-1):
-            u = pyro.sample("u", dist.Normal(inducing_points.new_zeros(self.num_inducing), 1.0).to_event(1), infer=infer)
-        return _Shared(self.mean, inducing_points, kernel, Luu, u, integrated.get("scale_tril"), likelihood)
+            prior = dist.Normal(inducing_points.new_zeros(self.num_inducing), 1.0).to_event(1)
+            u = self._sample_inducing_values(prior)
+        return _Shared(self.mean, inducing_points, kernel, Luu, *u, likelihood)
+
+    def _sample_inducing_values(self, prior: TorchDistributionMixin) -> Moments:
+        infer: Any = {"covariance": "full"}
+        if self.likelihood_term == "fitc":  # whose expectation over u has no closed form
+            return Moments(pyro.sample("u", prior, infer=infer), None)
+        return sample_moments("u", prior, infer=infer)
 
     def _function(self, X: Tensor, shared: _Shared, term: LikelihoodTerm | None = None) -> LikelihoodPredictive:
         """p(y | x, shared), entry by entry."""

@@ -14,6 +14,7 @@ from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 
+from pyro_lvgp._utils.abstract import AbstractModuleMeta
 from pyro_lvgp._utils.eval_mode import eval_mode
 from pyro_lvgp._utils.unique_names import UniquelyNamed
 from pyro_lvgp._utils.validation import (
@@ -29,18 +30,17 @@ from pyro_lvgp.kernels.base import KernelParams
 from pyro_lvgp.kernels.composition import Combination
 from pyro_lvgp.likelihoods import Likelihood, as_likelihood
 from pyro_lvgp.models.latent_variable_model import Guide, check_all_given
-from pyro_lvgp.models.mixture import Imputation, MixturePrediction
+from pyro_lvgp.models.prediction import Prediction
 from pyro_lvgp.networks.pyro_module import adopt
 from pyro_lvgp.ops.quasi_monte_carlo import qmc_normal
 
 
-class LatentProcessModel(UniquelyNamed):
+class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
     """Base of models with latent processes ``f`` over inputs, seen point by point through a decoder.
 
-    You implement ``forward(x, y, idx)``, which draws f and ends in :meth:`_observe`; ``_by_point``, which lays f out as
-    ``[*, N, Q]``; and ``_draw``, which draws f from a guide's posterior.  You get plates, checks, predictions, imputations and
-    forecasts, for which model and guide run in evaluation mode, whatever mode these are in: dropout is off, and batches are
-    normalised by running statistics.
+    You implement ``forward(x, y, idx)``, which samples f and ends in :meth:`observe`; :meth:`by_point`; and
+    :meth:`sample_process`.  You get plates, checks, predictions, imputations and forecasts.  Predictions run model and guide
+    in evaluation mode: dropout is off, and batches are normalised by running statistics.
 
     :param kernel: covariance with a batch dimension over the latent processes.
     :param decoder: a module that maps latents to functions under the likelihood, or to a pair of them and its parameter.
@@ -78,27 +78,60 @@ class LatentProcessModel(UniquelyNamed):
         self.independent_dim, self.num_data = independent_dim, num_data
 
     @abstractmethod
-    def _by_point(self, f: Tensor) -> Tensor:
-        """Latents [*, N, Q] of the site f."""
+    def forward(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> Tensor:
+        """Sample f, and y by :meth:`observe`.
+
+        :param x: inputs.
+        :param y: observations, NaN where missing; None to generate.
+        :param idx: indices of a mini-batch, of series or of the points of one series; None for all.
+        """
 
     @abstractmethod
-    def _draw(self, posterior: Trace, x: Tensor, x_new: Tensor | None, num_samples: int, joint: bool) -> Tensor:
-        """Draws of the site f, along a new first dimension, at ``x_new`` or where the data are."""
+    def by_point(self, f: Tensor) -> Tensor:
+        """Lay the site f out point by point.
 
-    def _observe(
+        :param f: value of the site.
+        :returns: latents [*, N, Q].
+        """
+
+    @abstractmethod
+    def sample_process(self, posterior: Trace, x: Tensor, x_new: Tensor | None, num_samples: int, joint: bool) -> Tensor:
+        """Sample the site f from the posterior of a guide.
+
+        :param posterior: trace of the guide at the data.
+        :param x: inputs of the data.
+        :param x_new: inputs to sample at; None for those of the data.
+        :param num_samples: number of draws.
+        :param joint: sample all points jointly; False samples each point from its marginal.
+        :returns: draws along a new first dimension.
+        """
+
+    def observe(
         self, latents: Tensor, params: Tensor | None, y: Tensor | None, contexts: Sequence[AbstractContextManager[Any]]
     ) -> Tensor:
-        """What is left of the model once f is drawn.
+        """Decode the latents and sample or observe y, after the independent latents w if there are any.
 
-        :param latents: f, point by point.
+        :param latents: f, point by point [*, N, Q].
         :param params: parameter of the likelihood.
         :param y: observations, NaN where missing; None to generate.
         :param contexts: plates and scales over series and points.
+        :returns: y.
+        :raises ValueError: if the decoder does not fit the data or the likelihood.
         """
         if self.independent_dim:
             white = dist.Normal(latents.new_zeros(self.independent_dim), 1.0).to_event(1)
             with _all(contexts):
                 latents = _join(latents, pyro.sample("w", white))
+        function, params = self._decode(latents, params, None if y is None else y.shape[-1])
+        entries = self.likelihood.distribution(function, params)
+        with _all(contexts):
+            if y is None:
+                return pyro.sample("y", entries.to_event(1))
+            value = torch.nan_to_num(y, self.likelihood.fill_value)
+            return pyro.sample("y", entries.mask(~torch.isnan(y)).to_event(1), obs=value)
+
+    def _decode(self, latents: Tensor, params: Tensor | None, data_dim: int | None) -> tuple[Tensor, Tensor | None]:
+        """Function of each output, and the parameter of the likelihood, which the decoder may return too."""
         try:
             function = self.decoder(latents)
         except RuntimeError as error:
@@ -111,18 +144,13 @@ class LatentProcessModel(UniquelyNamed):
                     "got a pair; take another likelihood"
                 )
             function, params = function
-        if y is not None and function.shape[-1] != y.shape[-1]:
+        if data_dim not in (None, function.shape[-1]):
             raise ValueError(
-                f"expected data of {function.shape[-1]} outputs, as many as the decoder has, got {y.shape[-1]}; mend the "
-                "decoder"
+                f"expected data of {function.shape[-1]} outputs, as many as the decoder has, got {data_dim}; change the "
+                "outputs of the decoder"
             )
         self.likelihood.check_outputs(function.shape[-1], params)
-        entries = self.likelihood.distribution(function, params)
-        with _all(contexts):
-            if y is None:
-                return pyro.sample("y", entries.to_event(1))
-            value = torch.nan_to_num(y, self.likelihood.fill_value)
-            return pyro.sample("y", entries.mask(~torch.isnan(y)).to_event(1), obs=value)
+        return function, params
 
     def kernel_params(self, x: Float[Tensor, "*#series N P"]) -> KernelParams:
         """The parameters of the kernel, to be read once.
@@ -212,7 +240,7 @@ class LatentProcessModel(UniquelyNamed):
         *,
         num_samples: int = 100,
         joint: bool = False,
-    ) -> MixturePrediction:
+    ) -> Prediction:
         """Predict at inputs never seen, for series never trained on, or at the inputs themselves.
 
         :param guide: a fitted guide.
@@ -236,9 +264,9 @@ class LatentProcessModel(UniquelyNamed):
             for share in self._shares(guide, x, y, num_samples):
                 posterior = prune_subsample_sites(poutine.trace(guide).get_trace(x, y))
                 drawn: dict[str, Any] = {name: site["value"] for name, site in posterior.iter_stochastic_nodes()}
-                f = drawn["f"] = self._draw(posterior, x, x_new, share, joint)
+                f = drawn["f"] = self.sample_process(posterior, x, x_new, share, joint)
                 if self.independent_dim:
-                    shape = (*self._by_point(f).shape[1:-1], self.independent_dim)
+                    shape = (*self.by_point(f).shape[1:-1], self.independent_dim)
                     # At other inputs nothing is known about what is independent of all data.
                     white: Any = posterior.nodes["w"]["fn"] if x_new is None else dist.Normal(f.new_zeros(shape), 1.0)
                     drawn["w"] = qmc_normal(share, white)
@@ -246,20 +274,26 @@ class LatentProcessModel(UniquelyNamed):
                 check_all_given(trace, drawn)
                 rows: Any = trace.nodes["y"]["fn"]
                 mixture.append(rows.base_dist)
-        return MixturePrediction(tuple(mixture))
+        return Prediction(
+            mixture,
+            fill_value=self.likelihood.fill_value,
+            dims=("series", "points", "output")[1 - len(mixture[0].batch_shape) :],
+            coords={"x": (("series", "points", "input")[-at.dim() :], at)},
+        )
 
     def impute(
         self, guide: Guide, x: Float[Tensor, "*#series N P"], y: Float[Tensor, "*#series N D"], *, num_samples: int = 100
-    ) -> Imputation:
+    ) -> Prediction:
         """Fill the missing entries; observed ones are returned as they are, with variance zero.
+
+        See :meth:`Prediction.with_observed`.
 
         :param guide: a fitted guide.
         :param x: inputs of the data.
         :param y: data, NaN where missing.
         :param num_samples: draws of the latents.
         """
-        predicted, missing = self.predict(guide, x, y, num_samples=num_samples), torch.isnan(y)
-        return Imputation(torch.where(missing, predicted.mean, y), torch.where(missing, predicted.variance, 0.0))
+        return self.predict(guide, x, y, num_samples=num_samples).with_observed(y)
 
     def forecast(
         self,
@@ -270,7 +304,7 @@ class LatentProcessModel(UniquelyNamed):
         *,
         num_samples: int = 100,
         joint: bool = True,
-    ) -> MixturePrediction:
+    ) -> Prediction:
         """Continue evenly spaced series after their last time, by draws of whole trajectories.
 
         A series that is padded to the length of others goes on after its padding: forecasts of its own length are at some of

@@ -1,5 +1,6 @@
-"""What every latent variable model of the library can do with a fitted guide."""
+"""Base class of latent variable models of rows: predictions, imputations and latents of new rows under any guide."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any, Literal, cast, get_args
@@ -15,16 +16,18 @@ from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from torch import Tensor
 
+from pyro_lvgp._utils.abstract import AbstractModuleMeta
 from pyro_lvgp._utils.eval_mode import eval_mode
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.unique_names import UniquelyNamed
 from pyro_lvgp._utils.validation import check_data, check_index, check_not_empty, check_sizes, check_values
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
 from pyro_lvgp.distributions.normal import PrecisionNormal
-from pyro_lvgp.infer.elbo.handlers import IntegrateGaussians
+from pyro_lvgp.infer.elbo.handlers import MarginalizeGaussians
+from pyro_lvgp.infer.protocols import HasEncoders, SamplesGlobals
 from pyro_lvgp.models._laplace import Entries
 from pyro_lvgp.models._new_rows import LogLikelihood, best_candidates, by_laplace, variational
-from pyro_lvgp.models.prediction import Prediction, average
+from pyro_lvgp.models.prediction import Coords, Prediction
 
 Guide = Callable[..., Any]
 Latents = Float[Tensor, "B Q"] | TorchDistributionMixin
@@ -32,7 +35,7 @@ Method = Literal["variational", "laplace"]
 _NUM_CANDIDATES = 500
 
 
-class LatentVariableModel(UniquelyNamed):
+class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
     """Rows y_n, each with a latent x_n in plate ``data`` at dim −1, and whatever they share.
 
     You implement ``forward(y=None, idx=None)`` with the sites ``X`` and ``y``, the latter an
@@ -71,12 +74,18 @@ class LatentVariableModel(UniquelyNamed):
         self.num_data, self.data_dim, self.latent_dim = num_data, data_dim, latent_dim
         self.initial_values: dict[str, Tensor] = {}
 
-    def latent_candidates(self) -> Float[Tensor, "C Q"]:
-        """Latents to try first for a row never seen.
+    @abstractmethod
+    def forward(self, y: Float[Tensor, "B D"] | None = None, idx: Int[Tensor, " B"] | None = None) -> Tensor:
+        """Sample what rows share, ``X`` and ``y``.
 
-        :raises NotImplementedError: if the model has none.
+        :param y: observations, NaN where missing; None to generate.
+        :param idx: indices of the rows in y; None for all rows.
+        :returns: y.
         """
-        raise NotImplementedError(f"{type(self).__name__} must implement latent_candidates()")
+
+    @abstractmethod
+    def latent_candidates(self) -> Float[Tensor, "C Q"]:
+        """Return latents at which the search for those of a new row may start."""
 
     def data_plate(self, y: Tensor | None = None, idx: Tensor | None = None) -> pyro.plate:
         """The plate over rows; guides open the same one.
@@ -101,7 +110,7 @@ class LatentVariableModel(UniquelyNamed):
 
         :param guide: a fitted guide.
         :param X: latent positions [B, Q], or a distribution over them, such as :meth:`infer_latents` returns.
-        :param num_samples: posterior draws to average over.
+        :param num_samples: posterior draws, the components of the mixture.
         :raises ValueError: if ``num_samples`` is not positive, latents have another number of dimensions or are not finite, or
             the guide lacks a latent site.
         :raises TypeError: for latents of another dtype than the model's.
@@ -109,8 +118,10 @@ class LatentVariableModel(UniquelyNamed):
         check_sizes(num_samples=num_samples)
         self._check_latents(X)
         draw = X.sample if isinstance(X, torch.distributions.Distribution) else lambda: X
+        num_rows = X.batch_shape[0] if isinstance(X, torch.distributions.Distribution) else len(cast(Tensor, X))
         with eval_mode(self, guide):
-            return average(self._rows_given(globals_, draw()) for globals_ in self._global_draws(guide, num_samples))
+            rows = (self._rows_given(globals_, draw()) for globals_ in self._global_draws(guide, num_samples))
+            return self._prediction(rows, num_samples, num_rows)
 
     def reconstruct(
         self,
@@ -125,7 +136,7 @@ class LatentVariableModel(UniquelyNamed):
         :param guide: a fitted guide.
         :param Y: training rows.
         :param idx: their indices; None for all rows.
-        :param num_samples: posterior draws to average over.
+        :param num_samples: posterior draws, the components of the mixture.
         :raises ValueError: if ``num_samples`` is not positive, the rows do not fit, or the guide lacks a latent site.
         """
         check_sizes(num_samples=num_samples)
@@ -140,7 +151,7 @@ class LatentVariableModel(UniquelyNamed):
                     yield _rows(poutine.trace(poutine.replay(self, draw)).get_trace(None, idx), draw.nodes)
 
         with eval_mode(self, guide):
-            return average(rows())
+            return self._prediction(rows(), num_samples, len(Y), {"data": (("data",), idx)})
 
     def predictive(self, guide: Guide, X: Float[Tensor, "B Q"]) -> LikelihoodPredictive:
         r"""p(y | x), entry by entry: a distribution of batch shape [B, D], differentiable in X.
@@ -235,11 +246,13 @@ class LatentVariableModel(UniquelyNamed):
     ) -> Prediction:
         """Fill the missing entries of rows; observed ones are returned as they are, with variance zero.
 
+        See :meth:`Prediction.with_observed`.
+
         :param guide: a fitted guide.
         :param Y: rows, NaN where missing.
         :param idx: their indices among the training rows; None for all of those.
         :param latents: for new rows, their latents (:meth:`infer_latents`); ``idx`` is then not used.
-        :param num_samples: posterior draws to average over.
+        :param num_samples: posterior draws, the components of the mixture.
         :raises ValueError: if ``num_samples`` is not positive, rows and latents do not fit, or the guide lacks a latent site.
         """
         if latents is None:
@@ -248,12 +261,18 @@ class LatentVariableModel(UniquelyNamed):
             self._check_rows(Y)
             self._check_latents(latents, num_rows=len(Y))
             filled = self.predict(guide, latents, num_samples=num_samples)
-        missing = torch.isnan(Y)
+        return filled.with_observed(Y)
+
+    def _prediction(
+        self, rows: Iterator[TorchDistributionMixin], num_samples: int, num_rows: int, coords: Coords | None = None
+    ) -> Prediction:
+        """Mixture of the entries' distributions over draws, of which large ones leave their moments only."""
         return Prediction(
-            torch.where(missing, filled.mean, Y),
-            torch.where(missing, filled.variance, torch.zeros_like(Y)),
-            filled.f_mean,
-            filled.f_variance,
+            (_entries(row) for row in rows),
+            hold_parts=num_samples * num_rows * self.data_dim <= Prediction.max_size,
+            fill_value=self.likelihood.fill_value,
+            dims=("data", "output"),
+            coords=coords,
         )
 
     def _prior_of_row(self, prior: Any) -> torch.distributions.Distribution:
@@ -319,8 +338,9 @@ class LatentVariableModel(UniquelyNamed):
         like = self.latent_candidates()
         row = torch.full((1, self.data_dim), torch.nan, dtype=like.dtype, device=like.device)
         with torch.no_grad():
-            alone = getattr(guide, "sample_globals", None)
-            draw = guide if alone is None else partial(alone, local_plate=self.local_plate)
+            draw: Guide = guide
+            if isinstance(guide, SamplesGlobals):
+                draw = partial(guide.sample_globals, local_plate=self.local_plate)
             return poutine.trace(draw).get_trace(row, torch.zeros(1, dtype=torch.long, device=like.device))
 
     def _predictor(self, guide: Guide) -> Entries:
@@ -334,7 +354,7 @@ class LatentVariableModel(UniquelyNamed):
                 site["fn"] = fn.multivariate_normal
 
         def entries(X: Tensor) -> LikelihoodPredictive:
-            model = poutine.replay(IntegrateGaussians(drawn)(poutine.condition(self, {"X": X})), drawn)
+            model = poutine.replay(MarginalizeGaussians(drawn)(poutine.condition(self, {"X": X})), drawn)
             with torch.set_grad_enabled(X.requires_grad):
                 trace = poutine.trace(model).get_trace(None, torch.arange(len(X), device=X.device))
             y = _rows(trace, {"X", *drawn.nodes}).base_dist
@@ -363,8 +383,7 @@ class LatentVariableModel(UniquelyNamed):
         self, guide: Guide, log_likelihood: LogLikelihood, Y: Tensor, prior: torch.distributions.Distribution, num_starts: int
     ) -> tuple[Tensor, Tensor]:
         """Where a search starts, and standard deviations there: at the encoding of a row, or at the best candidates."""
-        # The encoder of an annealed guide is its base's.
-        encoder = getattr(getattr(getattr(guide, "base_guide", guide), "encoders", None), "X", None)
+        encoder = guide.encoder_of("X") if isinstance(guide, HasEncoders) else None
         if encoder is not None and num_starts == 1:
             with torch.no_grad():
                 loc, scale = encoder(Y)
@@ -380,12 +399,20 @@ def _rows(trace: Trace, given: Collection[str]) -> Any:
     """The distribution of the observations, an ``Independent`` around a ``LikelihoodPredictive``, if all else was given."""
     check_all_given(trace, given)
     fn: Any = trace.nodes["y"]["fn"]
-    if not isinstance(getattr(fn, "base_dist", None), LikelihoodPredictive):
+    if not (isinstance(fn, dist.Independent) and isinstance(fn.base_dist, LikelihoodPredictive)):
         raise TypeError(
             f"expected an Independent around a LikelihoodPredictive at the site 'y' of a model without data, got {fn}; "
             "sample y from LikelihoodPredictive(likelihood, f_mean, f_variance).to_event(1)"
         )
     return fn
+
+
+def _entries(rows: Any) -> LikelihoodPredictive:
+    """Entries of rows given one draw, of batch shape [1, N, D], whose log density is the log marginal."""
+    y = rows.base_dist
+    params = None if y.params is None else y.params.detach()
+    entries = LikelihoodPredictive(y.likelihood, y.f_mean.detach(), y.f_variance.detach(), "fitc", params)
+    return entries.expand(torch.Size((1, *entries.batch_shape)))
 
 
 def check_all_given(trace: Trace, given: Collection[str]) -> None:

@@ -1,60 +1,364 @@
-"""Predictive moments, averaged over draws."""
+"""Predictive distributions: mixtures over posterior draws."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import copy
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
+from pyro_lvgp._utils.seeding import seeded
+from pyro_lvgp._utils.validation import check_sizes
+from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
+from pyro_lvgp.models._mixture import MixtureMoments, pooled_weights, systematic_counts
 
-@dataclass(frozen=True)
+__all__ = ["Prediction"]
+
+Coords = Mapping[str, tuple[Sequence[str], Tensor]]
+
+
 class Prediction:
-    """Predictive moments, entry by entry, in the units of the data.
+    r"""Predictive distribution of every entry of y: a mixture over posterior draws, in the units of the data.
 
-    :param mean: mean of y.
-    :param variance: variance of y, noise included.
-    :param f_mean: mean of the function f under the likelihood.
-    :param f_variance: variance of f.
+    .. math::
+
+        p(y_{nd} \mid \mathrm{data}) \approx \sum_{s=1}^S w_s\, p_s(y_{nd}), \qquad \sum_{s=1}^S w_s = 1
+
+    with :math:`p_s` the distribution of the entry given draw s of the latents.  Given a draw, entries are independent; in the
+    mixture they are dependent.  ``predict``, ``reconstruct``, ``impute`` and ``forecast`` of every model return it.
+
+    **Components.**  For models of rows, :math:`p_s(y_{nd}) = E[p(y_{nd} \mid f_{nd})]` is the predictive distribution under
+    the Gaussian :math:`f_{nd}` given draw s, whichever bound the model was fitted by.  For models of series, :math:`p_s` is
+    the likelihood given the decoder's output at draw s.
+
+    **Memory.**  Means and variances are always available.  ``log_prob``, ``quantile`` and ``sample`` need the components.
+    Models of rows hold the components if draws times entries are at most :attr:`max_size`, :math:`2^{26}` (1 GiB of means and
+    variances of f in double precision).  Of a larger prediction they compute mean and variance draw by draw, and nothing else.
+
+    :param parts: distributions of batch shape ``[draws, *shape]``, whose draws together are the components.
+    :param weights: :math:`w_s` of the draws of all parts, in units of their sum; 1 / S if None.
+    :param hold_parts: hold the parts, not only their moments.
+    :param fill_value: number in the support of all entries, which stands in for missing ones.
+    :param dims: names of the dimensions of y, for :meth:`to_xarray`.
+    :param coords: dimensions and values of coordinates by name, for :meth:`to_xarray`.
+    :raises ValueError: if there are no parts, their shapes differ, or the weights are not one for each draw.
+
+    >>> import pyro.distributions as dist
+    >>> y = Prediction([dist.Normal(torch.tensor([[[-1.0]], [[1.0]]]), 1.0)], dims=("rows", "columns"))
+    >>> y.mean, y.variance
+    (tensor([[0.]]), tensor([[2.]]))
+    >>> y.log_prob(torch.zeros(1, 1))  # log N(0; 1, 1)
+    tensor([[-1.4189]])
+    >>> y.sample(5).shape, y.quantile([0.1, 0.9]).shape
+    (torch.Size([5, 1, 1]), torch.Size([2, 1, 1]))
+    >>> dict(y.to_xarray().sizes)
+    {'rows': 1, 'columns': 1, 'quantile': 3}
     """
 
-    mean: Float[Tensor, "B D"]
-    variance: Float[Tensor, "B D"]
-    f_mean: Float[Tensor, "B D"]
-    f_variance: Float[Tensor, "B D"]
+    max_size: ClassVar[int] = 2**26
+    """Largest number of draws times entries of which models of rows hold the components."""
+
+    def __init__(
+        self,
+        parts: Iterable[TorchDistributionMixin],
+        weights: Float[Tensor, " draws"] | None = None,
+        *,
+        hold_parts: bool = True,
+        fill_value: float = 0.0,
+        dims: Sequence[str] = (),
+        coords: Coords | None = None,
+    ):
+        self.weights = None if weights is None else weights / weights.sum()
+        self.dims, self.coords = tuple(dims), dict(coords or {})
+        self._fill_value = fill_value
+        self._observed: Tensor | None = None
+        self._y_moments = MixtureMoments()
+        self._f_moments: MixtureMoments | None = MixtureMoments()
+        self.num_draws, shape = 0, None
+        held = []
+        for part in parts:
+            shape = part.batch_shape[1:] if shape is None else shape
+            if part.batch_shape[1:] != shape:
+                raise ValueError(
+                    f"expected parts of one batch shape [draws, *{list(shape)}], got {list(part.batch_shape)}; expand them"
+                )
+            self._add_moments(part)
+            if hold_parts:
+                held.append(part)
+        if shape is None:
+            raise ValueError("expected one part or more, got none; pass the distributions of the entries")
+        if weights is not None and weights.shape != (self.num_draws,):
+            raise ValueError(f"expected {self.num_draws} weights, one for each draw, got {list(weights.shape)}")
+        self.shape = shape
+        self._parts = tuple(held) if hold_parts else None
+
+    def __repr__(self) -> str:
+        return f"Prediction(shape={list(self.shape)}, num_draws={self.num_draws})"
+
+    def _add_moments(self, part: Any) -> None:
+        """Count the draws of a part, and merge their moments."""
+        first, self.num_draws = self.num_draws, self.num_draws + part.batch_shape[0]
+        weights = None if self.weights is None else self.weights[first : self.num_draws]
+        if isinstance(part, LikelihoodPredictive):
+            self._y_moments.add(*part.moments(), weights)
+            if self._f_moments is not None:
+                self._f_moments.add(part.f_mean, part.f_variance, weights)
+        else:
+            self._y_moments.add(part.mean, part.variance, weights)
+            self._f_moments = None
+
+    @classmethod
+    def pool(cls, predictions: Iterable["Prediction"], weights: Iterable[float] | Tensor | None = None) -> "Prediction":
+        """Mix several predictions of the same data, such as those of fits with different seeds.
+
+        Fits end in different optima.  By Jensen's inequality the log density of their equal mixture is never below the mean
+        of theirs.
+
+        :param predictions: of as many draws each.
+        :param weights: one for each prediction, from zero up, in units of their sum, such as the values of
+            :func:`~pyro_lvgp.diagnostics.stacking_weights`; equal ones if None.
+        :raises ValueError: if there are none, one has another shape, number of draws or other observed entries, one is too
+            large to hold its components, or the weights do not fit.
+        :raises TypeError: for weights by name.
+
+        >>> import pyro.distributions as dist
+        >>> runs = [Prediction([dist.Normal(torch.full((1, 1, 1), loc), 1.0)]) for loc in (-1.0, 1.0)]
+        >>> Prediction.pool(runs).variance
+        tensor([[2.]])
+
+        Source: Lakshminarayanan et al. (2017), "Simple and scalable predictive uncertainty estimation using deep ensembles".
+        """
+        predictions = tuple(predictions)
+        _check_alike(predictions)
+        first = predictions[0]
+        pooled = cls(
+            [part for each in predictions for part in each.parts],
+            pooled_weights(first.num_draws, [each.weights for each in predictions], weights),
+            fill_value=first._fill_value,
+            dims=first.dims,
+            coords=first.coords,
+        )
+        return pooled if first._observed is None else pooled.with_observed(first._observed)
+
+    def with_observed(self, y: Float[Tensor, "*shape"]) -> "Prediction":
+        """Replace the distributions of observed entries by point masses at their values.
+
+        There the mean, quantiles and samples are y, the variance is 0, and ``log_prob`` is the log probability of the point
+        mass: 0 at y, and minus infinity elsewhere.  ``f_mean`` and ``f_variance`` stay as they are.
+
+        :param y: data, NaN where missing.
+        :raises ValueError: if y has another shape than the entries.
+
+        >>> import pyro.distributions as dist
+        >>> predicted = Prediction([dist.Normal(torch.zeros(4, 1, 2), 1.0)])
+        >>> filled = predicted.with_observed(torch.tensor([[3.0, torch.nan]]))
+        >>> filled.mean, filled.variance, filled.log_prob(torch.tensor([[3.0, 0.0]]))
+        (tensor([[3., 0.]]), tensor([[0., 1.]]), tensor([[ 0.0000, -0.9189]]))
+        """
+        self._check_shape(y)
+        result = copy.copy(self)
+        result._observed = y
+        return result
 
     @property
-    def stddev(self) -> Float[Tensor, "B D"]:
+    def parts(self) -> tuple[Any, ...]:
+        """Distributions of the entries, of batch shape ``[draws, *shape]``.
+
+        :raises ValueError: if the prediction is too large to hold them.
+        """
+        if self._parts is None:
+            raise ValueError(
+                f"expected a prediction of at most {self.max_size} draws times entries for log_prob, quantile or sample, got "
+                f"{self.num_draws} draws of {self.shape.numel()} entries, of which only mean and variance were computed; "
+                "predict fewer rows at a time, or pass a smaller num_samples"
+            )
+        return self._parts
+
+    @property
+    def mean(self) -> Float[Tensor, "*shape"]:
+        """Mean of y."""
+        mean = self._y_moments.mean
+        return mean if self._observed is None else torch.where(self._observed.isnan(), mean, self._observed)
+
+    @property
+    def variance(self) -> Float[Tensor, "*shape"]:
+        """Variance of y, noise included, by the law of total variance."""
+        variance = self._y_moments.variance
+        return variance if self._observed is None else torch.where(self._observed.isnan(), variance, 0.0)
+
+    @property
+    def stddev(self) -> Float[Tensor, "*shape"]:
         """Standard deviation of y."""
         return self.variance.sqrt()
 
+    @property
+    def f_mean(self) -> Float[Tensor, "*shape"]:
+        """Mean of the function f under the likelihood.
 
-def average(rows: Iterator[TorchDistributionMixin]) -> Prediction:
-    """Moments of an equal mixture of rows."""
-    y, f = _MixtureMoments(), _MixtureMoments()
-    for row in rows:
-        noisy = row.base_dist
-        mean, variance = noisy.moments()
-        y.add(mean.detach(), variance.detach())
-        f.add(noisy.f_mean.detach(), noisy.f_variance.detach())
-    return Prediction(y.mean, y.variance, f.mean, f.variance)
-
-
-class _MixtureMoments:
-    """Running mean, and by the law of total variance the variance, of an equal mixture (Welford's recursion)."""
-
-    def __init__(self):
-        self._count = 0
-        self.mean = self._within = self._between = torch.zeros(())
-
-    def add(self, mean: Tensor, variance: Tensor) -> None:
-        self._count += 1
-        step = mean - self.mean
-        self.mean = self.mean + step / self._count
-        self._between = self._between + step * (mean - self.mean)
-        self._within = self._within + (variance - self._within) / self._count
+        :raises ValueError: for models of series, whose components are distributions of y alone.
+        """
+        return self._function_moments().mean
 
     @property
-    def variance(self) -> Tensor:
-        return self._within + self._between / self._count
+    def f_variance(self) -> Float[Tensor, "*shape"]:
+        """Variance of the function f under the likelihood.
+
+        :raises ValueError: for models of series, whose components are distributions of y alone.
+        """
+        return self._function_moments().variance
+
+    def _function_moments(self) -> MixtureMoments:
+        if self._f_moments is None:
+            raise ValueError(
+                "expected a prediction of a model of rows, which knows the moments of f, got distributions of y alone; take "
+                "mean and variance, which are those of y"
+            )
+        return self._f_moments
+
+    def log_prob(self, y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        r"""Log density of the mixture, entry by entry; NaN where y is.
+
+        .. math::
+
+            \log \sum_s w_s\, p_s(y_{nd})
+
+        :param y: values of the entries, in the support of the likelihood.
+        :raises ValueError: if y has another shape than the entries, or the prediction is too large.
+
+        Source: eq. 3.10 of the GP-VAE thesis.
+        """
+        self._check_shape(y)
+        missing = y.isnan()
+        fixed = torch.zeros_like(missing) if self._observed is None else ~self._observed.isnan()
+        value = y.masked_fill(missing | fixed, self._fill_value)
+        log_prob = reduce(torch.logaddexp, [self._log_prob_of_part(*each, value) for each in self._weighted_parts()])
+        if self._observed is not None:
+            point_mass = torch.where(y == self._observed, 0.0, -torch.inf)
+            log_prob = torch.where(fixed, point_mass.to(log_prob), log_prob)
+        return log_prob.masked_fill(missing, torch.nan)
+
+    def _log_prob_of_part(self, part: Any, weights: Tensor | None, value: Tensor) -> Float[Tensor, "*shape"]:
+        """Log density of the draws of a part, each with its weight in the mixture."""
+        log_prob = part.log_prob(value)
+        if weights is None:
+            return log_prob.logsumexp(0) - math.log(self.num_draws)
+        return (log_prob + weights.to(log_prob).log().reshape(-1, *[1] * value.dim())).logsumexp(0)
+
+    def sample(self, num_samples: int | None = None) -> Float[Tensor, "samples *shape"]:
+        """Draw from the mixture; each sample takes all entries from one draw of the latents.
+
+        Numbers of samples from each draw follow its weight by systematic resampling.  Samples lie in the order of the draws.
+
+        :param num_samples: number of samples; if None, as many as there are draws: one from each, if they weigh the same.
+        :raises ValueError: if ``num_samples`` is not positive, or the prediction is too large.
+        """
+        parts = self.parts
+        counts = self._samples_of_draws(num_samples).split([part.batch_shape[0] for part in parts])
+        draws = torch.cat([_sample_part(part, count) for part, count in zip(parts, counts, strict=True)])
+        return draws if self._observed is None else torch.where(self._observed.isnan(), draws, self._observed)
+
+    def _samples_of_draws(self, num_samples: int | None) -> Int[Tensor, " draws"]:
+        """Number of samples from each draw."""
+        if num_samples is None and self.weights is None:
+            return torch.ones(self.num_draws, dtype=torch.long, device="cpu")
+        num_samples = self.num_draws if num_samples is None else num_samples
+        check_sizes(num_samples=num_samples)
+        weights = torch.ones(self.num_draws) if self.weights is None else self.weights
+        return systematic_counts(weights, num_samples)
+
+    def quantile(self, q: float | Sequence[float] | Tensor) -> Float[Tensor, "..."]:
+        r"""Quantiles of y, from samples: the least sample with a share of at least q at or below it.
+
+        There are 1000 samples, or one for each draw if these are more; fewer for so many entries that samples times entries
+        would be more than :attr:`max_size`.  Their seed is computed from the mean, so that every call takes the same samples:
+        quantiles never fall as q grows.  They lie in the support of y.  The standard error is that of S samples,
+        :math:`\sqrt{q (1 - q) / S} / p(y)`.
+
+        :param q: probability between 0 and 1, or several.
+        :returns: of the shape of y; for several q, along a new first dimension.
+        :raises ValueError: if a q is not between 0 and 1, or the prediction is too large.
+        """
+        q = torch.as_tensor(q, dtype=torch.double, device="cpu")
+        if not ((q >= 0.0) & (q <= 1.0)).all():
+            raise ValueError(f"expected q between 0 and 1, got {q.tolist()}; divide percentages by 100")
+        mean = self._y_moments.mean
+        seed = int(mean.detach().double().nansum().view(torch.long)) & (2**63 - 1)
+        num_samples = max(self.num_draws, min(_NUM_SAMPLES, self.max_size // max(mean.numel(), 1)))
+        with seeded(seed):
+            samples = self.sample(num_samples).sort(0).values
+        rank = (q * num_samples - 1e-6).ceil().long() - 1
+        return samples[rank.clamp(0, num_samples - 1).to(samples.device)]
+
+    def to_xarray(self, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> Any:
+        """Put ``mean``, ``stddev`` and ``quantiles`` into an ``xarray.Dataset``.
+
+        Dimensions have the names that :func:`~pyro_lvgp.diagnostics.to_arviz` gives them: ``data`` and ``output`` for models
+        of rows; ``series``, if there are several, ``points`` and ``output`` for models of series, whose inputs are the
+        coordinate ``x``.
+
+        :param quantiles: probabilities, the coordinate ``quantile``; without any, there are no quantiles.
+        :returns: an ``xarray.Dataset``.
+        :raises ValueError: with quantiles, as :meth:`quantile`.
+        """
+        import xarray  # takes a quarter of a second to import
+
+        dims = self.dims or tuple(f"dim_{i}" for i in range(len(self.shape)))
+        variables: dict[str, Any] = {
+            name: (dims, value.numpy(force=True)) for name, value in (("mean", self.mean), ("stddev", self.stddev))
+        }
+        coords: dict[str, Any] = {dim: range(size) for dim, size in zip(dims, self.shape, strict=True)}
+        coords |= {name: (tuple(names), value.numpy(force=True)) for name, (names, value) in self.coords.items()}
+        if len(quantiles):
+            variables["quantiles"] = (("quantile", *dims), self.quantile(list(quantiles)).numpy(force=True))
+            coords["quantile"] = list(quantiles)
+        return xarray.Dataset(variables, coords)
+
+    def _weighted_parts(self) -> Iterable[tuple[Any, Tensor | None]]:
+        sizes = [part.batch_shape[0] for part in self.parts]
+        weights = [None] * len(sizes) if self.weights is None else self.weights.split(sizes)
+        return zip(self.parts, weights, strict=True)
+
+    def _check_shape(self, y: Tensor) -> None:
+        if y.shape != self.shape:
+            raise ValueError(
+                f"expected y of shape {list(self.shape)}, as the entries predicted, got {list(y.shape)}; expand or index y to "
+                "it"
+            )
+
+
+_NUM_SAMPLES = 1000  # of quantiles
+
+
+def _sample_part(part: Any, counts: Int[Tensor, " draws"]) -> Float[Tensor, "samples *shape"]:
+    """Samples from the draws of a part, as many from each as counted, in the order of the draws."""
+    most = int(counts.max())
+    with torch.no_grad():
+        samples = part.sample((most,)).transpose(0, 1)
+    return samples[(torch.arange(most, device=counts.device) < counts[:, None]).to(samples.device)]
+
+
+def _check_alike(predictions: Sequence[Prediction]) -> None:
+    """Raise unless predictions are of the same entries, observed and missing, and have as many draws."""
+    shapes = {(each.num_draws, *each.shape) for each in predictions}
+    if len(shapes) != 1:
+        raise ValueError(
+            f"expected predictions of one shape [draws, *series, N, D], got {sorted(shapes)}; predict the same entries with "
+            "the same num_samples"
+        )
+    first = predictions[0]._observed
+    if not all(_same_entries(first, each._observed) for each in predictions):
+        raise ValueError(
+            "expected predictions with the same observed entries, got different ones; impute the same data, or pool what "
+            "predict(...) returns"
+        )
+
+
+def _same_entries(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    same: Bool[Tensor, ...] = (one == other) | (one.isnan() & other.isnan())
+    return bool(same.all())

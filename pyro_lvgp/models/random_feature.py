@@ -20,6 +20,7 @@ from pyro_lvgp.conjugate.feature_regression import gaussian_sites
 from pyro_lvgp.distributions.diagonal_mixture import DiagonalMixture
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, ObservedRows
 from pyro_lvgp.distributions.normal import without_independent
+from pyro_lvgp.infer.elbo.handlers import sample_moments
 from pyro_lvgp.kernels.spectral import mixture_kernel, random_features, spectral_density
 from pyro_lvgp.likelihoods import Gaussian, Likelihood, Logistic
 from pyro_lvgp.likelihoods import polya_gamma as polyagamma
@@ -134,17 +135,14 @@ class RandomFeatureLVM(RowModel):
         rows = self.data_plate(y, idx)
         with rows:
             X = pyro.sample("X", dist.Normal(self.mean.new_zeros(self.latent_dim), 1.0).to_event(1))
-        # A bound may integrate a out: then a is its mean under the guide, and the factor of its covariance lies here.
-        integrated: dict[str, Tensor] = {}
-        infer: Any = {"covariance": "full", "integrated": integrated}
         with pyro.plate("outputs", self.data_dim, dim=-1):
             weights = dist.Normal(self.mean.new_zeros(2 * self.num_frequencies), 1.0).to_event(1)
-            a = pyro.sample("a", weights, infer=infer)
-        f_mean, f_variance = self._function_moments(X, omega, a, integrated.get("scale_tril"))
+            a, a_scale_tril = sample_moments("a", weights, infer={"covariance": "full"})
+        f_mean, f_variance = self._function_moments(X, omega, a, a_scale_tril)
         params = self.likelihood.params()
 
         def entries() -> LikelihoodPredictive:
-            if f_variance is None:  # nothing is left to integrate: the likelihood at f itself
+            if f_variance is None:  # the weights are drawn: the likelihood at f itself
                 return LikelihoodPredictive(self.likelihood, f_mean, torch.zeros_like(f_mean), "sampled", params)
             return LikelihoodPredictive(self.likelihood, f_mean, f_variance, "svgp", params)
 

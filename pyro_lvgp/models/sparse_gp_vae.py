@@ -14,7 +14,7 @@ from pyro.poutine import Trace
 from torch import Tensor, nn
 
 from pyro_lvgp.distributions.sparse_gaussian_process import SparseProcess
-from pyro_lvgp.infer.elbo.handlers import IntegrateGaussians
+from pyro_lvgp.infer.elbo.handlers import MarginalizeGaussians, sample_moments
 from pyro_lvgp.kernels import Kernel
 from pyro_lvgp.likelihoods import Likelihood
 from pyro_lvgp.models.latent_process_model import LatentProcessModel, as_inputs
@@ -129,15 +129,12 @@ class SparseGPVAE(LatentProcessModel):
         process, params = self.process(x, y, idx), self.likelihood.params()
         series, points = self.series_plate(x, y, idx), self.points_plate(x, y, idx)
         prior = process.prior()
-        # A bound may integrate u out: then u is its mean under the guide, and the factor of its covariance lies here.
-        integrated: dict[str, Tensor] = {}
-        infer: Any = {"covariance": "full", "integrated": integrated}
         with series, pyro.plate("latents", prior.batch_shape[-2], dim=-1):
-            u = pyro.sample("u", prior.to_event(1), infer=infer)
-        mean, variance = process.marginals(u, integrated.get("scale_tril"))
+            u = sample_moments("u", prior.to_event(1), infer={"covariance": "full"})
+        mean, variance = process.marginals(*u)
         with series, points:
             f = pyro.sample("f", dist.Normal(mean.mT, variance.sqrt().mT).to_event(1))
-        return self._observe(f, params, y, [series, points, self._scale(x, y, idx)])
+        return self.observe(f, params, y, [series, points, self._scale(x, y, idx)])
 
     def process(
         self, x: Float[Tensor, "*#series N P"], y: Tensor | None = None, idx: Int[Tensor, " batch"] | None = None
@@ -192,37 +189,39 @@ class SparseGPVAE(LatentProcessModel):
     def create_plates(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> list[pyro.plate]:
         return [*super().create_plates(x, y, idx), self.points_plate(x, y, idx)]
 
+    def place_inducing_points(self, inducing_points: Float[Tensor, "*Z M P"]) -> None:
+        """Replace the parameter ``inducing_points``; gradients reach the new one if they reached the old.
+
+        :param inducing_points: new inducing points, of which there may be another number.
+        """
+        with torch.enable_grad():
+            old = self.inducing_points
+        self.inducing_points = PyroParam(inducing_points.detach().to(old, copy=True), constraints.real)
+        self.inducing_points_unconstrained.requires_grad_(old.requires_grad)
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args) -> None:
         # There may be more inducing points by then, or fewer, if a guide has taken in a stream.
         stored, now = state_dict.get(f"{prefix}inducing_points_unconstrained"), self.inducing_points
         if stored is not None and stored.shape[-2] != now.shape[-2] and stored.shape[-1] == now.shape[-1]:
-            place_inducing_points(self, stored)
+            self.place_inducing_points(stored)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _by_point(self, f: Tensor) -> Tensor:
+    def by_point(self, f: Tensor) -> Tensor:
         return f
 
-    def _draw(self, posterior: Trace, x: Tensor, x_new: Tensor | None, num_samples: int, joint: bool) -> Tensor:
+    def sample_process(self, posterior: Trace, x: Tensor, x_new: Tensor | None, num_samples: int, joint: bool) -> Tensor:
         """Draws of f [draws, *series, N, Q]."""
         drawn: dict[str, Any] = {name: site["value"] for name, site in posterior.iter_stochastic_nodes()}
         shared: Any = {name: value for name, value in drawn.items() if name not in ("f", "w")}
         u: Any = posterior.nodes["u"]["fn"]
         if joint:
             shared["u"] = u.sample((num_samples,))
-        with nullcontext() if joint else IntegrateGaussians(posterior):
+        with nullcontext() if joint else MarginalizeGaussians(posterior):
             trace = poutine.trace(poutine.condition(self, shared)).get_trace(x if x_new is None else x_new)
         check_all_given(trace, {"f", "w", *shared})
         prior: Any = trace.nodes["u"]["fn"]
         f: Any = trace.nodes["f"]["fn"]
         return prior.base_dist.process.trajectories(shared["u"]).mT if joint else qmc_normal(num_samples, f)
-
-
-def place_inducing_points(model: Any, inducing_points: Tensor) -> None:
-    """Put others in the place of a model's inducing points, a parameter of their own shape, held if those are."""
-    with torch.enable_grad():
-        old = model.inducing_points
-    model.inducing_points = PyroParam(inducing_points.detach().to(old, copy=True), constraints.real)
-    model.inducing_points_unconstrained.requires_grad_(old.requires_grad)
 
 
 def _check_series(Z: Tensor, x: Tensor, y: Tensor | None) -> None:

@@ -18,7 +18,7 @@ from benchmarks.core.report import aggregate
 from benchmarks.peers.gpytorch_processes import GroupedProcess
 from benchmarks.tasks import weather, weather_years
 from benchmarks.tasks.weather_data import TRENTINO, load
-from pyro_lvgp.models import MixturePrediction
+from pyro_lvgp.models import Prediction
 
 SEEN, UNSEEN = TRENTINO.seen, TRENTINO.unseen
 MAXIMUM, MINIMUM = TRENTINO.column("TMAX"), TRENTINO.column("TMIN")
@@ -183,7 +183,7 @@ def test_grid_runs_alone(monkeypatch):
     def predictions(weather, method, *, seed, epochs):
         asked.append(method)
         truths = {name: part.truth[part.hidden].nan_to_num() for name, part in weather.parts.items()}
-        return {name: MixturePrediction((dist.Normal(truth[None, :, None], 1.0),)) for name, truth in truths.items()}, 1.0
+        return {name: Prediction((dist.Normal(truth[None, :, None], 1.0),)) for name, truth in truths.items()}, 1.0
 
     monkeypatch.setattr(weather, "predictions", predictions)
     measured = list(weather.run(quick=True, seeds=1, only="grid"))
@@ -202,7 +202,7 @@ def test_fits_together_are_scored_as_their_mixture(monkeypatch):
         off = 1.0 if seed else -1.0
         standardised = {name: (part.truth - part.centre + off) / weather.scale for name, part in weather.parts.items()}
         return {
-            name: MixturePrediction((dist.Normal(means[weather.parts[name].hidden][None, :, None].nan_to_num(), 1e-3),))
+            name: Prediction((dist.Normal(means[weather.parts[name].hidden][None, :, None].nan_to_num(), 1e-3),))
             for name, means in standardised.items()
         }, 2.0
 

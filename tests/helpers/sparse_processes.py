@@ -5,7 +5,7 @@ import torch
 from pyro import poutine
 
 from pyro_lvgp.guides import SparseStructuredGPGuide
-from pyro_lvgp.infer.elbo.handlers import Integrating
+from pyro_lvgp.infer.elbo.handlers import EvaluateBound
 from pyro_lvgp.kernels import Matern
 from pyro_lvgp.models import SparseGPVAE
 from pyro_lvgp.networks import MLP, FactorNet, IndexNet, NeighbourNet, OffsetNet
@@ -58,7 +58,7 @@ def told_to_points(form, net, latent_dim, **sizes):
 
 def posterior(guide, *args):
     """Trace of the guide with u integrated out: the fn of f are its marginals."""
-    with Integrating():
+    with EvaluateBound(marginalize=True):
         return poutine.trace(guide).get_trace(*args)
 
 

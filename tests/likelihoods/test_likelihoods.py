@@ -21,7 +21,7 @@ from pyro_lvgp.likelihoods import (
     Poisson,
     StudentT,
 )
-from pyro_lvgp.models import BayesianGPLVM, MixturePrediction, RandomFeatureLVM
+from pyro_lvgp.models import BayesianGPLVM, Prediction, RandomFeatureLVM
 from pyro_lvgp.ops.quadrature import gauss_hermite, log_student_t_plus_normal
 
 LIKELIHOODS = {
@@ -188,7 +188,7 @@ def test_counts_of_columns_are_told_apart():
 
 def test_a_rate_beyond_all_numbers_has_a_density(dtype):
     f, y = torch.tensor([[[1.0]], [[1000.0]]], dtype=dtype, requires_grad=True), torch.full((1, 1), 3.0, dtype=dtype)
-    found = MixturePrediction((Poisson()(f),)).log_prob(y)
+    found = Prediction((Poisson()(f),)).log_prob(y)
     torch.testing.assert_close(found, dist.Poisson(f[0].exp()).log_prob(y) - math.log(2.0))
     (gradient,) = torch.autograd.grad(found, f)
     torch.testing.assert_close(gradient.flatten(), torch.stack([3.0 - f[0].exp(), 0.0 * f[1]]).flatten())

@@ -87,7 +87,7 @@ class _EntrywiseGaussian(Likelihood):
     [
         MeanFieldELBO(max_plate_nesting=1),
         ImportanceWeightedELBO(num_samples=3, max_plate_nesting=1),
-        ImportanceWeightedELBO(num_samples=3, integrate=False, max_plate_nesting=1),
+        ImportanceWeightedELBO(num_samples=3, marginalize=False, max_plate_nesting=1),
     ],
     ids=["mean-field", "importance-weighted", "drawn"],
 )

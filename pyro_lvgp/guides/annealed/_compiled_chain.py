@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from pyro_lvgp._compile.compilation import Compiled, compile_graph
 from pyro_lvgp._compile.gradient_graphs import split_gradient
 from pyro_lvgp._compile.recording import is_recording, record_pure
-from pyro_lvgp.guides.annealed._targets import Bases, HasLogJoint, Whitened, pure_score
+from pyro_lvgp.guides.annealed._targets import Bases, Whitened, pure_score
 from pyro_lvgp.guides.annealed.transitions import STEPS, Coordinates, Dynamics, State, anneal
+from pyro_lvgp.infer.protocols import HasLogJoint
 
 
 class CompiledChain:

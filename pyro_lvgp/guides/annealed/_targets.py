@@ -1,8 +1,8 @@
 """What an annealed chain climbs: the score of the model's log joint in whitened coordinates, traced or as a pure function."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from pyro import poutine
@@ -14,31 +14,10 @@ from torch import Tensor
 
 from pyro_lvgp.guides._coordinates import SiteCoordinates
 from pyro_lvgp.guides.annealed.transitions import Coordinates, check_finite
-from pyro_lvgp.infer.elbo.handlers import IntegrateGaussians
+from pyro_lvgp.infer.elbo.handlers import MarginalizeGaussians
+from pyro_lvgp.infer.protocols import HasLogJoint
 
 Bases = tuple[tuple[Tensor, Tensor], ...]  # loc and scale of each site
-
-
-@runtime_checkable
-class HasLogJoint(Protocol):
-    """A model that offers its log joint over sites on the real line as a pure function.
-
-    ``statistics(*args)`` reads all but the local sites, as ``forward`` does, and returns tensors;
-    ``log_joint(latents, statistics)`` gives the log density of each datum of ``local_plate`` and its latents, and ``score``
-    the gradient of its sum.
-    """
-
-    local_plate: str
-    local_sites: frozenset[str]
-
-    def statistics(self, *args: Any, **kwargs: Any) -> Any:
-        """Everything the log joint needs besides the local sites."""
-
-    def log_joint(self, latents: Mapping[str, Tensor], statistics: Any) -> Tensor:
-        """Log density of each datum and its latents."""
-
-    def score(self, latents: Mapping[str, Tensor], statistics: Any) -> dict[str, Tensor]:
-        """Gradients of the summed log joint in the latents."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +44,9 @@ def pure_score(
     return tuple(white) if differentiable else tuple(score.detach() for score in white)
 
 
-def read_statistics(model: HasLogJoint, drawn: Trace, integrate: bool, args: tuple, kwargs: dict) -> Any:
+def read_statistics(model: HasLogJoint, drawn: Trace, marginalize: bool, args: tuple, kwargs: dict) -> Any:
     """The model's statistics at the sites drawn, which may be integrated over if the bound does so."""
-    statistics: Callable = IntegrateGaussians(drawn)(model.statistics) if integrate else model.statistics
+    statistics: Callable = MarginalizeGaussians(drawn)(model.statistics) if marginalize else model.statistics
     with _hidden_sites():
         return poutine.replay(statistics, drawn)(*args, **kwargs)
 
@@ -89,7 +68,7 @@ class TracedScore:
     :param sites: the annealed sites.
     :param bases: their bases.
     :param drawn: sites of the guide that are not annealed, and subsamples.
-    :param integrate: whether the bound integrates Gaussian sites.
+    :param marginalize: whether the bound integrates Gaussian sites.
     :param local_plate: the plate of local sites; None if everything is annealed jointly.
     :param differentiable: keep the graph, to differentiate through the score.
     """
@@ -98,7 +77,7 @@ class TracedScore:
     sites: Whitened
     bases: Bases
     drawn: Trace
-    integrate: bool
+    marginalize: bool
     local_plate: str | None
     differentiable: bool
     args: tuple
@@ -133,7 +112,7 @@ class TracedScore:
         """The model's sample sites where the chain is at z, and the log determinants of the constraints there."""
         values, log_dets = self.sites.values(z, self.bases)
         model = poutine.condition(self.model, values)
-        model = IntegrateGaussians(self.drawn)(model) if self.integrate else model
+        model = MarginalizeGaussians(self.drawn)(model) if self.marginalize else model
         try:
             trace = poutine.trace(poutine.replay(model, self.drawn)).get_trace(*self.args, **self.kwargs)
         except ValueError:  # of a distribution without sense, say

@@ -29,7 +29,6 @@ from pyro_lvgp.guides.annealed import schedules, transitions
 from pyro_lvgp.guides.annealed._compiled_chain import CompiledChain
 from pyro_lvgp.guides.annealed._targets import (
     Bases,
-    HasLogJoint,
     TracedScore,
     Whitened,
     pure_score,
@@ -39,7 +38,8 @@ from pyro_lvgp.guides.annealed._targets import (
 from pyro_lvgp.guides.annealed.schedules import AnnealingSchedule
 from pyro_lvgp.guides.annealed.transitions import STEPS, Coordinates, Dynamics, Score, State
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
-from pyro_lvgp.infer.elbo.handlers import is_integrating
+from pyro_lvgp.infer.elbo.handlers import marginalizes_gaussians
+from pyro_lvgp.infer.protocols import HasLocalPlate, HasLogJoint
 
 
 class AutoAnnealedLangevin(SampledGuide):
@@ -127,31 +127,16 @@ class AutoAnnealedLangevin(SampledGuide):
         compile: bool = False,
         create_plates: Callable[..., Any] | None = None,
     ):
-        check_sizes(num_steps=num_steps)
-        if dynamics not in get_args(Dynamics):
-            raise ValueError(f"expected dynamics in {get_args(Dynamics)}, got {dynamics!r}")
-        if not 0 < step_size < max_step_size:
-            raise ValueError(f"expected 0 < step_size < max_step_size, got {step_size} and {max_step_size}")
-        if not 0 < momentum_persistence < 1:
-            raise ValueError(f"expected momentum_persistence between 0 and 1, got {momentum_persistence}")
+        _check_chain(num_steps, dynamics, step_size, max_step_size, momentum_persistence)
         schedules.fixed_schedule(annealing_schedule, num_steps)
         if isinstance(sites, str):
             raise ValueError(f"expected a list of sites, got {sites!r}; write [{sites!r}]")
-        if not (base_guide is None or isinstance(base_guide, MeanFieldGuide)):
-            raise TypeError(
-                f"expected pyro_lvgp.guides.MeanFieldGuide(model, ...) as a base guide, got {type(base_guide).__name__}; any "
-                "guide can be the global_guide"
-            )
-        if base_guide is not None and getattr(base_guide, "prototype_trace", None) is not None:
-            raise ValueError(
-                "expected a base guide that has not run, got one that has; pass a new one, and set its locs and scales after "
-                "the first call of this guide"
-            )
+        _check_base_guide(base_guide)
         base_guide = base_guide or MeanFieldGuide(model, create_plates=create_plates)
         create_plates = create_plates or base_guide.create_plates
         super().__init__(model, create_plates=create_plates)
         self.num_steps, self.dynamics, self.differentiate_score = num_steps, dynamics, differentiate_score
-        self.local_plate: str | None = local_plate or getattr(model, "local_plate", None)
+        self.local_plate: str | None = local_plate or (model.local_plate if isinstance(model, HasLocalPlate) else None)
         self._requested, self._requested_plate = sites, local_plate
         self.annealed: tuple[str, ...] = ()
         self._annealing_schedule, self._step_size, self._learn, self._max = (
@@ -184,32 +169,43 @@ class AutoAnnealedLangevin(SampledGuide):
 
     def _make_parameters(self, *args, **kwargs) -> None:
         self.base_guide._setup_prototype(*args, **kwargs)
+        names = self._choose_sites()
+        self._others = tuple(name for name in self.base_guide.coordinates if name not in names)
+        self._whitened = Whitened(tuple((name, self.base_guide.coordinates[name]) for name in names))
+        self._pure = self._surrogate[0] is None and _has_log_joint_of(self.model, names)
+        if self._compile and not self._pure:
+            raise ValueError(f"compile=True anneals the sites of the model's log_joint, got {sorted(names)}; see sites=")
+        self._add_parameters(args)
+        self.annealed = tuple(names)
+
+    def _choose_sites(self) -> Sequence[str]:
+        """Names of the sites to anneal; ``local_plate`` becomes None if they are inside and outside of the model's own."""
         latents = dict(self.prototype_trace.iter_stochastic_nodes())
-        frames = {name: [f.name for f in site["cond_indep_stack"]] for name, site in latents.items()}
         plate = self.local_plate
+        inside = [name for name, site in latents.items() if plate in (frame.name for frame in site["cond_indep_stack"])]
         names = self._requested
         if names is None:
-            names = [name for name in latents if plate is None or plate in frames[name]]
+            names = inside if plate is not None else list(latents)
         if not names or not set(names) <= set(latents):
             raise ValueError(
                 f"expected latent sites to anneal, among {sorted(latents)}, got {sorted(names)} for plate {plate!r}; pass "
                 "local_plate=<the plate over data> or sites=[...]"
             )
-        if plate is not None and not all(plate in frames[name] for name in names):
+        if plate is not None and not set(names) <= set(inside):
             if self._requested_plate is not None:
                 raise ValueError(
                     f"expected sites in plate {plate!r}, got {sorted(names)}; leave local_plate out to anneal sites inside "
                     "and outside of a plate jointly"
                 )
             self.local_plate = None
-        self._others = tuple(name for name in self.base_guide.coordinates if name not in names)
-        self._whitened = Whitened(tuple((name, self.base_guide.coordinates[name]) for name in names))
-        offers = isinstance(self.model, HasLogJoint) and self.model.local_sites == set(names) and _is_whole(type(self.model))
-        self._pure = offers and self._surrogate[0] is None
-        if self._compile and not self._pure:
-            raise ValueError(f"compile=True anneals the sites of the model's log_joint, got {sorted(names)}; see sites=")
-        self._add_parameters(args)
-        self.annealed = tuple(names)
+        return names
+
+    def encoder_of(self, site: str) -> nn.Module | None:
+        """Return the encoder of a site in the base guide; None if the site has parameters of its own.
+
+        :param site: name of the site.
+        """
+        return self.base_guide.encoder_of(site)
 
     def _add_parameters(self, args: tuple) -> None:
         self.step_sizes = PyroModule()
@@ -347,7 +343,7 @@ class AutoAnnealedLangevin(SampledGuide):
         if not self._pure:
             score: Score = self._traced_score(bases, drawn, through, args, kwargs)
         else:
-            statistics = read_statistics(self.model, drawn, is_integrating(), args, kwargs)
+            statistics = read_statistics(self.model, drawn, marginalizes_gaussians(), args, kwargs)
             score = partial(pure_score, self.model, self._whitened, bases, statistics, through)
         state = transitions.initial_state(score, z, self.dynamics)
         if not self._compile:
@@ -361,7 +357,7 @@ class AutoAnnealedLangevin(SampledGuide):
 
     def _traced_score(self, bases: Bases, drawn: Trace, through: bool, args: tuple, kwargs: dict) -> TracedScore:
         model, plate = self._surrogate[0] or self.model, self.local_plate
-        score = TracedScore(model, self._whitened, bases, drawn, is_integrating(), plate, through, args, kwargs)
+        score = TracedScore(model, self._whitened, bases, drawn, marginalizes_gaussians(), plate, through, args, kwargs)
         if plate is not None and not self._within_plate:
             score.check_plate()
             self._within_plate = True
@@ -371,10 +367,40 @@ class AutoAnnealedLangevin(SampledGuide):
         return super().__getstate__() | {"_surrogate": (None,), "_compiled": None}
 
 
-def _is_whole(model: type) -> bool:
-    """Whether the log joint is that of the model's forward, which a subclass may have changed alone."""
-    defines = next(vars(cls).keys() for cls in model.__mro__ if {"forward", "log_joint"} & vars(cls).keys())
-    return "log_joint" in defines
+def _has_log_joint_of(model: Any, sites: Sequence[str]) -> bool:
+    """Whether a model has a log joint over exactly these sites that belongs to its ``forward``."""
+    if not isinstance(model, HasLogJoint) or model.local_sites != set(sites):
+        return False
+    cls: Any = type(model)
+    return cls.forward is cls.log_joint_forward
+
+
+def _check_chain(
+    num_steps: int, dynamics: Dynamics, step_size: float, max_step_size: float, momentum_persistence: float
+) -> None:
+    check_sizes(num_steps=num_steps)
+    if dynamics not in get_args(Dynamics):
+        raise ValueError(f"expected dynamics in {get_args(Dynamics)}, got {dynamics!r}")
+    if not 0 < step_size < max_step_size:
+        raise ValueError(f"expected 0 < step_size < max_step_size, got {step_size} and {max_step_size}")
+    if not 0 < momentum_persistence < 1:
+        raise ValueError(f"expected momentum_persistence between 0 and 1, got {momentum_persistence}")
+
+
+def _check_base_guide(guide: Any) -> None:
+    """Raise unless a base guide, if one is given, is a mean-field guide without parameters."""
+    if guide is None:
+        return
+    if not isinstance(guide, MeanFieldGuide):
+        raise TypeError(
+            f"expected pyro_lvgp.guides.MeanFieldGuide(model, ...) as a base guide, got {type(guide).__name__}; any guide "
+            "can be the global_guide"
+        )
+    if guide.prototype_trace is not None:
+        raise ValueError(
+            "expected a base guide that has not run, got one that has; pass a new one, and set its locs and scales after the "
+            "first call of this guide"
+        )
 
 
 def _outside_inference_mode(value: Any) -> Any:

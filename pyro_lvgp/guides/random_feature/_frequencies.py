@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from pyro_lvgp.distributions.diagonal_mixture import assignment_logits
-from pyro_lvgp.models import RandomFeatureLVM
+from pyro_lvgp.infer.protocols import RandomFeatureModel
 
 
 class MixtureFrequencies(PyroModule):
@@ -21,15 +21,15 @@ class MixtureFrequencies(PyroModule):
     :param noise: standard normal numbers [F, C or more], to start from.
     """
 
-    def __init__(self, model: RandomFeatureLVM, noise: Tensor):
+    def __init__(self, model: RandomFeatureModel, noise: Tensor):
         super().__init__()
         self.logits: Any = PyroParam(0.1 * noise[:, : model.num_components], constraints.real)
 
-    def posterior(self, model: RandomFeatureLVM) -> Distribution:
+    def posterior(self, model: RandomFeatureModel) -> Distribution:
         """Q of each frequency."""
         return model.spectral_points(self.logits)
 
-    def assignments(self, model: RandomFeatureLVM, log_weights: Float[Tensor, " C"]) -> Float[Tensor, "F C"]:
+    def assignments(self, model: RandomFeatureModel, log_weights: Float[Tensor, " C"]) -> Float[Tensor, "F C"]:
         """The φ."""
         return self.logits.softmax(-1)
 
@@ -41,7 +41,7 @@ class GaussianFrequencies(PyroModule):
     :param noise: standard normal numbers [F, Q or more], to start from.
     """
 
-    def __init__(self, model: RandomFeatureLVM, noise: Tensor):
+    def __init__(self, model: RandomFeatureModel, noise: Tensor):
         super().__init__()
         which = torch.arange(model.num_frequencies, device=noise.device) % model.num_components
         with torch.no_grad():
@@ -50,10 +50,10 @@ class GaussianFrequencies(PyroModule):
         self.loc: Any = PyroParam(loc, constraints.real)
         self.scale: Any = PyroParam(scale, constraints.positive)
 
-    def posterior(self, model: RandomFeatureLVM) -> Distribution:
+    def posterior(self, model: RandomFeatureModel) -> Distribution:
         """Q of each frequency."""
         return dist.Normal(self.loc, self.scale).to_event(1)
 
-    def assignments(self, model: RandomFeatureLVM, log_weights: Float[Tensor, " C"]) -> Float[Tensor, "F C"]:
+    def assignments(self, model: RandomFeatureModel, log_weights: Float[Tensor, " C"]) -> Float[Tensor, "F C"]:
         """The best φ, given expected logarithms of the components' weights."""
         return assignment_logits(self.loc, self.scale, model.spectral_points(log_weights)).softmax(-1)

@@ -18,9 +18,9 @@ from pyro_lvgp.conjugate.feature_regression import (
     precision_sum,
     weight_posterior,
 )
+from pyro_lvgp.infer.protocols import RandomFeatureModel
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.likelihoods.polya_gamma import variational_parameter
-from pyro_lvgp.models import RandomFeatureLVM
 
 Natural = tuple[Tensor, Tensor]
 _NUM_HALVINGS = 10
@@ -37,9 +37,9 @@ class CollapsedWeights(PyroModule):
     :param filled: whether the gaps of Gaussian data are filled.
     """
 
-    def __init__(self, model: RandomFeatureLVM, y: Float[Tensor, "N D"] | None, *, filled: bool):
+    def __init__(self, model: RandomFeatureModel, y: Float[Tensor, "N D"] | None, *, filled: bool):
         super().__init__()
-        self.filled = filled
+        self.filled = self.has_gaps = filled
         if filled:
             self.gaps: Any = PyroParam(model.mean.repeat(model.num_data, 1), constraints.real)
         elif not isinstance(model.likelihood, Gaussian):
@@ -54,7 +54,7 @@ class CollapsedWeights(PyroModule):
         self.gaps_unconstrained.requires_grad_(filled)
 
     def posterior(
-        self, model: RandomFeatureLVM, data: Float[Tensor, "N D"], features: Float[Tensor, "*batch N L"]
+        self, model: RandomFeatureModel, data: Float[Tensor, "N D"], features: Float[Tensor, "*batch N L"]
     ) -> WeightPosterior:
         """Given data and features of all rows."""
         if not isinstance(model.likelihood, Gaussian):
@@ -68,7 +68,7 @@ class CollapsedWeights(PyroModule):
         return gaussian_weight_posterior(features, data - model.mean, observed, params)
 
     def updated(
-        self, model: RandomFeatureLVM, data: Float[Tensor, "N D"], features: Float[Tensor, "N L"]
+        self, model: RandomFeatureModel, data: Float[Tensor, "N D"], features: Float[Tensor, "N L"]
     ) -> dict[str, Tensor]:
         """Gaps at their means, or the best places to touch, at these features."""
         posterior = self.posterior(model, data, features)
@@ -87,7 +87,7 @@ class ExplicitWeights(PyroModule):
     :param shared: whether all outputs have one covariance.
     """
 
-    def __init__(self, model: RandomFeatureLVM, y: Float[Tensor, "B D"], features: Float[Tensor, "B L"], *, shared: bool):
+    def __init__(self, model: RandomFeatureModel, y: Float[Tensor, "B D"], features: Float[Tensor, "B L"], *, shared: bool):
         super().__init__()
         self.shared = shared
         f = suggested_function(model, y)
@@ -100,7 +100,7 @@ class ExplicitWeights(PyroModule):
         return from_natural(self.linear, self.precision)
 
     def updated(
-        self, model: RandomFeatureLVM, y: Float[Tensor, "B D"], features: Float[Tensor, "B L"], *, is_whole: bool
+        self, model: RandomFeatureModel, y: Float[Tensor, "B D"], features: Float[Tensor, "B L"], *, is_whole: bool
     ) -> dict[str, Tensor]:
         """A natural gradient of length one, at these features.
 
@@ -112,7 +112,7 @@ class ExplicitWeights(PyroModule):
             natural = self._uphill(lambda *to: self._bound(model, y, features, *to), natural)
         return dict(zip(("linear", "precision"), natural, strict=True))
 
-    def _natural(self, model: RandomFeatureLVM, y: Tensor, features: Tensor, mean: Tensor, variance: Tensor) -> Natural:
+    def _natural(self, model: RandomFeatureModel, y: Tensor, features: Tensor, mean: Tensor, variance: Tensor) -> Natural:
         """Prior and sites of the rows at moments of f, as if of all rows: P m and P.
 
         A covariance that outputs share has the mean of their precisions, and their P m are told of what theirs lack.
@@ -149,7 +149,7 @@ class ExplicitWeights(PyroModule):
         return moved(share)
 
     def _bound(
-        self, model: RandomFeatureLVM, y: Tensor, features: Tensor, linear: Tensor, precision: Tensor
+        self, model: RandomFeatureModel, y: Tensor, features: Tensor, linear: Tensor, precision: Tensor
     ) -> Float[Tensor, " D"] | Float[Tensor, " 1"]:
         """What the bound of all rows owes to the weights of each output, or of all that share a covariance."""
         posterior = from_natural(linear, precision)
@@ -161,7 +161,7 @@ class ExplicitWeights(PyroModule):
         return bound.sum(0, keepdim=True) if self.shared else bound
 
 
-def suggested_function(model: RandomFeatureLVM, y: Float[Tensor, "B D"] | None) -> Float[Tensor, "#B D"]:
+def suggested_function(model: RandomFeatureModel, y: Float[Tensor, "B D"] | None) -> Float[Tensor, "#B D"]:
     """Each f as its y suggests; where there is none, the mean."""
     if y is None:
         return model.mean[None]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Any, Literal, get_args
 
 import pyro
@@ -20,9 +21,9 @@ from pyro_lvgp.guides._sampled import SampledGuide
 from pyro_lvgp.guides.random_feature._frequencies import GaussianFrequencies, MixtureFrequencies
 from pyro_lvgp.guides.random_feature._weights import CollapsedWeights, ExplicitWeights
 from pyro_lvgp.infer import Block
-from pyro_lvgp.infer.elbo.handlers import is_bounding
+from pyro_lvgp.infer.elbo.handlers import is_in_bound
+from pyro_lvgp.infer.protocols import RandomFeatureModel
 from pyro_lvgp.likelihoods import Gaussian
-from pyro_lvgp.models import RandomFeatureLVM
 from pyro_lvgp.networks.pyro_module import adopt
 
 Frequencies = Literal["mixture", "gaussian"]
@@ -91,7 +92,7 @@ class RandomFeatureGuide(SampledGuide):
 
     def __init__(
         self,
-        model: RandomFeatureLVM,
+        model: RandomFeatureModel,
         *,
         frequencies: Frequencies | None = None,
         weights: Weights | None = None,
@@ -111,7 +112,15 @@ class RandomFeatureGuide(SampledGuide):
                 raise ValueError(f"expected an encoder of the site 'X', got one of {name!r}; no other site is amortised")
             if encoder is not None:
                 adopt(self.encoders, name, encoder)
+        self._encoded = frozenset(name for name, encoder in (encoders or {}).items() if encoder is not None)
         self.frequencies, self._weights, self._init_scale, self._seed = frequencies, weights, init_scale, seed
+
+    def encoder_of(self, site: str) -> nn.Module | None:
+        """Return the encoder of a site; None if the site has parameters of its own.
+
+        :param site: name of the site.
+        """
+        return attrgetter(site)(self.encoders) if site in self._encoded else None
 
     @property
     def weights(self) -> Weights:
@@ -126,7 +135,7 @@ class RandomFeatureGuide(SampledGuide):
     def weights(self, value: Weights) -> None:
         _check_weights(value, self.model, self.frequencies)
         if self.prototype_trace is not None and value != self.weights:
-            if not hasattr(self.a, "gaps") or value in _EXPLICIT:
+            if value in _EXPLICIT or not (isinstance(self.a, CollapsedWeights) and self.a.has_gaps):
                 raise ValueError(
                     f'expected weights="{self.weights}" of a guide that has run with them, got {value!r}; only filled weights '
                     "can be collapsed later, and filled again: make a new guide"
@@ -147,7 +156,7 @@ class RandomFeatureGuide(SampledGuide):
         self.omega = MixtureFrequencies(model, noise) if self.frequencies == "mixture" else GaussianFrequencies(model, noise)
         self.X = PyroModule()
         self.alpha.shape, self.alpha.rate = (_positive(x.clone()) for x in model.concentration)
-        if not hasattr(self.encoders, "X"):
+        if self.encoder_of("X") is None:
             X = model.initial_values.get("X")
             X = like.new_zeros(model.num_data, model.latent_dim) if X is None else X.to(like, copy=True)
             self.X.loc = PyroParam(X, constraints.real)
@@ -219,10 +228,10 @@ class RandomFeatureGuide(SampledGuide):
         :raises RuntimeError: if the guide has not run yet.
         """
         self._check_has_run()
-        if hasattr(self.encoders, "X"):
+        if (encoder := self.encoder_of("X")) is not None:
             if y is None:
                 raise ValueError("expected data for the encoder, got none; call the guide with them")
-            loc, scale = self.encoders.X(y)
+            loc, scale = encoder(y)
             expected = (*y.shape[:-1], self.model.latent_dim)
             if not loc.shape == scale.shape == expected:
                 raise ValueError(
@@ -266,7 +275,7 @@ class RandomFeatureGuide(SampledGuide):
         features = self.model.features(X.unsqueeze(-3), omega)
         mean, precision_tril = self.a.posterior(self.model, self.data, features)
         is_exact = self.weights == "collapsed" and isinstance(self.model.likelihood, Gaussian)
-        family = PrecisionNormalAtMean if is_exact and has_all and is_bounding() else PrecisionNormal
+        family = PrecisionNormalAtMean if is_exact and has_all and is_in_bound() else PrecisionNormal
         return family(mean.squeeze(-3), precision_tril.squeeze(-4), validate_args=False)
 
     def assignments(self) -> Float[Tensor, "F C"]:
@@ -310,7 +319,7 @@ class RandomFeatureGuide(SampledGuide):
         """
         if damping is None:
             damping = _DAMPING_OF_EXPLICIT if self.weights in _EXPLICIT else 1.0
-        latents = "guide.encoders.*" if hasattr(self.encoders, "X") else "guide.X.*"
+        latents = "guide.X.*" if self.encoder_of("X") is None else "guide.encoders.*"
         moved, adam = ["model.*", "guide.omega.*", latents], partial(torch.optim.Adam, lr=learning_rate)
         blocks = [
             Block("gradient", params=moved, optim=adam, num_steps=num_steps, schedule=schedule),
@@ -385,7 +394,7 @@ def _check_choice(name: str, value: str, known: Any) -> None:
         raise ValueError(f"expected {name} in {get_args(known)}, got {value!r}")
 
 
-def _check_weights(weights: Weights, model: RandomFeatureLVM, frequencies: Frequencies) -> None:
+def _check_weights(weights: Weights, model: RandomFeatureModel, frequencies: Frequencies) -> None:
     _check_choice("weights", weights, Weights)
     if weights == "collapsed" and not model.is_conjugate:
         raise ValueError(

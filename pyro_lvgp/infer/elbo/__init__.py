@@ -2,7 +2,7 @@
 
 from pyro_lvgp.infer.elbo.base import DifferentiableELBO
 from pyro_lvgp.infer.elbo.compiled import CompiledELBO
-from pyro_lvgp.infer.elbo.handlers import IntegrateGaussians
+from pyro_lvgp.infer.elbo.handlers import MarginalizeGaussians, Moments, sample_moments
 from pyro_lvgp.infer.elbo.importance_weighted import ImportanceWeightedELBO
 from pyro_lvgp.infer.elbo.local_plate import LocalELBO
 from pyro_lvgp.infer.elbo.mean_field import MeanFieldELBO
@@ -12,8 +12,10 @@ __all__ = [
     "CompiledELBO",
     "DifferentiableELBO",
     "ImportanceWeightedELBO",
-    "IntegrateGaussians",
     "LocalELBO",
+    "MarginalizeGaussians",
     "MeanFieldELBO",
+    "Moments",
     "StructuredELBO",
+    "sample_moments",
 ]

@@ -1,4 +1,4 @@
-"""A bound that is one differentiable number."""
+"""Base class of bounds with a differentiable estimate."""
 
 from abc import abstractmethod
 from typing import Any
@@ -11,22 +11,33 @@ from torch import Tensor
 
 
 class DifferentiableELBO(ELBO):
-    """Base of bounds whose gradient is that of one number.
+    """Base of bounds whose gradient is that of one differentiable estimate.
 
     You implement ``differentiable_loss``.  You get ``loss`` and ``loss_and_grads``, for ``SVI`` and ``loss(model, guide)``.
+
+    >>> from pyro import poutine
+    >>> class OneSample(DifferentiableELBO):
+    ...     def differentiable_loss(self, model, guide, *args, **kwargs):
+    ...         q = poutine.trace(guide).get_trace(*args, **kwargs)
+    ...         return q.log_prob_sum() - poutine.trace(poutine.replay(model, q)).get_trace(*args, **kwargs).log_prob_sum()
     """
 
     @abstractmethod
     def differentiable_loss(self, model: Any, guide: Any, *args, **kwargs) -> Tensor:
-        """Minus an estimate of the bound, to differentiate."""
+        """Compute minus an estimate of the bound, to differentiate.
+
+        :param model: a Pyro model.
+        :param guide: its guide.
+        :param args: arguments of both.
+        """
 
     def loss(self, model: Any, guide: Any, *args, **kwargs) -> float:
-        """Minus an estimate of the bound, without gradients."""
+        """Compute minus an estimate of the bound, without gradients."""
         with torch.no_grad():
             return torch_item(self.differentiable_loss(model, guide, *args, **kwargs))
 
     def loss_and_grads(self, model: Any, guide: Any, *args, **kwargs) -> float:
-        """Minus an estimate of the bound; its gradients are added to the parameters'."""
+        """Compute minus an estimate of the bound, and add its gradients to those of the parameters."""
         loss = self.differentiable_loss(model, guide, *args, **kwargs)
         if loss.requires_grad:
             loss.backward(retain_graph=self.retain_graph)

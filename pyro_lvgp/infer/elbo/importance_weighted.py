@@ -1,14 +1,16 @@
 """An importance-weighted bound whose weights are per datum."""
 
 import math
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from pyro.distributions import Delta, Independent, MaskedDistribution, Unit
+from pyro.distributions import Delta, Unit
 from pyro.distributions.util import detach, scale_and_mask
 from torch import Tensor
 
+from pyro_lvgp.distributions.normal import without_independent
 from pyro_lvgp.distributions.path_delta import PathDelta
 from pyro_lvgp.infer.elbo.local_plate import SAMPLES, LocalELBO
 from pyro_lvgp.infer.elbo.terms import Sites, log_ratio
@@ -31,9 +33,9 @@ class ImportanceWeightedELBO(LocalELBO):
     :param gradient_estimator: ``"standard"``, or ``"dreg"`` for the doubly reparameterised gradient of the local guide's
         parameters, whose signal does not vanish as S grows; not for annealed sites, whose density has no parameters apart
         from its draws.
-    :param integrate: take the expectation over Gaussian globals in closed form where the model can (see
-        :class:`~pyro_lvgp.infer.IntegrateGaussians`), inside the logarithm.  That bound is a little looser, and its gradient
-        has less noise; False draws the globals, as in the formula.
+    :param marginalize: marginalise Gaussian globals in closed form where the model can
+        (:func:`~pyro_lvgp.infer.sample_moments`), inside the logarithm.  That bound is a little looser, and its gradient has
+        less noise; False draws the globals, as in the formula.
     :param num_particles: draws of the globals to average over.
     :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
     :raises ValueError: if the plate is missing or a loop, a plate inside it is subsampled, a guide site cannot be
@@ -61,30 +63,30 @@ class ImportanceWeightedELBO(LocalELBO):
         num_samples: int = 10,
         *,
         gradient_estimator: str = "standard",
-        integrate: bool = True,
+        marginalize: bool = True,
         num_particles: int = 1,
         max_plate_nesting: int | float = math.inf,
     ):
         if gradient_estimator not in ("standard", "dreg"):
-            raise ValueError(f'expected gradient "standard" or "dreg", got {gradient_estimator!r}')
+            raise ValueError(f'expected gradient_estimator "standard" or "dreg", got {gradient_estimator!r}')
         super().__init__(
             local_plate,
             num_samples,
-            integrate=integrate,
+            marginalize=marginalize,
             num_particles=num_particles,
             max_plate_nesting=max_plate_nesting,
         )
         self.gradient_estimator = gradient_estimator
 
     def log_weights(self, model: Any, guide: Any, *args, **kwargs) -> Tensor:
-        """Log w_sn = log p(y_n, x_ns | g) − log q(x_ns | g) for one draw of the globals: [S, ...plates], e.g. [S, B]."""
+        """Compute log w_sn = log p(y_n, x_ns | g) − log q(x_ns | g) at one draw of the globals, [S, *plates]."""
         model_sites, guide_sites = self._sample_sites(model, guide, args, kwargs)
         local_guide, global_guide = self._split(guide_sites)
         self._check_draws(local_guide, global_guide)
-        log_w, _, kept_dims = self._weights(self._split(model_sites)[0], local_guide)
-        return log_w.reshape(log_w.shape[:1] + tuple(log_w.shape[dim] for dim in kept_dims))
+        log_w, _, dims = self._weights(self._split(model_sites)[0], local_guide)
+        return log_w.reshape(log_w.shape[:1] + tuple(log_w.shape[dim] for dim in dims))
 
-    def _particle(self, model_sites: Sites, guide_sites: Sites) -> Tensor:
+    def particle_bound(self, model_sites: Sites, guide_sites: Sites) -> Tensor:
         dreg = self.gradient_estimator == "dreg" and torch.is_grad_enabled()
         local_model, global_model = self._split(model_sites)
         local_guide, global_guide = self._split(guide_sites)
@@ -112,47 +114,64 @@ class ImportanceWeightedELBO(LocalELBO):
             )
 
     def _weights(self, model_sites: Sites, guide_sites: Sites, *, path_only: bool = False) -> tuple[Tensor, float, list[int]]:
-        """Log w [S, *plates] with size one at plates summed over, the plates' scale, and the dims of the others."""
-        if not model_sites:
+        """Log w [S, *plates] with size one at plates summed over, the plates' scale, and the dims of the others.
+
+        :param path_only: hold the parameters of the guide's densities fixed, but not its draws.
+        """
+        self._check_local_plate(model_sites)
+        frames = self._plates_of_weights([*model_sites.values(), *guide_sites.values()])
+        scale = math.prod((frame.full_size or frame.size) / frame.size for frame in frames)
+        dims = sorted(frame.dim for frame in frames)
+        total = torch.zeros(())
+        for site in model_sites.values():
+            total = total + self._log_prob_of_weights(site, site["fn"], scale, dims)
+        for site in guide_sites.values():
+            # The density of a Delta is a function of other draws.
+            fixed = path_only and not isinstance(_base(site["fn"]), Delta)
+            total = total - self._log_prob_of_weights(site, detach(site["fn"]) if fixed else site["fn"], scale, dims)
+        return total, scale, dims
+
+    def _check_local_plate(self, sites: Sites) -> None:
+        """Raise unless there is a vectorised local plate."""
+        if not sites:
             raise ValueError(
                 f"expected sites in a plate named {self.local_plate!r}, got none; pass local_plate=<the plate over data>"
             )
-        frames = (frame for site in model_sites.values() for frame in site["cond_indep_stack"])
+        frames = (frame for site in sites.values() for frame in site["cond_indep_stack"])
         if any(frame.name == self.local_plate and not frame.vectorized for frame in frames):
             raise ValueError(
                 f"expected the data of plate {self.local_plate!r} side by side, each with its weight, got a loop over them; "
                 "write `with pyro.plate(...)` for `for ... in pyro.plate(...)`"
             )
-        stacks = [
-            {f.name: f for f in site["cond_indep_stack"] if f.vectorized and f.name != SAMPLES}
-            for site in (*model_sites.values(), *guide_sites.values())
-        ]
-        kept = {name: frame for name, frame in stacks[0].items() if all(name in stack for stack in stacks)}
+
+    def _plates_of_weights(self, sites: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """Frames of the plates that all sites are in, with a weight for each of their members.
+
+        :raises ValueError: if another plate is subsampled.
+        """
+        stacks = [{f.name: f for f in site["cond_indep_stack"] if f.vectorized and f.name != SAMPLES} for site in sites]
+        shared = {name: frame for name, frame in stacks[0].items() if all(name in stack for stack in stacks)}
         for name, frame in {name: frame for stack in stacks for name, frame in stack.items()}.items():
-            if name not in kept and frame.full_size not in (None, frame.size):
+            if name not in shared and frame.full_size not in (None, frame.size):
                 raise ValueError(
                     f"plate {name!r} inside {self.local_plate!r} is subsampled ({frame.size} of {frame.full_size}): a weight "
                     "needs all terms of its datum; subsample only the local plate"
                 )
-        scale = math.prod((frame.full_size or frame.size) / frame.size for frame in kept.values())
-        kept_dims = sorted(frame.dim for frame in kept.values())
-        total = torch.zeros(())
-        for sign, sites in ((1, model_sites), (-1, guide_sites)):
-            for site in sites.values():
-                # Held fixed in log q are the parameters, not the draw; a Delta's density is a function of other draws.
-                fixed = path_only and sign < 0 and not isinstance(_base(site["fn"]), Delta)
-                fn = detach(site["fn"]) if fixed else site["fn"]
-                log_prob = scale_and_mask(fn.log_prob(site["value"]), site["scale"] / scale, site["mask"])
-                log_prob = log_prob.reshape((1,) * (1 + int(self.max_plate_nesting) - log_prob.dim()) + log_prob.shape)
-                inner = [dim for dim in range(1 - log_prob.dim(), 0) if dim not in kept_dims]
-                total = total + sign * (log_prob.sum(inner, keepdim=True) if inner else log_prob)
-        return total, scale, kept_dims
+        return list(shared.values())
+
+    def _log_prob_of_weights(self, site: Mapping[str, Any], fn: Any, scale: float, dims: Sequence[int]) -> Tensor:
+        """Log density of a site without the scale of the plates of the weights, summed over all other plates.
+
+        :param fn: distribution of the site.
+        :param dims: dimensions of the plates of the weights.
+        """
+        log_prob = scale_and_mask(fn.log_prob(site["value"]), site["scale"] / scale, site["mask"])
+        log_prob = log_prob.reshape((1,) * (1 + int(self.max_plate_nesting) - log_prob.dim()) + log_prob.shape)
+        inner = [dim for dim in range(1 - log_prob.dim(), 0) if dim not in dims]
+        return log_prob.sum(inner, keepdim=True) if inner else log_prob
 
 
-def _base(fn: Any) -> Any:
-    while isinstance(fn, Independent | MaskedDistribution):
-        fn = fn.base_dist
-    return fn
+_base = partial(without_independent, masks=True)
 
 
 def _independent_draws(sites: Sites) -> list[Tensor]:

@@ -1,8 +1,8 @@
-"""What bounds with several draws of the local sites have in common."""
+"""Base class of bounds that draw the sites of one plate several times."""
 
 import math
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,9 +17,9 @@ from pyro.util import check_model_guide_match
 from torch import Tensor
 
 from pyro_lvgp._utils.validation import check_sizes
-from pyro_lvgp.infer._sites import is_deterministic
+from pyro_lvgp.infer._sites import is_deterministic, is_undeclared
 from pyro_lvgp.infer.elbo.base import DifferentiableELBO
-from pyro_lvgp.infer.elbo.handlers import Bounding, IntegrateGaussians, Integrating
+from pyro_lvgp.infer.elbo.handlers import EvaluateBound, MarginalizeGaussians
 from pyro_lvgp.infer.elbo.terms import Sites, check_reparameterised, share_masks, trace_guide
 
 SAMPLES = "_local_samples"
@@ -44,12 +44,12 @@ class LocalELBO(DifferentiableELBO):
 
     Sites outside the plate must not depend on draws inside it, in the model or in the guide.
 
-    You implement ``_particle(model_sites, guide_sites)``, the bound of one draw of the globals.  You get
-    ``differentiable_loss``, and with it all of a bound.
+    You implement :meth:`particle_bound`.  You get ``differentiable_loss``, and with it ``loss`` and ``loss_and_grads``.
 
     :param local_plate: name of the plate over data.
     :param num_samples: number S of draws of the sites in the plate.
-    :param integrate: take the expectation over Gaussian globals in closed form where the model can.
+    :param marginalize: marginalise Gaussian globals in closed form where the model can, see
+        :func:`~pyro_lvgp.infer.sample_moments`.
     :param num_particles: draws of the globals to average over.
     :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
     :raises ValueError: if there are no draws.
@@ -60,25 +60,30 @@ class LocalELBO(DifferentiableELBO):
         local_plate: str,
         num_samples: int,
         *,
-        integrate: bool,
+        marginalize: bool,
         num_particles: int,
         max_plate_nesting: int | float,
     ):
         check_sizes(num_samples=num_samples, num_particles=num_particles)
         super().__init__(num_particles=num_particles, max_plate_nesting=max_plate_nesting)
-        self.local_plate, self.num_samples, self.integrate = local_plate, num_samples, integrate
+        self.local_plate, self.num_samples, self.marginalize = local_plate, num_samples, marginalize
 
     @abstractmethod
-    def _particle(self, model_sites: Sites, guide_sites: Sites) -> Tensor:
-        """The bound of one draw of the globals."""
+    def particle_bound(self, model_sites: Sites, guide_sites: Sites) -> Tensor:
+        """Estimate the bound at one draw of the globals.
+
+        :param model_sites: sample sites of the model, by name.
+        :param guide_sites: sample sites of the guide, by name.
+        :returns: a number, to differentiate; the sites of the plate have a dimension for the draws, left of all plates.
+        """
 
     def differentiable_loss(self, model: Any, guide: Any, *args, **kwargs) -> Tensor:
-        """Minus an estimate of the bound, to differentiate."""
+        """Compute minus an estimate of the bound, to differentiate."""
         total = torch.zeros(())
         for _ in range(self.num_particles):
             model_sites, guide_sites = self._sample_sites(model, guide, args, kwargs)
             check_reparameterised(guide_sites)
-            total = total - self._particle(model_sites, guide_sites)
+            total = total - self.particle_bound(model_sites, guide_sites)
         return total / self.num_particles
 
     def _sample_sites(self, model: Any, guide: Any, args: tuple, kwargs: dict) -> tuple[Sites, Sites]:
@@ -89,16 +94,16 @@ class LocalELBO(DifferentiableELBO):
         if self.max_plate_nesting == math.inf:
             self._guess_max_plate_nesting(model, guide, args, kwargs)
         samples = _LocalSamples(self.local_plate, self.num_samples, -1 - int(self.max_plate_nesting))
-        with Integrating() if self.integrate else Bounding():
+        with EvaluateBound(marginalize=self.marginalize):
             guide_trace = trace_guide(samples(guide), args, kwargs)
-        model = IntegrateGaussians(guide_trace)(model) if self.integrate else model
+        model = MarginalizeGaussians(guide_trace)(model) if self.marginalize else model
         model_trace = poutine.trace(poutine.replay(samples(model), guide_trace)).get_trace(*args, **kwargs)
         share_masks(model_trace, guide_trace)
         pruned = prune_subsample_sites(model_trace), prune_subsample_sites(guide_trace)
         if is_validation_enabled():
             for trace in pruned:
                 self._split(_sample_sites(trace))  # its error says more
-                _check_plates(_sample_sites(trace))
+                _check_batch_shapes(_sample_sites(trace))
             check_model_guide_match(model_trace, guide_trace, self.max_plate_nesting + 1)
         return pruned
 
@@ -111,7 +116,7 @@ class LocalELBO(DifferentiableELBO):
             (local if inside else outside)[name] = site
         for name, site in outside.items():
             shape = site["fn"].batch_shape
-            if _is_undeclared(shape, {frame.dim for frame in site["cond_indep_stack"]}):
+            if is_undeclared(shape, {frame.dim for frame in site["cond_indep_stack"]}):
                 raise ValueError(
                     f"site {name!r} outside plate {self.local_plate!r} has batch shape {tuple(shape)}, more than its plates "
                     "declare: a site that depends on draws inside the plate must be in the plate or be drawn before it, or "
@@ -120,8 +125,8 @@ class LocalELBO(DifferentiableELBO):
         return local, outside
 
 
-def _check_plates(sites: Mapping[str, Any]) -> None:
-    """Raise if a site has a batch dimension without a plate, which would be taken for draws."""
+def _check_batch_shapes(sites: Mapping[str, Any]) -> None:
+    """Raise if a site has a batch dimension without a plate, which would count as a dimension of draws."""
     for name, site in sites.items():
         dims = {frame.dim: frame.name for frame in site["cond_indep_stack"]}
         shapes = [(site["fn"].batch_shape, set(dims))]
@@ -132,16 +137,11 @@ def _check_plates(sites: Mapping[str, Any]) -> None:
             of_data = {dim for dim, plate in dims.items() if plate != SAMPLES}
             shapes.append((value.shape[: value.dim() - site["fn"].event_dim], of_data))
         for shape, declared in shapes:
-            if _is_undeclared(shape, declared):
+            if is_undeclared(shape, declared):
                 raise ValueError(
                     f"expected a plate for each batch dimension of site {name!r}, got batch shape {tuple(shape)} in plates "
                     f"{sorted(set(dims.values()) - {SAMPLES})}; add pyro.plate(...) or .to_event(...)"
                 )
-
-
-def _is_undeclared(shape: torch.Size, dims: Collection[int | None]) -> bool:
-    """Whether a batch shape has more than these dimensions."""
-    return any(size > 1 and dim - len(shape) not in dims for dim, size in enumerate(shape))
 
 
 def _sample_sites(trace: Trace) -> Sites:

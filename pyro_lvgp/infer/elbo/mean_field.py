@@ -1,4 +1,4 @@
-"""The mean-field bound with Gaussian sites integrated out."""
+"""The mean-field bound with Gaussian sites marginalised in closed form."""
 
 import math
 
@@ -9,11 +9,11 @@ from pyro_lvgp.infer.elbo.terms import Sites, log_ratio
 
 
 class MeanFieldELBO(LocalELBO):
-    r"""The mean-field bound, drawing only what has to be drawn.
+    r"""Mean-field bound that marginalises Gaussian sites in closed form.
 
-    Like Pyro's ``TraceMeanField_ELBO`` it uses the analytic KL of each site where there is one.  Beyond that, sites over which
-    the model can integrate (``u`` of our Gaussian-process models, see :class:`~pyro_lvgp.infer.IntegrateGaussians`) enter by
-    their moments under the guide, so that with :math:`f_{nd} \sim N(A_n^T m_d,\; s_n + A_n^T S_d A_n)` the bound
+    Like Pyro's ``TraceMeanField_ELBO`` it uses the analytic KL of each site where there is one.  Beyond that, sites that the
+    model can marginalise (``u`` of our Gaussian-process models, see :func:`~pyro_lvgp.infer.sample_moments`) enter by their
+    moments under the guide, so that with :math:`f_{nd} \sim N(A_n^T m_d,\; s_n + A_n^T S_d A_n)` the bound
 
     .. math::
 
@@ -48,10 +48,10 @@ class MeanFieldELBO(LocalELBO):
         max_plate_nesting: int | float = math.inf,
     ):
         super().__init__(
-            local_plate, num_samples, integrate=True, num_particles=num_particles, max_plate_nesting=max_plate_nesting
+            local_plate, num_samples, marginalize=True, num_particles=num_particles, max_plate_nesting=max_plate_nesting
         )
 
-    def _particle(self, model_sites: Sites, guide_sites: Sites) -> Tensor:
+    def particle_bound(self, model_sites: Sites, guide_sites: Sites) -> Tensor:
         local_model, global_model = self._split(model_sites)
         local_guide, global_guide = self._split(guide_sites)
         return log_ratio(local_model, local_guide) / self.num_samples + log_ratio(global_model, global_guide)

@@ -21,7 +21,7 @@ from pyro_lvgp._utils.validation import check_sizes, position_of_data
 from pyro_lvgp.distributions.gaussian_process import GaussianProcess, StructuredPosterior
 from pyro_lvgp.distributions.normal import without_independent
 from pyro_lvgp.infer.elbo.base import DifferentiableELBO
-from pyro_lvgp.infer.elbo.handlers import IntegrateGaussians, Integrating
+from pyro_lvgp.infer.elbo.handlers import EvaluateBound, MarginalizeGaussians
 from pyro_lvgp.infer.elbo.terms import Sites, check_reparameterised, known_same, log_ratio, share_masks, trace_guide
 from pyro_lvgp.networks.corruption import Corruption
 from pyro_lvgp.ops import gaussian_sites
@@ -133,15 +133,15 @@ class StructuredELBO(DifferentiableELBO):
 
     def _get_trace(self, model: Any, guide: Any, args: tuple, kwargs: dict) -> tuple[Trace, Trace]:
         draw = _DrawMarginals(detach=self.gradient_estimator == "score")
-        with Integrating():
+        with EvaluateBound(marginalize=True):
             guide_trace = trace_guide(draw(guide), args, kwargs)
             processes = frozenset(_processes(guide_trace))
             if len(processes) > 1 and processes not in self._known_as_independent:
-                with seeded(0), torch.enable_grad(), poutine.block():
+                with seeded(0), torch.enable_grad(), poutine.block(), EvaluateBound(marginalize=True):
                     _RefuseNested()(guide)(*args, **kwargs)
                 self._known_as_independent.add(processes)
-        integrated = IntegrateGaussians(guide_trace)(model)
-        model_trace = poutine.trace(poutine.replay(integrated, guide_trace)).get_trace(*args, **kwargs)
+        marginalized = MarginalizeGaussians(guide_trace)(model)
+        model_trace = poutine.trace(poutine.replay(marginalized, guide_trace)).get_trace(*args, **kwargs)
         share_masks(model_trace, guide_trace)
         if is_validation_enabled():
             check_model_guide_match(model_trace, guide_trace, self.max_plate_nesting)

@@ -12,7 +12,7 @@ from torch.distributions import MultivariateNormal
 
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.infer import BlockCoordinateVI, fit
-from pyro_lvgp.infer.elbo.handlers import Bounding
+from pyro_lvgp.infer.elbo.handlers import EvaluateBound
 from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, Logistic, NegativeBinomial
 from pyro_lvgp.likelihoods import polya_gamma as polyagamma
 from tests.guides.random_feature._models import settle, traces_of
@@ -31,17 +31,17 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("bounding", [nullcontext, Bounding])
+@pytest.mark.parametrize("in_bound", [nullcontext, EvaluateBound])
 @pytest.mark.parametrize("data_dim", [D, None])
 @pytest.mark.parametrize("holes", [False, True])
 @pytest.mark.parametrize("frequencies", ["mixture", "gaussian"])
-def test_weights_are_collapsed_exactly_at_every_draw_and_at_their_mean(Y, holes, frequencies, data_dim, bounding):
+def test_weights_are_collapsed_exactly_at_every_draw_and_at_their_mean(Y, holes, frequencies, data_dim, in_bound):
     """log p(y | a) + log p(a) − log q(a) is the dense evidence of the draws of X and ω; so are its gradients."""
     Y = with_holes(Y) if holes else Y
     model, guide = make_pair(Y, Gaussian(0.3, data_dim=data_dim), frequencies=frequencies)
-    with bounding():
+    with in_bound():
         q, p = traces_of(model, guide, Y)
-    assert torch.equal(q["a"]["value"], q["a"]["fn"].mean) == (bounding is Bounding)
+    assert torch.equal(q["a"]["value"], q["a"]["fn"].mean) == (in_bound is EvaluateBound)
     ours = p["y"]["log_prob"].sum() + p["a"]["log_prob"].sum() - q["a"]["log_prob"].sum()
     features, noise = model.features(q["X"]["value"], q["omega"]["value"]), model.likelihood.variance.expand(D)
     dense = 0.0
@@ -125,11 +125,11 @@ def test_bounds_of_blocks_take_the_weights_at_their_mean(Y, bound):
     at_mean, at_draw = (seeded(0)(loss)(*args) for loss, args in ((vi.evaluate_loss, (Y,)), (bound.loss, (model, guide, Y))))
     assert at_mean == pytest.approx(at_draw, rel=1e-9)
     spread = {}
-    for handler in (Bounding, nullcontext):
+    for handler in (EvaluateBound, nullcontext):
         for args in ((Y,), (Y[some], some)):
             with handler(), torch.no_grad():
                 spread[handler, len(args)] = float((guide(*args)["a"] - guide(*args)["a"]).abs().max())
-    assert spread.pop((Bounding, 1)) < 1e-6
+    assert spread.pop((EvaluateBound, 1)) < 1e-6
     assert min(spread.values()) > 1e-2
 
 

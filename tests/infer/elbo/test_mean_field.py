@@ -245,7 +245,7 @@ def test_integrating_inside_the_logarithm_is_looser():
         for elbo in (
             MeanFieldELBO("data", 10),
             ImportanceWeightedELBO("data", 10),
-            ImportanceWeightedELBO("data", 10, integrate=False),
+            ImportanceWeightedELBO("data", 10, marginalize=False),
         )
     ]
     for (lower, lower_error), (upper, upper_error) in pairwise(bounds):

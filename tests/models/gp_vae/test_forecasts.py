@@ -8,8 +8,7 @@ from torch import nn
 
 from pyro_lvgp.guides import StructuredGPGuide
 from pyro_lvgp.kernels import Matern
-from pyro_lvgp.models import GPVAE
-from pyro_lvgp.models.mixture import MixturePrediction
+from pyro_lvgp.models import GPVAE, Prediction
 from pyro_lvgp.networks import FactorNet
 from tests.models.gp_vae._models import D, N, make_exact, one_and_several
 
@@ -56,7 +55,7 @@ def test_forecasts_of_long_series_allow_for_rounding(start, monkeypatch):
     x = (start + torch.arange(num_times) / num_times)[:, None].float()
     model = GPVAE(Matern(1, 0.5, batch_shape=(1,)), nn.Linear(1, 1))
     guide = StructuredGPGuide(model, encoders={"f": FactorNet(1, 1)})
-    monkeypatch.setattr(model, "predict", lambda guide, x, y, x_new, **_: MixturePrediction((dist.Normal(x_new, 1.0),)))
+    monkeypatch.setattr(model, "predict", lambda guide, x, y, x_new, **_: Prediction((dist.Normal(x_new, 1.0),)))
     ahead = model.forecast(guide, x, torch.zeros_like(x), num_times).parts[0].mean
     # By the mean step: errors of a single one, rounded, would grow with the number of steps.
     assert ahead[-1].item() == pytest.approx(start + 2.0 - 1.0 / num_times, rel=4e-7)

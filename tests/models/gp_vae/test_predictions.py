@@ -14,8 +14,7 @@ from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.guides import MeanFieldGuide, SparseStructuredGPGuide, StructuredGPGuide
 from pyro_lvgp.kernels import RBF, Matern
 from pyro_lvgp.likelihoods import Gaussian
-from pyro_lvgp.models import GPVAE, SparseGPVAE
-from pyro_lvgp.models.mixture import MixturePrediction
+from pyro_lvgp.models import GPVAE, Prediction, SparseGPVAE
 from pyro_lvgp.networks import MLP, FactorNet, IndexNet
 from tests.models.gp_vae._models import (
     DRAWS,
@@ -117,7 +116,8 @@ def test_imputation_fills_holes_and_leaves_data_alone():
         pyro.clear_param_store()
         model, guide, x, y = make_exact(1, *series)
         missing = torch.isnan(y)
-        mean, variance = model.impute(guide, x, y, num_samples=DRAWS)
+        filled = model.impute(guide, x, y, num_samples=DRAWS)
+        mean, variance = filled.mean, filled.variance
         assert torch.equal(mean[~missing], y[~missing])
         assert (variance[~missing] == 0.0).all()
         exactly = one_by_one(model, x, y)
@@ -192,7 +192,7 @@ def test_guides_that_keep_no_process_do_not_predict():
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("shape", [(), (7,), (1, 1), (7, 3), (5, 7, 1)])
 def test_densities_are_asked_of_the_entries_predicted(shape):
-    mixture = MixturePrediction((dist.Normal(torch.zeros(5, 7, 1), 1.0),))
+    mixture = Prediction((dist.Normal(torch.zeros(5, 7, 1), 1.0),))
     assert mixture.log_prob(torch.zeros(7, 1)).shape == (7, 1)
     with pytest.raises(ValueError, match=rf"expected y of shape \[7, 1\], .* got {re.escape(str(list(shape)))}; expand"):
         mixture.log_prob(torch.zeros(shape))

@@ -157,7 +157,7 @@ def test_importance_weighting_tightens_the_annealed_bound():
     guide = AutoAnnealedLangevin(model, num_steps=3, dynamics="overdamped", base_guide=base, step_size=0.1)
     bounds = []
     for num_samples in (1, 4, 16):
-        bound = ImportanceWeightedELBO(num_samples=num_samples, integrate=False, max_plate_nesting=1)
+        bound = ImportanceWeightedELBO(num_samples=num_samples, marginalize=False, max_plate_nesting=1)
         draws = -torch.tensor([bound.loss(*given(model, guide, u), Y) for _ in range(100)])
         bounds.append((draws.mean(), standard_error(draws)))
     (one, e1), (four, e4), (many, e16) = bounds

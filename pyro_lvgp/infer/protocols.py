@@ -1,0 +1,244 @@
+"""Protocols that models and guides implement to offer more than a Pyro model or guide does.
+
+A model or guide is any callable with Pyro sites.  Everything else is optional, and recognised with ``isinstance`` by the
+attributes and methods of its class: no base class is needed.
+
+>>> class Model:
+...     local_plate = "data"
+...
+...     def __call__(self, y): ...
+>>> isinstance(Model(), HasLocalPlate), isinstance(Model(), HasPlates)
+(True, False)
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from pyro_lvgp.distributions.diagonal_mixture import DiagonalMixture
+from pyro_lvgp.likelihoods import Likelihood
+
+__all__ = [
+    "ChecksData",
+    "HasConditionalSite",
+    "HasEncoders",
+    "HasEventDims",
+    "HasInducingPoints",
+    "HasInitialValues",
+    "HasLikelihoodTerm",
+    "HasLocalPlate",
+    "HasLogJoint",
+    "HasPlates",
+    "HasProcessSite",
+    "RandomFeatureModel",
+    "SamplesGlobals",
+    "SubsamplesPoints",
+    "TakesMiniBatches",
+]
+
+
+@runtime_checkable
+class HasLocalPlate(Protocol):
+    """Model or guide with a plate over data: ``local_plate``, its name, or None if all sites are treated jointly."""
+
+    local_plate: str | None
+
+
+@runtime_checkable
+class HasPlates(Protocol):
+    """Model that creates its plates for guides, which subsample the same rows that way."""
+
+    def create_plates(self, *args: Any, **kwargs: Any) -> Any:
+        """Create the plates of a call, as for ``create_plates`` of Pyro's autoguides.
+
+        :param args: arguments of the model.
+        :returns: a ``pyro.plate`` or several.
+        """
+
+
+@runtime_checkable
+class HasInitialValues(Protocol):
+    """Model that gives the initial values of its latent sites."""
+
+    def init_loc_fn(self, site: dict) -> Tensor:
+        """Return the initial value of a latent site, as for ``init_loc_fn`` of Pyro's autoguides.
+
+        :param site: site of a trace of the model.
+        """
+
+
+@runtime_checkable
+class HasEventDims(Protocol):
+    """Model that names the event dimensions of its sites: ``event_dims``, ``{"X": ("latent",)}``, for ArviZ."""
+
+    event_dims: Mapping[str, Sequence[str]]
+
+
+@runtime_checkable
+class ChecksData(Protocol):
+    """Model that checks its training data."""
+
+    def check(self, *args: Any) -> None:
+        """Raise if the data cannot be used.
+
+        :param args: arguments of the model.
+        """
+
+
+@runtime_checkable
+class TakesMiniBatches(Protocol):
+    """Model that selects its own mini-batches."""
+
+    def mini_batch(self, idx: Tensor, *args: Any) -> tuple:
+        """Return the arguments of the model for a mini-batch.
+
+        :param idx: indices of the mini-batch.
+        :param args: arguments of the model for all data.
+        """
+
+
+@runtime_checkable
+class HasLogJoint(Protocol):
+    """Model whose log joint over the sites of its local plate is a pure function of tensors.
+
+    :class:`~pyro_lvgp.guides.AutoAnnealedLangevin` takes the scores of its chains from there, instead of tracing the model.
+
+    ``local_plate`` is the plate over data, ``local_sites`` the names of its latent sites, which are on the real line, and
+    ``log_joint_forward`` the ``forward`` that the log joint belongs to.  A subclass that overrides ``forward`` alone is
+    traced; it sets ``log_joint_forward = forward`` if the log joint is that of its own ``forward``.
+    """
+
+    local_plate: str
+    local_sites: frozenset[str]
+    log_joint_forward: ClassVar[Callable[..., Any]]
+
+    def statistics(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute everything that the log joint needs besides the local sites, from sites sampled as by ``forward``.
+
+        :param args: arguments of the model.
+        :returns: tensors, in any structure.
+        """
+
+    def log_joint(self, latents: Mapping[str, Tensor], statistics: Any) -> Tensor:
+        """Compute the log density of each datum and its latents.
+
+        :param latents: values of the local sites.
+        :param statistics: result of :meth:`statistics`.
+        """
+
+    def score(self, latents: Mapping[str, Tensor], statistics: Any) -> dict[str, Tensor]:
+        """Compute the gradients of the summed log joint in the latents.
+
+        :param latents: values of the local sites.
+        :param statistics: result of :meth:`statistics`.
+        """
+
+
+@runtime_checkable
+class HasProcessSite(Protocol):
+    """Model with one Gaussian-process site: ``gp_site``, its name; its first argument are the inputs."""
+
+    gp_site: str
+
+
+@runtime_checkable
+class HasConditionalSite(HasProcessSite, Protocol):
+    """Model of inducing values ``gp_site``, given which the site ``conditional_site`` keeps the prior of the model."""
+
+    conditional_site: str
+
+
+@runtime_checkable
+class HasInducingPoints(Protocol):
+    """Model whose parameter ``inducing_points`` can be replaced."""
+
+    def place_inducing_points(self, inducing_points: Tensor) -> None:
+        """Replace the parameter ``inducing_points``; gradients reach the new one if they reached the old.
+
+        :param inducing_points: new inducing points, of which there may be another number.
+        """
+
+
+@runtime_checkable
+class SubsamplesPoints(Protocol):
+    """Model that can be given a mini-batch of the points of one series without a plate that declares it."""
+
+    def shows_some_points(self, *args: Any, **kwargs: Any) -> bool:
+        """Return whether these arguments are a mini-batch of the points of one series.
+
+        :param args: arguments of the model.
+        """
+
+
+@runtime_checkable
+class HasLikelihoodTerm(Protocol):
+    """Model with a choice of its likelihood term: ``likelihood_term``; only that of ``"fitc"`` is a density of the draws."""
+
+    likelihood_term: str
+
+
+@runtime_checkable
+class RandomFeatureModel(Protocol):
+    """Model with latents, frequencies and weights of random features, the model of a ``RandomFeatureGuide``.
+
+    See :class:`~pyro_lvgp.models.RandomFeatureLVM` for the sites, and for shapes of the attributes.
+    """
+
+    num_data: int
+    data_dim: int
+    latent_dim: int
+    num_frequencies: int
+    num_components: int
+    initial_values: dict[str, Tensor]
+
+    if TYPE_CHECKING:  # parameters, buffers and submodules, which isinstance does not find on Python 3.12
+        mean: Tensor
+        concentration: Tensor
+        component_locs: Any
+        component_scales: Any
+        likelihood: Likelihood
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    @property
+    def is_conjugate(self) -> bool:
+        """Whether the weights have a Gaussian posterior in closed form given latents and frequencies."""
+
+    def data_plate(self, y: Tensor | None = None, idx: Tensor | None = None) -> Any:
+        """Create the plate over rows."""
+
+    def features(self, X: Float[Tensor, "*#batch N Q"], omega: Float[Tensor, "*#batch F Q"]) -> Float[Tensor, "*batch N L"]:
+        """Compute the features of latents."""
+
+    def spectral_points(self, logits: Float[Tensor, "*#batch C"]) -> DiagonalMixture:
+        """Return the distribution of the frequencies given the weights of the components."""
+
+    def weight_sites(
+        self, y: Float[Tensor, "B D"], f_mean: Float[Tensor, "*#batch D"], f_variance: Float[Tensor, "*#batch #D"]
+    ) -> tuple[Float[Tensor, "*#batch D"], Float[Tensor, "*#batch #D"]]:
+        """Compute quadratic sites that approximate or bound the likelihood."""
+
+
+@runtime_checkable
+class SamplesGlobals(Protocol):
+    """Guide that can sample the sites outside a plate over data alone."""
+
+    def sample_globals(self, *args: Any, local_plate: str) -> Mapping[str, Tensor]:
+        """Sample the sites that are outside a plate.
+
+        :param args: arguments of the model.
+        :param local_plate: name of the plate.
+        """
+
+
+@runtime_checkable
+class HasEncoders(Protocol):
+    """Guide that amortises sites by encoders."""
+
+    def encoder_of(self, site: str) -> nn.Module | None:
+        """Return the encoder of a site, from data to loc and scale; None if the site has parameters of its own.
+
+        :param site: name of the site.
+        """
