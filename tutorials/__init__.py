@@ -1,1 +1,1 @@
-"""Tutorials: scripts to read and to run."""
+"""Tutorials as scripts in the percent format of notebooks."""

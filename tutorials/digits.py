@@ -9,8 +9,8 @@
 # %% [markdown]
 # # A map of handwritten digits
 #
-# 1797 images of 8 × 8 pixels become points in eight dimensions, of which the model chooses how many it uses.  We fit the model
-# twice, by the mean-field bound and by the importance-weighted bound, from one start.
+# 1797 images of 8 × 8 pixels become points in eight dimensions, of which the model learns how many are relevant.  We fit the
+# model twice, by the mean-field bound and by the importance-weighted bound, from the same initial values.
 
 # %%
 import argparse
@@ -43,7 +43,7 @@ IMAGE_SHAPE = (8, 8)
 
 # %%
 def load() -> tuple[torch.Tensor, np.ndarray, Callable[[torch.Tensor], torch.Tensor]]:
-    """Scaled images [1797, 64], their digits, and the way back to grey levels."""
+    """Scaled images [1797, 64], their digits, and the function that maps back to grey levels."""
     digits = load_digits()
     grey = torch.as_tensor(digits.data, dtype=torch.get_default_dtype())
     centre, scale = grey.mean(0), grey.std()
@@ -51,18 +51,18 @@ def load() -> tuple[torch.Tensor, np.ndarray, Callable[[torch.Tensor], torch.Ten
 
 
 def accuracy(X: np.ndarray, labels: np.ndarray) -> float:
-    """Five-fold accuracy of the nearest neighbour."""
+    """Accuracy of the nearest neighbour by five-fold cross-validation."""
     folds = KFold(5, shuffle=True, random_state=0)
     return cross_val_score(KNeighborsClassifier(1), X, labels, cv=folds).mean()
 
 
 # %% [markdown]
-# Both fits start at PCA.  The importance-weighted one takes five draws of each latent and weighs them.
+# Both fits start at PCA.  The importance-weighted bound takes five weighted draws of each latent.
 
 
 # %%
 def fit_both(Y: torch.Tensor, num_steps: int) -> dict[str, tuple[BayesianGPLVM, MeanFieldGuide, FitResult]]:
-    """Fit by each bound from the same start."""
+    """Fit by each bound from the same initial values."""
     bounds = {
         "mean field": MeanFieldELBO(),
         f"importance-weighted, S = {NUM_IMPORTANCE_SAMPLES}": ImportanceWeightedELBO("data", NUM_IMPORTANCE_SAMPLES),
@@ -87,13 +87,13 @@ def fit_both(Y: torch.Tensor, num_steps: int) -> dict[str, tuple[BayesianGPLVM, 
 
 
 # %% [markdown]
-# How good are they?  The bound is evaluated on all data, each fit by its own; the reconstruction error is per pixel, in units
-# of the scaled data, whose variance is near 1; the nearest neighbour sees the posterior means of the latents.
+# Comparison of the fits.  Each fit is evaluated by its own bound on all data.  The reconstruction error is per pixel, in units
+# of the scaled data, whose variance is near 1.  The nearest neighbour is that of the posterior means of the latents.
 
 
 # %%
 def summarise(fits, Y: torch.Tensor, labels: np.ndarray) -> str:
-    """A markdown table, beside PCA."""
+    """Scores of the fits and of PCA as a markdown table."""
     pca = PCA(LATENT_DIM).fit(Y.numpy())
     scores = pca.transform(Y.numpy())
     error = float(((pca.inverse_transform(scores) - Y.numpy()) ** 2).mean())
@@ -114,13 +114,13 @@ def summarise(fits, Y: torch.Tensor, labels: np.ndarray) -> str:
 
 
 # %% [markdown]
-# The pictures: the two most relevant dimensions, the relevance of all, the bounds over time, and reconstructions of images of
+# The figures: the two most relevant dimensions, the relevance of all, the bounds over time, and reconstructions of images of
 # which half the pixels are hidden, whose latents are inferred without retraining.
 
 
 # %%
 def draw(fits, Y: torch.Tensor, labels: np.ndarray, to_grey: Callable[[torch.Tensor], torch.Tensor], out: Path) -> None:
-    """Write the pictures."""
+    """Draw and save the figures."""
     model, guide, _ = list(fits.values())[-1]
     relevance = 1 / model.kernel.lengthscale.detach()
     ax = plots.plot_latents(

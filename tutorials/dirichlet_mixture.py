@@ -9,10 +9,10 @@
 # %% [markdown]
 # # How many kinds of wine?
 #
-# 178 wines of three cultivars, 13 chemical measurements of each, of which we keep the first two principal components.  A
-# mixture of Gaussians with a Dirichlet process prior finds groups without being told how many.  Model and guide are plain
+# 178 wines of three cultivars, 13 chemical measurements of each, reduced to the first two principal components.  A
+# mixture of Gaussians with a Dirichlet process prior finds groups without a given number of them.  Model and guide are plain
 # Pyro.  Every factor of the guide has a closed form given the others, so that `BlockCoordinateVI` needs no gradient and no
-# draw.  scikit-learn has the same algorithm, which tells whether ours is right.
+# draw.  scikit-learn has the same algorithm, which serves as a reference.
 
 # %%
 import argparse
@@ -51,7 +51,7 @@ CONCENTRATION = (1.0, 1.0)  # shape and rate of the prior
 # ## The model
 #
 # Sticks $v_c \sim \mathrm{Beta}(1, \alpha)$ break the unit interval into weights $\pi_c = v_c \prod_{j<c} (1 - v_j)$; the last
-# component takes what is left.  Means and covariances are normal-inverse-Wishart.
+# component takes the remainder.  Means and covariances are normal-inverse-Wishart.
 
 
 # %%
@@ -62,13 +62,13 @@ def measurements() -> Tensor:
 
 
 def prior(x: Tensor) -> NormalInverseWishart:
-    """Of the mean and covariance of each component; scikit-learn's default."""
+    """Normal-inverse-Wishart prior of the mean and covariance of each component, scikit-learn's default."""
     Q = x.shape[-1]
     return NormalInverseWishart.of(x.new_zeros(Q), x.new_tensor(1.0), torch.eye(Q).to(x), x.new_tensor(float(Q)))
 
 
 class Wishart(dist.Wishart):
-    """Torch's own warns of singular draws where there are none."""
+    """Wishart distribution without the warning of torch's own, which reports singular draws that are not singular."""
 
     def rsample(self, sample_shape=()):
         with warnings.catch_warnings():
@@ -143,12 +143,13 @@ class Guide(PyroModule):
 # %% [markdown]
 # ## Closed forms
 #
-# An update gets the arguments of model and guide, and returns new values by name.  `pyro_lvgp.conjugate` has the formulas.
+# An update takes the arguments of model and guide and returns new parameter values by name.  `pyro_lvgp.conjugate` has the
+# formulas.
 
 
 # %%
 def make_blocks(guide: Guide) -> list[Block]:
-    """One for each factor, in scikit-learn's order: assignments last."""
+    """Blocks of the factors, in scikit-learn's order: assignments last."""
 
     def alpha(x: Tensor) -> dict[str, Tensor]:
         shape, rate = conjugate.concentration(*x.new_tensor(CONCENTRATION), guide.v.a, guide.v.b)
@@ -179,7 +180,7 @@ def make_blocks(guide: Guide) -> list[Block]:
 
 # %%
 def negative_bound(model: object, guide: Guide, x: Tensor) -> Tensor:
-    """Minus the evidence lower bound, exactly."""
+    """Exact negative evidence lower bound."""
     components, v, log_phi = guide.factor(), Beta(guide.v.a, guide.v.b), guide.z.log_probs
     phi, alpha = log_phi.exp(), Gamma(guide.alpha.shape, guide.alpha.rate)
     log_likelihood = conjugate.normal_log_likelihood(components, x)
@@ -197,13 +198,13 @@ def negative_bound(model: object, guide: Guide, x: Tensor) -> Tensor:
 # ## Fits
 #
 # Coordinate ascent ends in a local optimum.  We start ten times, from groups by k-means, and keep the fit with the best bound.
-# scikit-learn starts from the same groups.  It holds the concentration at 1; so do we in one of two fits, where the factor of
-# α stays the prior, whose mean is 1: parameters that require no gradient need no block.
+# scikit-learn starts from the same groups.  It fixes the concentration at 1.  One of our two fits does the same: the factor of
+# α stays at the prior, whose mean is 1, since parameters that require no gradient need no block.
 
 
 # %%
 class Fit(NamedTuple):
-    """A fit from one start."""
+    """A fit from one set of initial groups."""
 
     guide: Guide
     bounds: list[float]  # after each sweep
@@ -216,13 +217,13 @@ class Fit(NamedTuple):
 
 
 def kmeans(x: Tensor, seed: int) -> Tensor:
-    """Groups to start from, those of scikit-learn's mixture for this seed."""
+    """Initial groups, those of scikit-learn's mixture for this seed."""
     fitted = KMeans(NUM_COMPONENTS, n_init=1, random_state=np.random.RandomState(seed)).fit(x.numpy())
     return torch.as_tensor(fitted.labels_, dtype=torch.int64)
 
 
 def fit_blocks(x: Tensor, seed: int, num_sweeps: int, learn_alpha: bool) -> Fit:
-    """Closed forms, block by block."""
+    """Fit by closed-form updates, block by block."""
     guide = Guide(x, kmeans(x, seed))
     if not learn_alpha:
         guide.alpha.requires_grad_(False)
@@ -237,7 +238,7 @@ def fit_blocks(x: Tensor, seed: int, num_sweeps: int, learn_alpha: bool) -> Fit:
 
 
 def fit_sklearn(x: Tensor, seed: int, num_sweeps: int) -> Fit:
-    """The mixture of scikit-learn, as a guide."""
+    """Scikit-learn's mixture as a guide."""
     p = prior(x)
     mixture = BayesianGaussianMixture(
         n_components=NUM_COMPONENTS,
@@ -258,7 +259,7 @@ def fit_sklearn(x: Tensor, seed: int, num_sweeps: int) -> Fit:
         mixture.fit(x.numpy())
     seconds = time.perf_counter() - start
     guide = Guide(x, kmeans(x, seed))
-    # scikit-learn breaks as many sticks as there are components, and leaves the rest of the interval empty.
+    # scikit-learn breaks as many sticks as there are components, so that its weights do not sum to one.
     guide.v.a, guide.v.b = (torch.as_tensor(value[:-1]) for value in mixture.weight_concentration_)
     mean, kappa, covariance, dof = map(
         torch.as_tensor, (mixture.means_, mixture.mean_precision_, mixture.covariances_, mixture.degrees_of_freedom_)
@@ -270,7 +271,7 @@ def fit_sklearn(x: Tensor, seed: int, num_sweeps: int) -> Fit:
 
 
 def best(fits: list[Fit]) -> Fit:
-    """That of the start which led to the best bound."""
+    """Fit with the best bound over all initial groups."""
     return max(fits, key=lambda fit: fit.bounds[-1])
 
 
@@ -283,7 +284,7 @@ def best(fits: list[Fit]) -> Fit:
 
 # %%
 def summarise(fits: dict[str, list[Fit]], cultivars: np.ndarray) -> str:
-    """A markdown table."""
+    """Bounds and groups as a markdown table."""
     lines = ["| fit | bound | worst start | weights > 1 % | effective | Rand | E α | seconds |", f"|---|{'---:|' * 7}"]
     for name, starts in fits.items():
         fit = best(starts)
@@ -303,7 +304,7 @@ def summarise(fits: dict[str, list[Fit]], cultivars: np.ndarray) -> str:
 
 
 # %% [markdown]
-# An ellipse holds 95 % of a component at its mean precision, for components with more than 1 % of the weight.
+# An ellipse contains 95 % of the mass of a component at its mean precision, for components with more than 1 % of the weight.
 
 
 # %%
@@ -313,7 +314,7 @@ COLOURS = {SKLEARN: "#DDCC77", HELD: "#88CCEE", LEARNED: "#882255"}
 
 
 def draw(fits: dict[str, list[Fit]], x: Tensor, cultivars: np.ndarray) -> plt.Figure:
-    """Components over the data, weights beside each other, and bounds from all starts."""
+    """Components over the data, weights, and bounds from all initial groups."""
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13.0, 4.2), layout="constrained", width_ratios=(1.2, 1.0, 1.0))
     fit = best(fits[LEARNED])
     components, weights = fit.guide.factor(), fit.guide.weights()

@@ -10,9 +10,9 @@
 # # Which skill does a pupil lack?
 #
 # 400 pupils answer 12 questions: an easy one on reading, a hard one on arithmetic, and ten word problems that need both.  Who
-# fails at word problems may lack either skill: the posterior of the two abilities is bent like a boomerang.  No Gaussian is.
+# fails at word problems may lack either skill: the posterior of the two abilities is curved, and no Gaussian fits it.
 # We write the model in plain Pyro and fit it by four guides: Pyro's `AutoNormal`, Gaussians with full covariances, and
-# `AutoAnnealedLangevin` with two kinds of dynamics.  As there are two abilities only, quadrature tells what is true.
+# `AutoAnnealedLangevin` with two kinds of dynamics.  As there are only two abilities, quadrature gives the exact posterior.
 
 # %%
 import argparse
@@ -49,12 +49,12 @@ NUM_ITEMS = len(NEEDS)
 # succeed, $p = \sigma(\ell_1) \sigma(\ell_2)$, whose logit is $-\log(e^{-\ell_1} + e^{-\ell_2} + e^{-\ell_1 - \ell_2})$.
 # A skill that is not needed always succeeds: $\ell_q = \infty$.
 #
-# Dimensions count from the right, so that the model broadcasts over draws; `plates` tells guides of the mini-batch.
+# Dimensions count from the right, so that the model broadcasts over draws; `plates` passes the mini-batch to guides.
 
 
 # %%
 def logits(ability: Tensor, discrimination: Tensor, difficulty: Tensor) -> Tensor:
-    """Of right answers [..., item], from abilities [..., skill] and item parameters [..., item]."""
+    """Probabilities of right answers [..., item], from abilities [..., skill] and item parameters [..., item]."""
     ease = discrimination[..., None] * (ability[..., None, :] - difficulty[..., None])
     reading, arithmetic = ease.masked_fill(~NEEDS, math.inf).unbind(-1)
     return -torch.stack([-reading, -arithmetic, -reading - arithmetic]).logsumexp(0)
@@ -86,7 +86,7 @@ def simulate() -> Tensor:
 # ## Four guides
 #
 # All have mean-field Gaussians for the items.  They differ in the abilities: factorised Gaussians; Gaussians with a
-# correlation; and chains that start at a factorised Gaussian and climb to the posterior by eight Langevin transitions, whose
+# correlation; and annealed chains of eight Langevin transitions from a factorised Gaussian to the posterior, whose
 # step sizes and temperatures are learned.  Bound, steps, learning rate, mini-batches and seed are the same.
 
 # %%
@@ -96,7 +96,7 @@ Guides = dict[str, AutoGuide]
 
 
 def make_guides() -> Guides:
-    """By name."""
+    """Guides by name."""
     chain: dict[str, Any] = {"local_plate": "persons", "num_steps": 8, "step_size": 0.2, "create_plates": plates}
     return {
         AUTO_NORMAL: AutoNormal(model, init_loc_fn=init_to_median, create_plates=plates),
@@ -117,12 +117,12 @@ def fit_all(guides: Guides, answers: Tensor, num_steps: int) -> dict[str, FitRes
 
 
 # %% [markdown]
-# ## The truth
+# ## The exact posterior
 #
 # At given items, a grid over the two abilities gives the posterior and the evidence $\log p(y_n \mid \text{items})$ of each
-# person.  So we hold the items at the medians of each guide, on both sides, and look at its draws and weights there.
-# `log_weights` gives $\log w_{sn} = \log p(y_n, x_{ns}) - \log q(x_{ns})$.  Its mean falls short of the evidence by the KL
-# divergence of guide and posterior; for chains, by that of whole paths, which is more than that of their ends.
+# person.  So we fix the items at the medians of each guide, and compare its draws and weights with the exact posterior there.
+# `log_weights` gives $\log w_{sn} = \log p(y_n, x_{ns}) - \log q(x_{ns})$.  Its mean is lower than the evidence by the KL
+# divergence of guide and posterior; for chains, by that of whole paths, which is an upper bound on that of their ends.
 
 # %%
 AXIS = torch.linspace(-5.0, 5.0, 161)
@@ -130,7 +130,7 @@ GRID = torch.cartesian_prod(AXIS, AXIS)
 
 
 class Verdict(NamedTuple):
-    """A guide beside the truth, at the same items."""
+    """A guide and the exact posterior, at the same items."""
 
     log_w: Tensor  # log weights [draw, person]
     draws: Tensor  # abilities [draw, person, skill]
@@ -171,13 +171,14 @@ def judge(guide: AutoGuide, answers: Tensor) -> Verdict:
 #
 # The bounds are on the evidence of all data, items included, per person, with the Monte Carlo standard error over 20 draws of
 # the items; S draws for each person are inside the logarithm.  The rest is at given items: the gap to the evidence; the
-# effective number of 1000 weighted draws, for the median person; the share of persons with a Pareto k̂ above 0.7, so that
-# weights cannot mend the guide; and the mean error of the probability P that reading is weaker, by draws and weighted draws.
+# effective number of 1000 weighted draws, for the median person; the share of persons with a Pareto k̂ above 0.7, where
+# importance weights are unreliable; and the mean error of the probability P that reading is weaker, by draws and weighted
+# draws.
 
 
 # %%
 def estimate(num_samples: int, guide: AutoGuide, answers: Tensor) -> str:
-    """The bound for each person with its standard error."""
+    """Bound per person, with its standard error."""
     loss = ImportanceWeightedELBO("persons", num_samples, max_plate_nesting=1)
     pyro.set_rng_seed(0)
     values = -np.array([loss.loss(model, guide, answers) for _ in range(NUM_REPEATS)]) / NUM_PERSONS
@@ -185,7 +186,7 @@ def estimate(num_samples: int, guide: AutoGuide, answers: Tensor) -> str:
 
 
 def summarise(guides: Guides, histories: dict[str, FitResult], verdicts: dict[str, Verdict], answers: Tensor) -> str:
-    """A markdown table."""
+    """Comparison of the guides as a markdown table."""
     head = "abilities by | bound, S = 1 | S = 10 | S = 100 | gap | ESS | k̂ > 0.7 | error of P | weighted | seconds"
     lines = [f"| {head} |", f"|---|{'---:|' * 9}"]
     for name, verdict in verdicts.items():
@@ -203,15 +204,15 @@ def summarise(guides: Guides, histories: dict[str, FitResult], verdicts: dict[st
 
 
 # %% [markdown]
-# ## Pictures
+# ## Figures
 #
-# First the posteriors of four pupils, picked by how far `AutoNormal` is from the truth.  Grey is the exact posterior, with 20,
-# 50, 80 and 95 % of its mass; dots are draws as they come; ellipses hold 50 and 95 % of a Gaussian.
+# First the posteriors of four pupils, chosen by the error of `AutoNormal`.  Grey is the exact posterior, with 20,
+# 50, 80 and 95 % of its mass; dots are unweighted draws; ellipses contain 50 and 95 % of the mass of a Gaussian.
 
 
 # %%
 def draw_posteriors(verdicts: dict[str, Verdict], answers: Tensor) -> plt.Figure:
-    """Guides by pupils."""
+    """Posteriors of four pupils under each guide."""
     order = verdicts[AUTO_NORMAL].gap.argsort(descending=True)
     pupils = {"AutoNormal's worst": 0.0, "its 99th percentile": 0.01, "its 90th percentile": 0.1, "its median": 0.5}
     figure, axes = plt.subplots(3, 4, figsize=(10.5, 8.4), sharex=True, sharey=True, layout="constrained")
@@ -240,8 +241,8 @@ def draw_posteriors(verdicts: dict[str, Verdict], answers: Tensor) -> plt.Figure
 
 
 # %% [markdown]
-# A posterior predictive check sees the data only: answers of the same pupils, replicated, give the number of pupils with each
-# total score, to lay beside that observed.
+# A posterior predictive check uses the data only: replicated answers of the same pupils give the number of pupils with each
+# total score, to compare with the observed number.
 
 
 # %%

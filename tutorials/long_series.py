@@ -11,10 +11,10 @@
 #
 # Eight stations in Trentino, from the valley floor to 2125 m, measured the highest temperature of each day from 1958 to 2007:
 # 18 262 points in time.  A Gaussian process over them has a covariance matrix of 2.7 GB.  Under a Matérn kernel it is
-# also a Gauss–Markov chain, so `StructuredGPGuide` takes a Kalman filter and smoother instead, whose steps run in parallel:
+# also a Gauss–Markov chain, so `StructuredGPGuide` uses a Kalman filter and smoother with a parallel scan instead:
 # the same posterior and the same bound, in linear time and memory.
 #
-# We use it to fill gaps, with honest uncertainty, and to draw whole trajectories.
+# We use it to fill gaps, with calibrated uncertainty, and to draw whole trajectories.
 
 # %%
 import argparse
@@ -46,8 +46,8 @@ NUM_GAPS, GAP, YEAR = 400, 5, 365.25  # days
 # %% [markdown]
 # ## Data
 #
-# The yearly cycle of each station, two harmonics, is regressed out; what is left is the day's anomaly.  To have something to
-# judge by, nobody reads any thermometer for five days, four hundred times.
+# The yearly cycle of each station, two harmonics, is regressed out; the residual is the day's anomaly.  For
+# evaluation, all stations are hidden for five days, four hundred times.
 
 
 # %%
@@ -70,7 +70,7 @@ class Data(NamedTuple):
 
     @property
     def shown(self) -> Tensor:
-        """Anomalies that are shown, in units of their standard deviation."""
+        """Observed anomalies, in units of their standard deviation."""
         return ((self.Y - self.cycle) / self.scale).masked_fill(self.hidden, torch.nan)
 
 
@@ -99,9 +99,10 @@ def load(num_days: int | None) -> Data:
 # %% [markdown]
 # ## Model and guide
 #
-# Two processes, of which each is a sum: weather, which forgets in days, and seasons that are too warm or too cold, in months.
-# A linear decoder mixes them.  The encoder makes a Gaussian site of each station that reports, and multiplies them.
-# `method="auto"`, the default, sees Matérn kernels of one column and many points, and takes the state space.
+# Two processes, of which each is a sum: weather, with a lengthscale of days, and seasonal anomalies, with a lengthscale of
+# months. A linear decoder mixes them.  The encoder multiplies Gaussian sites, one for each station that reports.
+# `method="auto"`, the default, chooses the state-space method, since the kernels are Matérn kernels of one input and there are
+# many points.
 
 # %%
 NUM_LATENTS = 2
@@ -109,7 +110,7 @@ BOUND = StructuredELBO(max_plate_nesting=1)
 
 
 def make(method: Any = "auto") -> tuple[GPVAE, StructuredGPGuide]:
-    """Model and guide, of seed 0."""
+    """Model and guide for seed 0."""
     pyro.set_rng_seed(0)
     batch, num_stations = (NUM_LATENTS,), len(STATIONS)
     kernel = Matern(1, 0.5, lengthscale=4.0, batch_shape=batch)
@@ -126,7 +127,7 @@ def make(method: Any = "auto") -> tuple[GPVAE, StructuredGPGuide]:
 
 # %%
 def seconds_of_steps(data: Data) -> dict[str, dict[int, float]]:
-    """By method and number of days."""
+    """Seconds of a step by method and number of days."""
     sizes = {"dense": (125, 250, 500, 1000, 2000), "state-space": (125, 250, 500, 1000, 2000, 4000, 8000, len(data.Y))}
     result: dict[str, dict[int, float]] = {}
     for method, days in sizes.items():
@@ -146,7 +147,7 @@ def seconds_of_steps(data: Data) -> dict[str, dict[int, float]]:
 
 
 def draw_seconds(seconds: dict[str, dict[int, float]]) -> plt.Figure:
-    """Against the number of days, both in logarithms."""
+    """Seconds over the number of days, both axes logarithmic."""
     figure, ax = plt.subplots(figsize=(5.0, 3.4), layout="constrained")
     for (method, values), colour in zip(seconds.items(), ("#CC6677", "#332288"), strict=True):
         ax.loglog(list(values), list(values.values()), "o-", color=colour, label=method)
@@ -158,8 +159,8 @@ def draw_seconds(seconds: dict[str, dict[int, float]]) -> plt.Figure:
 # %% [markdown]
 # ## Gaps
 #
-# In a gap, the days before and after it say what they can.  Beside the guide: the yearly cycle alone, with the variance of the
-# anomalies; and straight lines through the gap, with the variance of their own errors.  The share of hidden days in the
+# Predictions in a gap depend on the days before and after it.  The guide is compared with the yearly cycle alone, with the
+# variance of the anomalies, and with linear interpolation, with the variance of its errors.  The share of hidden days in the
 # central 90 % should be 90 %.
 
 
@@ -172,12 +173,12 @@ class Guess(NamedTuple):
 
 
 def from_cycle(data: Data) -> Guess:
-    """No weather."""
+    """Predictions by the yearly cycle alone."""
     return Guess(data.cycle, data.scale.expand_as(data.cycle))
 
 
 def from_lines(data: Data) -> Guess:
-    """Straight lines between the anomalies before and after."""
+    """Predictions by linear interpolation of the anomalies before and after."""
     days, mean = data.days[:, 0].numpy(), data.cycle.clone()
     for j, y in enumerate(data.shown.T):
         seen = ~y.isnan()
@@ -192,7 +193,7 @@ def from_guide(data: Data, predicted: Prediction) -> Guess:
 
 
 def summarise(guesses: dict[str, Guess], data: Data) -> str:
-    """A markdown table over the hidden days."""
+    """Scores of the hidden days as a markdown table."""
     lines = ["| hidden days | RMSE [°C] | inside 90 % | width of 90 % [°C] | NLPD |", f"|---|{'---:|' * 4}"]
     for name, (mean, stddev) in guesses.items():
         error, stddev = (data.Y - mean)[data.hidden], stddev[data.hidden]
@@ -234,13 +235,13 @@ def draw_gap(guess: Guess, draws: Tensor, data: Data, gap: int = 5) -> plt.Figur
 
 # %%
 def all_warm(Y: Tensor, data: Data) -> Tensor:
-    """Whether each gap was warmer than the cycle throughout [..., gap, station]."""
+    """Whether all days of each gap were warmer than the cycle [..., gap, station]."""
     anomalies = Y - data.cycle
     return torch.stack([(anomalies[..., start : start + GAP, :] > 0.0).all(-2) for start in data.gaps], -2).double()
 
 
 def summarise_gaps(draws: dict[str, Tensor], data: Data) -> str:
-    """A markdown table over gaps and stations."""
+    """Scores over gaps and stations as a markdown table."""
     truth = all_warm(data.Y, data)
     lines = ["| five warm days | share | Brier score |", "|---|---:|---:|", f"| observed | {truth.mean():.1%} | |"]
     for name, drawn in draws.items():

@@ -10,9 +10,9 @@
 # # Three electrodes fall off
 #
 # Seven electrodes record an EEG for a second.  In its last 100 samples three of them, FZ, F1 and F2, are hidden.  What did
-# they record?  A GP-VAE explains all channels by a few latent processes, and predicts hidden entries from the channels that
-# are left and from what is near in time.  We fit it twice: as the bound stands, and with `corruption`, which hides from the
-# encoder gaps like those of the data, so that it learns to fill them.
+# they record?  A GP-VAE explains all channels by a few latent processes, and predicts hidden entries from the observed
+# channels and from neighbouring samples.  We fit it twice: by the plain bound, and with `corruption`, which hides gaps like
+# those of the data from the encoder, so that it learns to fill them.
 
 # %%
 import argparse
@@ -41,7 +41,7 @@ from pyro_lvgp.networks import Corruption, IndexNet, mask_like_shifted
 
 
 class Recording(NamedTuple):
-    """An EEG, standardised by what was seen of it."""
+    """An EEG, standardised by the moments of its observed entries."""
 
     t: Tensor  # seconds [sample, 1]
     truth: Tensor  # [sample, electrode]
@@ -65,17 +65,17 @@ def load() -> Recording:
 # %% [markdown]
 # ## Model and guide
 #
-# Two rough processes in time, and four latents that know nothing of time (`independent_dim`), go through a linear decoder;
-# each electrode has noise of its own.  That contains factor analysis, which is hard to beat here, and adds what is near in
-# time.  Both kinds of latents get an encoder that sums what a network of each electrode says, and so copes with any that are
-# missing.
+# Two rough processes in time, and four latents without correlation in time (`independent_dim`), go through a linear decoder;
+# each electrode has noise of its own.  The model contains factor analysis, a strong baseline here, and adds correlation in
+# time.  Both kinds of latents have an encoder that sums the outputs of one network for each electrode, so that any electrode
+# may be missing.
 
 # %%
 SMOOTH, WHITE = 2, 4
 
 
 class Filled(NamedTuple):
-    """A fit, and what it says about every entry."""
+    """A fit and its predictions of all entries."""
 
     mean: Tensor
     stddev: Tensor
@@ -84,7 +84,7 @@ class Filled(NamedTuple):
 
 
 def fill(recording: Recording, corruption: Corruption | None, num_steps: int) -> Filled:
-    """Fit, and predict everything."""
+    """Fit, and predict all entries."""
     num_electrodes = recording.seen.shape[1]
     torch.manual_seed(0)
     kernel = Matern(1, 0.5, lengthscale=0.02, batch_shape=(SMOOTH,))
@@ -104,8 +104,8 @@ def fill(recording: Recording, corruption: Corruption | None, num_steps: int) ->
 # ## Scores
 #
 # SMSE is the mean squared error over the variance of the hidden samples, averaged over electrodes: 1 is as good as their mean.
-# NLL is the mean negative log density of hidden entries, in microvolts.  Ridge regression on the four electrodes that are left
-# is the bar to clear.
+# NLL is the mean negative log density of hidden entries, in microvolts.  The baseline is ridge regression on the four observed
+# electrodes.
 
 
 # %%
@@ -134,7 +134,7 @@ def ridge(recording: Recording) -> tuple[Tensor, Tensor]:
 
 
 # %% [markdown]
-# ## Pictures
+# ## Figures
 
 
 # %%

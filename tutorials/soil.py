@@ -9,8 +9,8 @@
 # %% [markdown]
 # # How much cadmium is in the soil?
 #
-# Cadmium, nickel and zinc were measured in the soil of 359 places of the Swiss Jura.  Cadmium is expensive: of 100 places we
-# know the other two only.  A GP-VAE over the plane interpolates cadmium from cadmium near by, and from the other metals at the
+# Cadmium, nickel and zinc were measured in the soil of 359 places of the Swiss Jura.  Cadmium is expensive: at 100 places only
+# the other two are known.  A GP-VAE over the plane interpolates cadmium from cadmium near by, and from the other metals at the
 # place.  Concentrations are positive and skewed: we model their logarithms, so that predictions are log-normal.
 
 # %%
@@ -50,7 +50,7 @@ class Survey(NamedTuple):
 
 
 def load() -> Survey:
-    """The survey, with cadmium hidden where it is to be predicted."""
+    """The survey, with cadmium hidden at the places of the test set."""
     data = load_dataset("jura")
     columns = [list(data["columns"]).index(metal) for metal in METALS]
     metals = torch.as_tensor(data["Y"])[:, columns]
@@ -64,15 +64,15 @@ def load() -> Survey:
 # ## Model and guide
 #
 # Two rough processes over the plane and two latents of each place alone, through a linear decoder: in geostatistics, a linear
-# model of coregionalisation.  The encoder learns to do without cadmium, since `mask_like_rows` hides of each place what
-# is missing at another, drawn at random.
+# model of coregionalisation.  The encoder learns to work without cadmium, since `mask_like_rows` hides the entries of each
+# place that are missing at another place, drawn at random.
 
 # %%
 SMOOTH, LOCAL = 2, 2
 
 
 def train(survey: Survey, num_steps: int) -> tuple[GPVAE, StructuredGPGuide]:
-    """Fit to what was seen."""
+    """Fit to the observed measurements."""
     torch.manual_seed(0)
     kernel = Matern(2, 0.5, lengthscale=0.5, batch_shape=(SMOOTH,))
     decoder, likelihood = nn.Linear(SMOOTH + LOCAL, len(METALS)), Gaussian(0.1, data_dim=len(METALS))
@@ -100,7 +100,7 @@ def score(survey: Survey, log_mean: Tensor, log_sd: Tensor) -> tuple[float, floa
 
 
 def ridge(survey: Survey) -> tuple[Tensor, Tensor]:
-    """Bayesian ridge regression of log cadmium on the logarithms of the other metals, which knows no places."""
+    """Bayesian ridge regression of log cadmium on the logarithms of the other metals, without locations."""
     hidden = torch.isnan(survey.seen[:, 0]).numpy()
     others, cadmium = survey.seen[:, 1:].numpy(), survey.seen[:, 0].numpy()
     fitted = BayesianRidge().fit(others[~hidden], cadmium[~hidden])

@@ -7,13 +7,13 @@
 """Poisson spike counts by your own Pyro model: `python -m tutorials.spike_counts [--steps N] [--out FOLDER]`."""
 
 # %% [markdown]
-# # What drives these neurons?
+# # Latent processes behind spike counts
 #
 # Fifteen neurons are recorded in repeated trials; two unseen processes drive their rates.  The model is plain Pyro with a
 # Gaussian-process prior at one site.  We fit it by a mean-field guide, and by `StructuredGPGuide`, which keeps that prior and
-# multiplies it by what is said about each bin: by parameters of its own, or by an encoder that sees its counts.  All see the
-# same data and climb the same bound.  The counts are simulated, so that we know the rates; in every other trial each neuron is
-# lost to the recording with probability ½.
+# multiplies it by a Gaussian site for each bin, whose parameters are free or come from an encoder of the counts.  All have the
+# same data and maximise the same bound.  The counts are simulated, so that we know the rates; in every other trial each neuron
+# is missing with probability ½.
 
 # %%
 import argparse
@@ -46,12 +46,13 @@ TIMES = torch.linspace(0.0, 2.0, NUM_BINS)[:, None]  # seconds
 # ## The model
 #
 # Counts in a bin are Poisson with log rate $b_d + \sum_q w_{dq} f_q(t)$, where each $f_q$ is a smooth process of its own in
-# every trial.  `NaN` is a neuron that was not recorded.  The trials are as many as the data: the same model serves new ones.
+# every trial.  `NaN` is a neuron that was not recorded.  The number of trials is that of the data, so that the same model
+# serves new trials.
 
 
 # %%
 def log_rate(f: Tensor, weights: Tensor, base: Tensor) -> Tensor:
-    """[..., trial, bin, neuron] from processes [..., trial, latent, bin]."""
+    """Log rates [..., trial, bin, neuron] from processes [..., trial, latent, bin]."""
     return (weights @ f).mT + base
 
 
@@ -71,14 +72,14 @@ def model(t: Tensor, counts: Tensor) -> Tensor:
 
 
 class Recording(NamedTuple):
-    """Trials, and what is true of them."""
+    """Trials and their true rates."""
 
     counts: Tensor  # [trial, bin, neuron], NaN where not recorded
     rates: Tensor  # expected counts [trial, bin, neuron]
 
 
 def simulate() -> tuple[Recording, Recording]:
-    """Trials to train on, and new ones."""
+    """Training trials and new trials."""
     pyro.set_rng_seed(0)
     given = {"weights": 0.6 * torch.randn(NUM_NEURONS, NUM_LATENTS), "base": 0.5 * torch.randn(NUM_NEURONS)}
     given["lengthscale"] = torch.tensor(0.3)
@@ -93,10 +94,10 @@ def simulate() -> tuple[Recording, Recording]:
 # %% [markdown]
 # ## Three guides
 #
-# `sites` names the site and its encoder, which sees one bin of one trial: `ZeroImputation` gets the counts, zero where a
-# neuron is lost, and which are lost.  It sees square roots of the counts, whose noise has one size whatever the rate.
+# `encoders` names the site and its encoder, which takes one bin of one trial: `ZeroImputation` takes the counts, zero where a
+# neuron is missing, and the mask.  Its inputs are square roots of the counts, whose variance does not depend on the rate.
 # Weights, base rates and lengthscale get mean-field Gaussians.  With the encoder, the weights start at a draw from the prior:
-# it says little at first, and a process with weights near zero is soon not used at all.  The bound takes marginals of the
+# it is uninformative at first, and a process with weights near zero would be pruned.  The bound takes marginals of the
 # processes only.
 
 # %%
@@ -111,7 +112,7 @@ class CountNet(ZeroImputation):
 
 
 def make_guides() -> dict[str, AutoGuide]:
-    """By name."""
+    """Guides by name."""
     start = init_to_value(values={"weights": 0.6 * torch.randn(NUM_NEURONS, NUM_LATENTS)})
     return {
         MEAN_FIELD: MeanFieldGuide(model),
@@ -134,7 +135,7 @@ def fit_all(guides: dict[str, AutoGuide], counts: Tensor, num_steps: int) -> dic
 # %% [markdown]
 # ## Rates
 #
-# A guide with an encoder serves trials that it was never trained on; the others have no parameters for them.
+# A guide with an encoder serves trials outside the training set; the others have no parameters for them.
 
 
 # %%
@@ -146,13 +147,13 @@ def rates(guide: AutoGuide, counts: Tensor, num_draws: int = 50) -> Tensor:
 
 
 def error(drawn: Tensor, recording: Recording, lost: bool) -> float:
-    """Root mean squared error of log rates, of neurons lost or recorded."""
+    """Root mean squared error of log rates, of missing and of recorded neurons."""
     which = torch.isnan(recording.counts) == lost
     return (drawn.log().mean(0) - recording.rates.log())[which].square().mean().sqrt().item()
 
 
 def coverage(drawn: Tensor, recording: Recording) -> float:
-    """Share of true rates, of all neurons, inside intervals that hold 95 % of the draws."""
+    """Share of true rates, of all neurons, inside intervals that contain 95 % of the draws."""
     low, high = drawn.flatten(1).quantile(torch.tensor([0.025, 0.975]), 0).unbind(0)
     truth = recording.rates.flatten()
     return ((low <= truth) & (truth <= high)).float().mean().item()
@@ -176,9 +177,9 @@ def report(guides: dict[str, AutoGuide], histories: dict[str, FitResult], traine
 
 
 # %% [markdown]
-# ## Pictures
+# ## Figures
 #
-# A new trial: the rates of four recorded and four lost neurons, with the counts, and bands of the posterior.
+# A new trial: the rates of four recorded and four missing neurons, with the counts, and bands of the posterior.
 
 
 # %%

@@ -4,14 +4,14 @@
 #     text_representation:
 #       format_name: percent
 # ---
-"""A weather stream, week by week, without training again: `python -m tutorials.streaming [--steps N] [--out FOLDER]`."""
+"""A weather stream, week by week, without retraining: `python -m tutorials.streaming [--steps N] [--out FOLDER]`."""
 
 # %% [markdown]
 # # A stream, week by week
 #
 # A sparse GP-VAE is fitted to a year of daily maximum temperatures at twenty stations.  Then the next year arrives, a week at
-# a time.  The encoder says what each day tells about the latent processes, and the posterior takes it in: inducing points are
-# added where the new days lie and dropped where the old ones did, and nothing is trained again.
+# a time.  The encoder maps each day to Gaussian sites, by which the posterior is updated: inducing points are
+# added at the new days and removed at old days, and no parameter is trained again.
 
 # %%
 import argparse
@@ -40,12 +40,12 @@ SPACING = 1.0  # days between inducing points: weather changes from day to day
 
 
 # %% [markdown]
-# The data: anomalies from a mean annual wave.  In the second year a fifth of the entries is hidden, to judge by.
+# The data: anomalies from a mean annual wave.  In the second year a fifth of the entries is hidden for evaluation.
 
 
 # %%
 class Stream(NamedTuple):
-    """Days, anomalies [days, stations] in units of their standard deviation [°C], and which of them to hide."""
+    """Days, anomalies [days, stations] in units of their standard deviation [°C], and the mask of hidden entries."""
 
     day: torch.Tensor
     y: torch.Tensor
@@ -54,7 +54,7 @@ class Stream(NamedTuple):
 
 
 def load() -> Stream:
-    """Two years, from the first day on."""
+    """Data of two years."""
     data = load_dataset("weather_trentino")
     rows = (data["dates"] >= FIRST_DAY) & (data["dates"] < FIRST_DAY + DAYS + 52 * WEEK)
     warmest = torch.as_tensor(data["Y"][rows, :, 1], dtype=torch.float64)
@@ -73,8 +73,8 @@ def load() -> Stream:
 
 
 # %% [markdown]
-# The model: four processes over time behind a linear decoder, with an inducing point a day.  In training the encoder is shown
-# four fifths of what was measured, and all of it is scored.
+# The model: four processes over time behind a linear decoder, with an inducing point a day.  In training the encoder takes
+# four fifths of the observed entries, and the likelihood all of them.
 
 
 # %%
@@ -90,8 +90,8 @@ def train(stream: Stream, num_steps: int) -> tuple[SparseGPVAE, SparseStructured
 
 
 # %% [markdown]
-# Then the stream.  Each week is first predicted as it comes, hidden entries from those seen on the same days and before, and
-# then taken in.
+# The stream.  Hidden entries of each week are first predicted from entries observed on the same days and before; then
+# the posterior is updated with the week.
 
 
 # %%
@@ -104,7 +104,7 @@ class Reading(NamedTuple):
 
 
 def read(stream: Stream, model: SparseGPVAE, guide: SparseStructuredGPGuide) -> tuple[Reading, Reading]:
-    """Week by week; and then all at once, which sees the future too."""
+    """Predictions week by week, and from all data at once, which include the future."""
     visible = stream.y.masked_fill(stream.hidden, torch.nan)
     guide.condition(stream.day[:DAYS], visible[:DAYS])
     means, stddevs, seconds = [], [], []
@@ -133,13 +133,13 @@ def read(stream: Stream, model: SparseGPVAE, guide: SparseStructuredGPGuide) -> 
 
 
 # %% [markdown]
-# How good is it?  Root mean squared error and mean negative log density of the hidden temperatures, beside the mean of the
-# stations seen on the same day, and beside the seasonal mean alone.
+# Scores: root mean squared error and mean negative log density of the hidden temperatures, beside the mean of the
+# stations observed on the same day, and beside the seasonal mean alone.
 
 
 # %%
 def summarise(stream: Stream, readings: dict[str, Reading]) -> str:
-    """A markdown table."""
+    """Scores as a markdown table."""
     truth, hidden = stream.y[DAYS:] * stream.scale, stream.hidden[DAYS:] & ~torch.isnan(stream.y[DAYS:])
     same_day = truth.masked_fill(hidden, torch.nan).nanmean(1, keepdim=True).expand_as(truth)
     lines = ["| hidden temperatures of the second year | RMSE [°C] | NLL | seconds a week |", "|---|---:|---:|---:|"]
@@ -154,12 +154,12 @@ def summarise(stream: Stream, readings: dict[str, Reading]) -> str:
 
 
 # %% [markdown]
-# The pictures: a station's spring with what was hidden, and the seconds that each week takes.
+# The figures: a station's spring with its hidden entries, and the seconds for each week.
 
 
 # %%
 def draw(stream: Stream, weekly: Reading, out: Path) -> None:
-    """Write the pictures."""
+    """Draw and save the figures."""
     days, station = slice(60, 150), int(stream.hidden[DAYS:].sum(0).argmax())
     x, truth = np.arange(60, 150), (stream.y[DAYS:] * stream.scale)[days, station]
     hidden, mean, stddev = stream.hidden[DAYS:][days, station], weekly.mean[days, station], weekly.stddev[days, station]

@@ -10,8 +10,8 @@
 # # A weather map from scattered stations
 #
 # Fifty stations in the mountains measure precipitation and the day's highest and lowest temperature, with gaps.  A sparse
-# GP-VAE learns from the weeks of one year how weather hangs together over places, heights, days and variables.  Then it fills
-# gaps of another year: at stations of which it sees nothing, and between stations.
+# GP-VAE learns from the weeks of one year the correlation of weather over places, elevations, days and variables.  Then it
+# fills gaps of another year: at stations without any observation, and between stations.
 
 # %%
 import argparse
@@ -40,8 +40,8 @@ LENGTHSCALE = torch.tensor([1.0, 1.0, 1.5, 3.0])  # [100 km], [100 km], [km of h
 
 
 # %% [markdown]
-# The data: a row is a station on a day of a week, at 100 km east and north, km of height, and day.  What season and height
-# explain is taken away by a regression on the training year; precipitation counts as log(1 + mm).
+# The data: a row is a station on a day of a week, at 100 km east and north, km of height, and day.  The effects of season
+# and elevation are removed by a regression on the training year; precipitation is log(1 + mm).
 
 
 # %%
@@ -62,12 +62,12 @@ class Weather(NamedTuple):
     scale: torch.Tensor
 
     def expected(self, x: torch.Tensor, week: int | torch.Tensor) -> torch.Tensor:
-        """What season and height explain, at inputs in a week."""
+        """Effects of season and elevation, at inputs in a week."""
         return season(7.0 * torch.as_tensor(week) + 3.0 + x[..., 3], x[..., 2]) @ self.coefficients
 
 
 def season(day: torch.Tensor, height: torch.Tensor) -> torch.Tensor:
-    """A wave over the year, height, and how height matters through the year."""
+    """Regressors: annual sine and cosine, elevation, and their products."""
     waves = [torch.ones_like(day), (2 * np.pi * day / 365.25).cos(), (2 * np.pi * day / 365.25).sin()]
     return torch.stack([*waves, *(wave * height for wave in waves)], -1)
 
@@ -99,8 +99,8 @@ def load() -> Weather:
 
 # %% [markdown]
 # The model: a process over place, height and day for each variable, which a linear decoder may mix.  Weeks share kernels,
-# decoder, encoder and inducing points, which k-means of the inputs places, in units of lengthscales.  Encoder and decoder
-# start as each other's inverse.
+# decoder, encoder and inducing points, which k-means of the inputs places, in units of lengthscales.  Initially the encoder is
+# the inverse of the decoder.
 
 
 # %%
@@ -138,7 +138,7 @@ def train(weather: Weather, num_steps: int) -> tuple[SparseGPVAE, SparseStructur
 
 # %%
 def hide(weather: Weather) -> tuple[torch.Tensor, torch.Tensor]:
-    """The second year without some stations, and which rows those are."""
+    """Data of the second year without some stations, and the mask of their rows."""
     measuring = (~torch.isnan(weather.measured[TEST][:, : len(weather.names)])).any(0).nonzero()[:, 0]
     stations = measuring[torch.randperm(len(measuring), generator=torch.Generator().manual_seed(1))[:NUM_HIDDEN]]
     hidden = torch.zeros(len(weather.names), dtype=torch.bool)
@@ -148,7 +148,7 @@ def hide(weather: Weather) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def summarise(weather: Weather, mean: torch.Tensor, stddev: torch.Tensor, hidden: torch.Tensor) -> str:
-    """Errors at each hidden station, in °C, and how often its temperature lies within two standard deviations."""
+    """Errors at each hidden station, in °C, and coverage of two standard deviations."""
     truth, expected = weather.measured[TEST], weather.expected(weather.x, torch.arange(WEEKS)[:, None])[..., MAXIMUM]
     lines = [
         "| station never seen | height [m] | season and height: RMSE [°C] | GP-VAE: RMSE [°C] | within 2 sd |",
@@ -166,13 +166,13 @@ def summarise(weather: Weather, mean: torch.Tensor, stddev: torch.Tensor, hidden
 
 
 # %% [markdown]
-# The pictures: a hidden station's year, and the map of one day, 500 m above the sea, from the stations that were seen.
-# Circles are stations, squares the hidden ones, in the colour of what they measured, brought to 500 m by the regression.
+# The figures: a hidden station's year, and the map of one day, 500 m above the sea, from the observed stations.
+# Circles are stations, squares the hidden ones, in the colour of their measurements, adjusted to 500 m by the regression.
 
 
 # %%
 def draw(weather: Weather, model, guide, visible, mean, stddev, hidden, out: Path) -> None:
-    """Write the pictures."""
+    """Draw and save the figures."""
     station = int(hidden.nonzero()[0])
     rows = slice(station, None, len(weather.names))
     day, truth, middle, width = (

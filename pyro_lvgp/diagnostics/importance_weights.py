@@ -103,12 +103,12 @@ def pareto_k(log_weights: Float[Tensor, "S *batch"]) -> Float[Tensor, "*batch"]:
 
 def _tail_shape(excess: Float[Tensor, " tail"]) -> float:
     """K̂ of sorted excesses over a threshold: those that tie with it tell nothing, and others that all tie make no tail."""
-    told = excess[excess > 0.0]
+    positive = excess[excess > 0.0]
     if torch.isnan(excess).any():
         return math.nan
-    if not len(told) or (len(told) >= _FEWEST and told[0] == told[-1]):
+    if not len(positive) or (len(positive) >= _FEWEST and positive[0] == positive[-1]):
         return -math.inf
-    return fit_generalized_pareto(told)[0] if len(told) >= _FEWEST else math.inf
+    return fit_generalized_pareto(positive)[0] if len(positive) >= _FEWEST else math.inf
 
 
 _FEWEST = 5  # excesses to fit a tail to

@@ -53,7 +53,7 @@ def bound_sandwich(
 
         E\Big[\log \tfrac1S \sum_s w_s\Big] \le \log p(y) \le E\Big[-\log \tfrac1S \sum_s \tilde w_s^{-1}\Big].
 
-    Sites that are not annealed are held at their true values: the evidence is that given them.
+    Sites that are not annealed are fixed at their true values: the evidence is that given them.
 
     :param model: the model, at the parameters under which it generated the data.
     :param guide: annealed guide, fitted to the simulated data.
@@ -122,7 +122,7 @@ def bound_sandwich(
 
 
 def _not_drawn(site: Any) -> str:
-    """What makes the density of a site another than that of a draw from it, if anything does."""
+    """Name what makes the density of a site differ from that of its draws; empty if nothing does."""
     if site_is_factor(site):
         return "a factor"
     if not site["is_observed"] and (mask := mask_of(site)) is not None and not torch.as_tensor(mask).all():

@@ -1,4 +1,4 @@
-"""What guides can do whose posterior is known by its draws only."""
+"""Base class of guides without closed-form marginals."""
 
 from typing import Any
 

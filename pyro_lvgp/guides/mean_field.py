@@ -1,4 +1,4 @@
-"""Independent Gaussians, one for each latent site and datum."""
+"""Mean-field Gaussian guide."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -41,7 +41,7 @@ class MeanFieldGuide(ModelGuide):
 
     :param model: a Pyro model.
     :param covariance: ``"diagonal"`` or ``"full"`` for each site by name, over the site's event.  By default, what
-        the model's site asks for by ``infer={"covariance": ...}`` (``u`` of our models: full), else full where the prior is a
+        the model's site requests by ``infer={"covariance": ...}`` (``u`` of our models: full), else full where the prior is a
         ``MultivariateNormal`` and diagonal elsewhere.
     :param encoders: amortise sites: a module for each site name that maps the model's first argument, a batch of data, to
         the loc [B, Q] and the scale [B, Q] (or, with a full covariance, the scale_tril [B, Q, Q]) of that batch.  Modules

@@ -1,4 +1,4 @@
-"""Guides that let an encoder speak about the inducing points of Gaussian processes."""
+"""Guides that multiply the prior of inducing values by sites from an encoder."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -26,7 +26,7 @@ from pyro_lvgp.ops import sparse_sites
 from pyro_lvgp.ops.sparse_sites import Sites
 
 
-class _Told(NamedTuple):
+class _PointSites(NamedTuple):
     """Sites on linear functions of the whitened inducing values, with a dimension for the plate of the points.
 
     :param G: the functions, in columns.
@@ -40,7 +40,7 @@ class _Told(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What a guide keeps of data it was conditioned on.
+    """Natural parameters of the data that a guide was conditioned on.
 
     :param inducing_points: where the sites lie.
     :param precision: H of the whitened inducing values, summed over those data.
@@ -53,7 +53,7 @@ class Memory(NamedTuple):
 
 
 class SparseStructuredGPGuide(StructuredGPGuide):
-    r"""Guide that keeps the prior of Gaussian processes and adds what an encoder says about their inducing values.
+    r"""Guide that multiplies the prior of inducing values by Gaussian sites from an encoder.
 
     .. math::
 
@@ -87,7 +87,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
     :param create_plates: as for Pyro's autoguides, for the mean-field sites.
     :raises ValueError: for a site that is not there, or an encoding of the wrong shape.
 
-    :class:`~pyro_lvgp.infer.MeanFieldELBO` with ``local_plate="points"`` integrates u out: each f_n comes from its marginal.
+    :class:`~pyro_lvgp.infer.MeanFieldELBO` with ``local_plate="points"`` marginalises u: each f_n is drawn from its marginal.
 
     Source: eqs. 3.41 to 3.47 of the GP-VAE thesis; Ashman et al. (2020), "Sparse Gaussian process variational autoencoders";
     Hensman et al. (2013), "Gaussian processes for big data", for the free form.
@@ -148,24 +148,26 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         process = _process_of(prior)
         if process is None or name not in self._encoded:
             return super()._posterior(name, prior, args)
-        told = self._told(name, process, args)
+        point_sites = self._point_sites(name, process, args)
         if self.memory is not None:
             self._check_order_of_rows()
             self._check_memory()
-        sites = self._with_memory(told)
-        loc, scale_tril = sparse_sites.posterior(sites, lambda: self._with_memory(_Told(*(part.double() for part in told))))
+        sites = self._with_memory(point_sites)
+        loc, scale_tril = sparse_sites.posterior(
+            sites, lambda: self._with_memory(_PointSites(*(part.double() for part in point_sites)))
+        )
         return dist.MultivariateNormal(loc, scale_tril=scale_tril).expand(prior.batch_shape)
 
-    def _told(self, name: str, process: SparseProcess, args: tuple) -> _Told:
-        """What the data among the arguments say about the inducing values."""
+    def _point_sites(self, name: str, process: SparseProcess, args: tuple) -> _PointSites:
+        """Sites of the data among the arguments, on the inducing values."""
         encoder, y = attrgetter(name)(self.encoders), self._data(args)
         if isinstance(encoder, OffsetNet | NeighbourNet):
             return _nearest(process, encoder, y, name)
         return _projected(process, self._encoding(name, y), y, name)
 
-    def _with_memory(self, told: _Told) -> Sites:
-        """All that is known of the inducing values, [*series, Q, M]."""
-        sites = _aggregate(told)
+    def _with_memory(self, point_sites: _PointSites) -> Sites:
+        """Sites of the data and of the memory together, [*series, Q, M]."""
+        sites = _aggregate(point_sites)
         return sites if self.memory is None else _product(Sites(self.memory.precision, self.memory.information), sites)
 
     @torch.no_grad()
@@ -202,7 +204,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
     def _remember(self, name: str, old: SparseProcess, process: SparseProcess, args: tuple) -> Memory:
         """Carry the memory from the old inducing values to those of a process, and add what the data say of these."""
         with eval_mode(self):
-            sites = _aggregate(self._told(name, process, args))
+            sites = _aggregate(self._point_sites(name, process, args))
         if self.memory is not None:
             known = Sites(self.memory.precision, self.memory.information)
             if process is not old:
@@ -238,14 +240,14 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         self.memory = memory
 
     def _apply(self, fn, recurse=True):
-        """What ``to()``, ``double()`` and the like call: the memory goes where the parameters go."""
+        """Move the memory with the parameters; ``to()``, ``double()`` and the like call this."""
         super()._apply(fn, recurse)
         if self.memory is not None:
             self.memory = Memory(*map(fn, self.memory))
         return self
 
     def get_extra_state(self) -> dict[str, Tensor]:
-        """What ``state_dict()`` holds besides parameters: the memory."""
+        """Return the memory, for ``state_dict()``."""
         return {} if self.memory is None else self.memory._asdict()
 
     def set_extra_state(self, state: dict[str, Tensor]) -> None:
@@ -282,7 +284,9 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         with seeded(0), poutine.block(), Replace(at_median):
             self.model(*args)
         if not found:
-            raise ValueError("expected an encoder for the inducing values, got a free q(u), which knows no new data; give one")
+            raise ValueError(
+                "expected an encoder for the inducing values, got a free q(u), which takes in no new data; pass one"
+            )
         if len(found) > 1 or not isinstance(self.model, HasInducingPoints):
             raise ValueError(
                 "expected a model with one site of inducing values, whose inducing points are its parameter inducing_points, "
@@ -301,14 +305,14 @@ def _process_of(prior: Any) -> SparseProcess | None:
     return prior.process if isinstance(prior, InducingValues) else None
 
 
-def _projected(process: SparseProcess, encoding: tuple[Tensor, Tensor], y: Tensor, name: str) -> _Told:
+def _projected(process: SparseProcess, encoding: tuple[Tensor, Tensor], y: Tensor, name: str) -> _PointSites:
     """Sites on f where the data are, projected on the inducing values."""
     loc, scale = (part.mT.unsqueeze(-3) for part in encoding)
     _check(name, process, loc, -2)
-    return _Told(process.A, *_natural(loc, scale.square(), _weight(process, y)))
+    return _PointSites(process.A, *_natural(loc, scale.square(), _weight(process, y)))
 
 
-def _nearest(process: SparseProcess, encoder: OffsetNet | NeighbourNet, y: Tensor, name: str) -> _Told:
+def _nearest(process: SparseProcess, encoder: OffsetNet | NeighbourNet, y: Tensor, name: str) -> _PointSites:
     """Sites on the inducing values nearest to each datum, or on f and taken there one by one, summed over data."""
     index = sparse_sites.nearest(process.similarity, min(encoder.num_nearest, process.num_inducing))
     loc, scale = encoder(y[..., None, None, :, :], process.offsets(index))
@@ -317,7 +321,7 @@ def _nearest(process: SparseProcess, encoder: OffsetNet | NeighbourNet, y: Tenso
     gain, left = process.given_single_value(index) if isinstance(encoder, NeighbourNet) else (variance.new_ones(()), 0.0)
     precision, information = _natural(loc, variance + left, _weight(process, y)[..., None])
     natural = gain.square() * precision, gain * information
-    return _Told(process.L.mT, *(sparse_sites.sum_at(index, part, process.num_inducing) for part in natural))
+    return _PointSites(process.L.mT, *(sparse_sites.sum_at(index, part, process.num_inducing) for part in natural))
 
 
 def _weight(process: SparseProcess, y: Tensor) -> Tensor:
@@ -356,9 +360,9 @@ def _product(known: Sites, new: Sites) -> Sites:
     return Sites(known.precision + new.precision, known.information + new.information)
 
 
-def _aggregate(told: _Told) -> Sites:
+def _aggregate(point_sites: _PointSites) -> Sites:
     """One factor of all sites, [*series, Q, M]."""
-    return _by_series(sparse_sites.aggregate(*told))
+    return _by_series(sparse_sites.aggregate(*point_sites))
 
 
 def _by_series(sites: Sites) -> Sites:

@@ -31,7 +31,7 @@ Method = Literal["auto", "dense", "state-space"]
 
 
 class StructuredGPGuide(ModelGuide):
-    r"""Guide that keeps the prior of a Gaussian-process site and adds what an encoder says about it.
+    r"""Guide that multiplies the prior of a Gaussian-process site by Gaussian sites from an encoder.
 
     .. math::
 
@@ -182,13 +182,13 @@ class StructuredGPGuide(ModelGuide):
         return {name: drawn.values[name] for name in latents}
 
     def _posterior(self, name: str, prior: Any, args: tuple) -> Any:
-        """What stands for the prior of a site."""
+        """Distribution of a site in the guide."""
         if name not in self._encoded:
             posterior, transform = self.mean_field._posterior(name, args), self.mean_field.coordinates[name].transform
             return posterior if transform is None else dist.TransformedDistribution(posterior, transform)
         base = _gaussian_prior(name, prior)
-        loc, scale, told = self._sites(name, base, args)
-        precision = torch.where(told, scale.square().reciprocal(), 0.0)
+        loc, scale, has_data = self._sites(name, base, args)
+        precision = torch.where(has_data, scale.square().reciprocal(), 0.0)
         if isinstance(base, torch.distributions.Normal):
             # N(m, s²) N(μ, v): natural parameters add up.
             total = base.variance.reciprocal() + precision
@@ -227,7 +227,7 @@ class StructuredGPGuide(ModelGuide):
         return args[position]
 
     def _sites(self, name: str, prior: Any, args: tuple) -> tuple[Tensor, Tensor, Tensor]:
-        """Loc and scale of the sites, in the layout of the prior, and which of them are told anything."""
+        """Loc and scale of the sites, in the layout of the prior, and which of them have data."""
         y = self._data(args)
         # [..., points, latent dimensions] as encoders have it, or the other way round as processes do
         by_point = isinstance(prior, torch.distributions.Normal)
@@ -236,8 +236,8 @@ class StructuredGPGuide(ModelGuide):
         def align(x: Tensor) -> Tensor:
             return _align(x if by_point else x.mT, shape, name, self._with_latents[name])
 
-        told = (~torch.isnan(y)).any(-1, keepdim=True)
-        told = told.flatten(0, shared - 1).any(0) if (shared := self._shared[name]) else told
+        has_data = (~torch.isnan(y)).any(-1, keepdim=True)
+        has_data = has_data.flatten(0, shared - 1).any(0) if (shared := self._shared[name]) else has_data
         if not self._encoded[name]:
             self._check_order_of_rows()
             loc, scale = attrgetter(name)(self.locs), attrgetter(name)(self.scales)
@@ -246,9 +246,9 @@ class StructuredGPGuide(ModelGuide):
                     f"expected all points that the free sites of {name!r} belong to, {list(loc.shape)}, got {list(shape)}; "
                     "give the site an encoder for other data and for mini-batches of points"
                 )
-            return loc, scale, align(told)
+            return loc, scale, align(has_data)
         loc, scale = self._encoding(name, y)
-        return align(loc), align(scale), align(told)
+        return align(loc), align(scale), align(has_data)
 
     def encoder_of(self, site: str) -> nn.Module | None:
         """Return the encoder of a site; None if the site has parameters of its own.
@@ -302,13 +302,13 @@ class StructuredGPGuide(ModelGuide):
             result[name] = normal.icdf(q.reshape(-1, *(1,) * normal.mean.dim()))
             return posterior if keep else dist.Delta(posterior.mean, event_dim=prior.event_dim)
 
-        # Draws of sites that keep their spread, which the model integrates over, count for nothing.
+        # The model marginalises sites that keep their spread, so that their draws do not matter.
         with seeded(0), poutine.block(), MarginalizeOwnGaussians(), Replace(at_median):
             self.model(*args, **kwargs)
         return result
 
     def _keeps_spread(self, prior: Any) -> bool:
-        """Whether quantiles of other sites integrate over the site with this prior, instead of holding it at its median."""
+        """Whether quantiles of other sites marginalise the site with this prior, instead of fixing it at its median."""
         return False
 
 

@@ -109,7 +109,7 @@ def _of_module(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor, An
 
 @contextmanager
 def held(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Tensors that require no gradients for now.
+    """Context in which tensors require no gradients.
 
     ``poutine.block`` would hide them from the optimiser only, and let gradients pile up on them.
     """

@@ -100,7 +100,7 @@ class SiteLayout:
 
 
 def is_deterministic(site: Mapping) -> bool:
-    """Whether a site is a function of others: by ``pyro.deterministic``, or what a reparameteriser leaves of a latent site.
+    """Whether a site is a function of others, by ``pyro.deterministic`` or a reparameteriser.
 
     Such a site is a Delta, observed at the very tensor that the Delta is made of; a Delta likelihood is observed at data.
     """

@@ -1,4 +1,4 @@
-"""Many draws from a guide at once, with the model replayed on every one of them."""
+"""Draws from a guide in parallel, with the model replayed on each of them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -25,11 +25,11 @@ _DRAWS = "_pyro_lvgp_draws"
 
 @dataclass(frozen=True, eq=False)
 class SampledTraces:
-    """S draws z ~ q(z) and what the model makes of them.
+    """S draws z ~ q(z), with the sites and log densities of the model and the guide.
 
     :param sites: the sites of the model, in its order.
     :param log_p: log p(y, z) of every draw.
-    :param log_q: log density of every draw under what drew it.
+    :param log_q: log density of every draw under the guide, and the priors of sites that the guide lacks.
     :param plates: for each plate the rows in it: 0 … size − 1, or the subsample.
     """
 
@@ -68,9 +68,9 @@ def sample_traces(
     :param chunk_size: number of draws in memory at once; it bounds the memory of everything but the result.
     :param vectorize: False runs model and guide draw by draw: slow, but it asks nothing of them.
     :param predict: simulate the observed sites.
-    :param log_likelihood: keep the log density of every observed entry.
+    :param log_likelihood: return the log density of every observed entry.
     :param seed: seed of the draws; the global random state is then left alone.  None draws from the global state.
-    :param device: where the result is kept; None for where it was made.
+    :param device: device of the result; None for the one that it is computed on.
     :param kwargs: keyword arguments of both.
     :raises ValueError: if a number is not positive, or an observed value depends on the latent sites.
     :raises TypeError: if a number is no integer.

@@ -67,8 +67,8 @@ def laplace(
         """Log density, slope and H."""
         with torch.enable_grad():
             leaf = X.detach().requires_grad_()
-            told, fishers = zip(*(_likelihood_expansion(given, leaf, Y, observed) for given in entries), strict=True)
-            value = torch.stack(told).mean(0) + prior.log_prob(leaf)
+            values, fishers = zip(*(_likelihood_expansion(given, leaf, Y, observed) for given in entries), strict=True)
+            value = torch.stack(values).mean(0) + prior.log_prob(leaf)
             (slope,) = torch.autograd.grad(value.sum(), leaf)
         H = prior.precision_matrix + torch.stack(fishers).mean(0)
         return value.detach(), slope, 0.5 * (H + H.mT)  # symmetric to all digits, as its check wants it
@@ -85,11 +85,11 @@ def laplace(
         proposed, new_slope, new_H = expansion(proposal)
         # The last steps no longer change the value but by rounding, and still come nearer.
         rounding = (10.0 * torch.finfo(value.dtype).eps * value.abs()).clamp_min(torch.finfo(value.dtype).tiny)
-        kept = (proposed - value + rounding) / (promised + rounding)
-        better = kept >= 0.0
+        gain_ratio = (proposed - value + rounding) / (promised + rounding)
+        better = gain_ratio >= 0.0
         X, value = torch.where(better[:, None], proposal, X), torch.where(better, proposed, value)
         slope, H = torch.where(better[:, None], new_slope, slope), torch.where(better[:, None, None], new_H, H)
-        factor = (2.0 * (kept - 1.0).abs()).clamp(1e-3, 2.0)
+        factor = (2.0 * (gain_ratio - 1.0).abs()).clamp(1e-3, 2.0)
         damping = (damping * torch.where(better, factor, growth)).clamp(*_RANGE)
         growth = torch.where(better, 2.0, 2.0 * growth)
     q = dist.MultivariateNormal(X, precision_matrix=H)
@@ -103,7 +103,7 @@ def _likelihood_expansion(
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, "B Q Q"]]:
     """Log p(y | x), which can be differentiated by X, and what it adds to the precision of latents."""
     entries = given(X)
-    told = torch.where(observed, entries.log_prob(Y), 0.0).sum(-1)
+    log_likelihood = torch.where(observed, entries.log_prob(Y), 0.0).sum(-1)
     mean, variance = entries.f_mean.detach().requires_grad_(), entries.f_variance.detach()
     at_mean = LikelihoodPredictive(entries.likelihood, mean, variance, entries.term, entries.params)
     (slope,) = torch.autograd.grad(at_mean.log_prob(Y).sum(), mean, create_graph=True)
@@ -114,7 +114,7 @@ def _likelihood_expansion(
     columns = [torch.autograd.grad(column.sum(), v, retain_graph=True)[0] for column in JTv.unbind(-1)]
     J = torch.stack(columns, -1)
     h = torch.where(observed, -curvature.clamp_max(0.0), 0.0)
-    return told, J.mT @ (h[..., None] * J)
+    return log_likelihood, J.mT @ (h[..., None] * J)
 
 
 def gaussian_components(prior: torch.distributions.Distribution) -> tuple[Float[Tensor, " K"], dist.MultivariateNormal]:

@@ -1,4 +1,4 @@
-"""Posteriors of the latents of rows that a model was not trained on, given what it knows of all rows."""
+"""Posteriors of the latents of rows that a model was not trained on, given the posterior of what all rows share."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

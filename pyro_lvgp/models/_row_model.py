@@ -61,7 +61,7 @@ class RowModel(LatentVariableModel):
         return X if own is None else own, filled - centre
 
     def _start_parameter(self, name: str, value: Tensor) -> Tensor:
-        """Let a parameter start at a value, unless it is held; where it has a prior, guides start there instead.
+        """Let a parameter start at a value, unless it is frozen; where it has a prior, guides start there instead.
 
         :returns: where it starts.
         """

@@ -112,7 +112,7 @@ class GPVAE(LatentProcessModel):
         if not isinstance(process, StructuredPosterior):
             raise TypeError(
                 f"expected a guide that keeps the process f, such as StructuredGPGuide, got {type(process).__name__} at that "
-                "site, which knows nothing between the data"
+                "site, which has no values between the data"
             )
         if joint and not isinstance(process, StateSpacePosterior):
             # The process's own draws have the prior's jitter, which is more than sharp sites leave.

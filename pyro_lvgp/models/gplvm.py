@@ -26,7 +26,7 @@ from pyro_lvgp.ops.linalg import invert_lower, safe_cholesky, solve_lower, spars
 
 
 class _Shared(NamedTuple):
-    """What all rows share: sites and parameters, as they are now.
+    """Sites and parameters that all rows share, at their present values.
 
     :param mean: offsets c_d.
     :param u_scale_tril: Cholesky factor of the covariance of u if a bound marginalises u, whose mean is then ``u``; else None.
@@ -42,11 +42,11 @@ class _Shared(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """What :meth:`BayesianGPLVM.log_joint` needs besides the latents.
+    """Tensors that :meth:`BayesianGPLVM.log_joint` needs besides the latents.
 
     :param Luu_inv: L_uu⁻¹.
     :param likelihood: its quadratic form, or the data and which of them are observed.
-    :param score: what the closed form of the gradient needs, where there is one.
+    :param score: tensors of the closed-form gradient, where there is one.
     """
 
     shared: _Shared
@@ -187,7 +187,7 @@ class BayesianGPLVM(RowModel):
         )
 
     def statistics(self, y: Float[Tensor, "B D"], idx: Int[Tensor, " B"] | None = None) -> Statistics:
-        """What :meth:`log_joint` needs: sites outside the plate ``data`` and parameters, read as the model reads them.
+        """Compute the tensors of :meth:`log_joint` from the parameters and the sites outside the plate ``data``.
 
         :param y: observations, NaN where missing.
         :param idx: indices of the rows in y; None for all rows.
@@ -258,7 +258,7 @@ class BayesianGPLVM(RowModel):
 
         Latents come from PCA or factor analysis of the data on the scale of f, inducing points from k-means of the
         latents, ``mean`` from the column means, and ``u`` from ridge regression on the latents,
-        ``u = (A Aᵀ + ridge I)⁻¹ A (f − c)``.  Inducing points that are held (``requires_grad_(False)``) stay as they are, and
+        ``u = (A Aᵀ + ridge I)⁻¹ A (f − c)``.  Frozen inducing points (``requires_grad_(False)``) stay as they are, and
         keep a prior if they have one.
 
         :param Y: all data, NaN where missing.

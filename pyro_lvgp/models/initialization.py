@@ -1,4 +1,4 @@
-"""What is fitted in closed form or by turns: where latents and inducing points start, and where latents lie in the end."""
+"""Initial latents and inducing points by linear models and k-means, and densities of fitted latents by EM."""
 
 from typing import Literal, get_args
 

@@ -1,4 +1,4 @@
-"""What models of series and fields behind a decoder have in common: plates, prediction, imputation, forecasts."""
+"""Base class of models of series and fields behind a decoder: plates, predictions, imputations, forecasts."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -168,7 +168,7 @@ class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         :param x: inputs.
         :param y: data.
         :param idx: which series these are; None for all.
-        :raises ValueError: for a mini-batch, if the model was not told ``num_data``.
+        :raises ValueError: for a mini-batch, if the model has no ``num_data``.
         """
         given = {name: data for name, data in (("y", y), ("x", x)) if data is not None}
         for name, data in given.items():

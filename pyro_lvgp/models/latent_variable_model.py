@@ -156,8 +156,8 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
     def predictive(self, guide: Guide, X: Float[Tensor, "B Q"]) -> LikelihoodPredictive:
         r"""p(y | x), entry by entry: a distribution of batch shape [B, D], differentiable in X.
 
-        What the model can integrate over, and the guide leaves Gaussian (the inducing outputs ``u``, the weights ``a``), is
-        integrated out, so that the entries of a row are independent; all else that rows share is drawn once.
+        Sites that the model can marginalise, and at which the guide is Gaussian (inducing outputs ``u``, weights ``a``), are
+        marginalised, so that the entries of a row are independent; all else that rows share is drawn once.
 
         :param guide: a fitted guide.
         :param X: latent positions.
@@ -334,7 +334,7 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
             }
 
     def _trace_of_nothing(self, guide: Guide) -> Trace:
-        """What rows share, drawn by the guide alone where it can, or beside one row of which nothing is observed."""
+        """Trace of the sites that rows share, and, unless the guide samples these alone, those of one unobserved row."""
         like = self.latent_candidates()
         row = torch.full((1, self.data_dim), torch.nan, dtype=like.dtype, device=like.device)
         with torch.no_grad():
@@ -350,7 +350,7 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
             drawn.nodes.pop(name, None)
         for site in drawn.nodes.values():
             fn: Any = site.get("fn")
-            if isinstance(fn, PrecisionNormal):  # which bounds must not integrate over
+            if isinstance(fn, PrecisionNormal):  # which bounds do not marginalise
                 site["fn"] = fn.multivariate_normal
 
         def entries(X: Tensor) -> LikelihoodPredictive:
@@ -420,7 +420,7 @@ def check_all_given(trace: Trace, given: Collection[str]) -> None:
     latents = {name for name, site in trace.iter_stochastic_nodes() if not site_is_subsample(site)} - {"y"}
     if unknown := sorted(latents - set(given)):
         raise ValueError(
-            f"expected a guide that knows all latent sites of the model, got one without {unknown}: make the guide after all "
-            "priors of the model are set, and fit it; what is known is a parameter that is held, not a site of a conditioned "
+            f"expected a guide of all latent sites of the model, got one without {unknown}: make the guide after all "
+            "priors of the model are set, and fit it; a known quantity is a frozen parameter, not a site of a conditioned "
             "model"
         )

@@ -230,7 +230,7 @@ class RandomFeatureLVM(RowModel):
     ) -> "RandomFeatureLVM":
         """Start from the latents of a linear model of the data; guides made afterwards start there too.
 
-        ``kernel_variance`` starts at the mean square of the centred data on the scale of f, unless it is held
+        ``kernel_variance`` starts at the mean square of the centred data on the scale of f, unless it is frozen
         (``requires_grad_(False)``); if it has a prior, guides start there.
 
         :param Y: all data, NaN where missing.

@@ -151,28 +151,28 @@ class SparseGPVAE(LatentProcessModel):
             _check_series(Z, x, y)
         weight: float | Tensor = 1.0
         if idx is not None and _is_one_series(x, y):
-            told = self._num_told(idx)
-            weight = self._total(idx) / told
-            if told < len(idx):
-                weight = torch.cat([x.new_full((told,), weight), x.new_zeros(len(idx) - told)])
+            num_encoded = self._num_encoded(idx)
+            weight = self._total(idx) / num_encoded
+            if num_encoded < len(idx):
+                weight = torch.cat([x.new_full((num_encoded,), weight), x.new_zeros(len(idx) - num_encoded)])
         return SparseProcess(self.kernel, Z, as_inputs(x), self.kernel_params(x), jitter=self.jitter, weight=weight)
 
-    def _num_told(self, idx: Tensor) -> int:
+    def _num_encoded(self, idx: Tensor) -> int:
         """How many points of a mini-batch q(u) is made of, the first ones."""
-        told = round((1.0 - self.held_out) * len(idx))
-        if not told or (self.held_out and told == len(idx)):
+        num_encoded = round((1.0 - self.held_out) * len(idx))
+        if not num_encoded or (self.held_out and num_encoded == len(idx)):
             raise ValueError(
                 f"expected mini-batches of points to hold out {self.held_out} of, not all, got {len(idx)} points; take more"
             )
-        return told
+        return num_encoded
 
     def _scale(self, x: Tensor, y: Tensor | None, idx: Tensor | None) -> AbstractContextManager[Any]:
         """Within the plate: a point that q(u) is made of counts once, those held out stand for all others."""
         if not self.held_out or idx is None or not _is_one_series(x, y):
             return nullcontext()
-        told, total = self._num_told(idx), self._total(idx)
-        held_out = len(idx) - told
-        counts = torch.cat([x.new_ones(told), x.new_full((held_out,), (total - told) / held_out)])
+        num_encoded, total = self._num_encoded(idx), self._total(idx)
+        num_scored = len(idx) - num_encoded
+        counts = torch.cat([x.new_ones(num_encoded), x.new_full((num_scored,), (total - num_encoded) / num_scored)])
         return poutine.scale(scale=counts * (len(idx) / total))
 
     def points_plate(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> pyro.plate:

@@ -1,4 +1,4 @@
-"""What an annealed chain climbs: the score of the model's log joint in whitened coordinates, traced or as a pure function."""
+"""Scores of the model's log joint in whitened coordinates, by tracing or by a pure function."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ def pure_score(
 
 
 def read_statistics(model: HasLogJoint, drawn: Trace, marginalize: bool, args: tuple, kwargs: dict) -> Any:
-    """The model's statistics at the sites drawn, which may be integrated over if the bound does so."""
+    """Statistics of the model at the sites drawn, which are marginalised if the bound does so."""
     statistics: Callable = MarginalizeGaussians(drawn)(model.statistics) if marginalize else model.statistics
     with _hidden_sites():
         return poutine.replay(statistics, drawn)(*args, **kwargs)
@@ -68,7 +68,7 @@ class TracedScore:
     :param sites: the annealed sites.
     :param bases: their bases.
     :param drawn: sites of the guide that are not annealed, and subsamples.
-    :param marginalize: whether the bound integrates Gaussian sites.
+    :param marginalize: whether the bound marginalises Gaussian sites.
     :param local_plate: the plate of local sites; None if everything is annealed jointly.
     :param differentiable: keep the graph, to differentiate through the score.
     """
@@ -92,7 +92,7 @@ class TracedScore:
             return torch.autograd.grad(log_p, z, create_graph=self.differentiable)
 
     def check_plate(self) -> None:
-        """Raise if a site outside the local plate depends on one inside, which no chain of a datum can climb."""
+        """Raise if a site outside the local plate depends on one inside, which the score of one datum leaves out."""
         with torch.enable_grad(), _hidden_sites():
             z = tuple(torch.zeros_like(loc).requires_grad_() for loc, _ in self.bases)
             sites, _ = self._trace(z)
@@ -149,5 +149,5 @@ class TracedScore:
 
 
 def _hidden_sites() -> Messenger:
-    """Hides sites of the model from whoever traces the guide, but shows parameters, to be learned."""
+    """Handler that hides the sites of the model from traces of the guide, but not its parameters."""
     return poutine.block(hide_types=["sample", "observe"])

@@ -54,7 +54,7 @@ class AutoAnnealedLangevin(SampledGuide):
     :math:`E[\log w]` is a lower bound, the tighter the longer the chain.  It serves any Pyro model with continuous latents.
 
     Sites in ``local_plate`` have one chain for each datum, a weight for each datum, and scores without the factor N/B of a
-    mini-batch.  Sites that are not annealed are drawn once, shared by chain and bound; under a bound that integrates them
+    mini-batch.  Sites that are not annealed are drawn once, shared by chain and bound; under a bound that marginalises them
     (:class:`~pyro_lvgp.infer.MeanFieldELBO`) the chain does too.  Chains run in the whitened coordinates of the base, where
     step sizes are pure numbers; one for each latent dimension is a diagonal preconditioner.  K transitions cost K + 1 scores.
 
@@ -78,7 +78,7 @@ class AutoAnnealedLangevin(SampledGuide):
     :param base_guide: a :class:`MeanFieldGuide` of the model, whose Gaussians the chains start from: diagonal, with full
         covariances, or amortised.  By default ``MeanFieldGuide(model)``.
     :param global_guide: a guide for the sites that are not annealed; by default those of the base guide.
-    :param surrogate_model: a model of the same sites that the chain climbs instead; the bound remains that of ``model``.
+    :param surrogate_model: a model of the same sites, for the scores of the chain; the bound remains that of ``model``.
     :param compile: compile a transition and its gradient, for models with ``log_joint``: seconds on first use, however many
         transitions, and again for draws of other shapes.  Together with :class:`~pyro_lvgp.infer.CompiledELBO`, or
         ``fit(compile=True)``, it halves the time of a step.  Either of these alone saves more and is for any model, but takes
@@ -302,7 +302,7 @@ class AutoAnnealedLangevin(SampledGuide):
         return {name: sites[name]["value"] for name, _ in self.prototype_trace.iter_stochastic_nodes() if name in sites}
 
     def _check_drawn(self, drawn: Trace) -> None:
-        """Raise if the chain would climb a draw from the prior."""
+        """Raise if a latent site would be drawn from its prior."""
         latents = {name for name, _ in self.prototype_trace.iter_stochastic_nodes()}
         if missing := sorted(latents - set(self.annealed) - drawn.nodes.keys()):
             raise ValueError(
@@ -310,7 +310,7 @@ class AutoAnnealedLangevin(SampledGuide):
             )
 
     def _sample_base(self, args: tuple) -> tuple[Coordinates, Bases]:
-        """White noise for each annealed site, with whatever draws or particles the context asks for, and its base."""
+        """White noise for each annealed site, one for each draw or particle, and the base of the site."""
         noise, bases = [], []
         for name, site in self._whitened.sites:
             with self.base_guide.in_plates(name):

@@ -115,18 +115,18 @@ class ExplicitWeights(PyroModule):
     def _natural(self, model: RandomFeatureModel, y: Tensor, features: Tensor, mean: Tensor, variance: Tensor) -> Natural:
         """Prior and sites of the rows at moments of f, as if of all rows: P m and P.
 
-        A covariance that outputs share has the mean of their precisions, and their P m are told of what theirs lack.
+        A covariance that outputs share has the mean of their precisions, and their P m are corrected for the difference.
         """
         linear, precision = model.weight_sites(y, mean, variance)
         if self.shared:
             average = precision.mean(-1, keepdim=True)
             linear, precision = linear + (average - precision) * (mean - model.mean), average
         ratio, L = model.num_data / len(y), features.shape[-1]
-        told = precision_sum(features, precision)
+        total = precision_sum(features, precision)
         if not self.shared:
-            told = told.expand(model.data_dim, L, L)
+            total = total.expand(model.data_dim, L, L)
         # The constraint wants symmetry to more digits than products in float32 have.
-        return ratio * linear.mT @ features, features.new_ones(L).diag() + 0.5 * ratio * (told + told.mT)
+        return ratio * linear.mT @ features, features.new_ones(L).diag() + 0.5 * ratio * (total + total.mT)
 
     def _uphill(self, bound: Callable[[Tensor, Tensor], Tensor], natural: Natural) -> Natural:
         """As far towards new parameters as the bound of each output does not fall, by ten halvings at most.
@@ -151,13 +151,13 @@ class ExplicitWeights(PyroModule):
     def _bound(
         self, model: RandomFeatureModel, y: Tensor, features: Tensor, linear: Tensor, precision: Tensor
     ) -> Float[Tensor, " D"] | Float[Tensor, " 1"]:
-        """What the bound of all rows owes to the weights of each output, or of all that share a covariance."""
+        """Terms of the bound that depend on the weights: of each output, or of all outputs that share a covariance."""
         posterior = from_natural(linear, precision)
         mean, variance = function_moments(posterior, features)
         f_mean, params = model.mean + mean, model.likelihood.params()
         value = torch.nan_to_num(y, model.likelihood.fill_value)
-        told = model.likelihood.expected_log_prob(value, f_mean, variance.expand_as(f_mean), params)
-        bound = torch.where(torch.isnan(y), 0.0, told).sum(0) - divergence_from_prior(posterior)
+        expected = model.likelihood.expected_log_prob(value, f_mean, variance.expand_as(f_mean), params)
+        bound = torch.where(torch.isnan(y), 0.0, expected).sum(0) - divergence_from_prior(posterior)
         return bound.sum(0, keepdim=True) if self.shared else bound
 
 

@@ -209,7 +209,7 @@ class RandomFeatureGuide(SampledGuide):
         }
 
     def _sample_weights(self, omega: Tensor, X: Tensor | None, *, has_all: bool) -> dict[str, Tensor]:
-        """Those kept, or given the latents of all rows."""
+        """Draw the weights from explicit posteriors, or given the latents of all rows."""
         if X is None:
             loc = self.a.posterior().mean
             posterior = DrawnNormal(loc, precision_matrix=self.a.precision, validate_args=False)
@@ -257,7 +257,7 @@ class RandomFeatureGuide(SampledGuide):
             return X
         q = self._latents_of_data()
         everyone = q.expand((*X.shape[:-2], *q.batch_shape)).rsample()
-        if y is not None:  # an encoder that is shown nothing of a row does not know which it is
+        if y is not None:  # rows without an observed entry take the latents of the training row
             X = torch.where(torch.isnan(y).all(-1, keepdim=True), everyone[..., idx, :], X)
         return everyone.index_copy(-2, idx, X)
 

@@ -55,9 +55,9 @@ class StructuredELBO(DifferentiableELBO):
     :param value: which side of the equation.
     :param gradient_estimator: which estimator of its gradient.
     :param num_particles: draws of f, and of all else, to average over.
-    :param rescale: climb a bound whose likelihood is divided by the observed fraction of the data.  The fraction is that of
+    :param rescale: maximise a bound whose likelihood is divided by the observed fraction of the data.  The fraction is that of
         the mini-batch, and rows that pad a series count as missing, so mini-batches of series are then not exact.
-    :param corruption: climb eq. 5.6: what the guide is shown of the data, see
+    :param corruption: maximise eq. 5.6: the function of the data that the guide is given, see
         :mod:`pyro_lvgp.networks.corruption`; all observed entries are scored.
     :param vectorize_particles: draw particles along a dimension left of every plate; False one after the other.
     :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
@@ -65,7 +65,7 @@ class StructuredELBO(DifferentiableELBO):
         prior depends on another, or whose scale in the model is not that in the guide, or, to rescale or mask, no data.
     :raises TypeError: if ``corruption`` is no function.
 
-    ``rescale`` and ``corruption`` shape what ``loss_and_grads`` climbs and returns; ``loss`` is always minus the bound.
+    ``rescale`` and ``corruption`` change ``differentiable_loss`` and ``loss_and_grads``; ``loss`` is always minus the bound.
 
     Source: eqs. 3.18 to 3.25 and 5.6 of the GP-VAE thesis; the gradient of the doubly stochastic value takes
     ``∇ log Z = E_q[∇ log p(f) + ∇ log l(f)]`` in closed form.
@@ -108,23 +108,23 @@ class StructuredELBO(DifferentiableELBO):
         self._known_as_independent: set[frozenset[str]] = set()
 
     def loss(self, model: Any, guide: Any, *args, **kwargs) -> float:
-        """Minus an estimate of the bound, without gradients, ``rescale`` or ``corruption``."""
+        """Compute minus an estimate of the bound, without gradients, ``rescale`` or ``corruption``."""
         with torch.no_grad():
             return torch_item(self._loss(model, guide, 1.0, args, kwargs))
 
     def differentiable_loss(self, model: Any, guide: Any, *args, **kwargs) -> Tensor:
-        """Minus an estimate of what is climbed, to differentiate."""
+        """Compute minus an estimate of the bound with ``rescale`` and ``corruption``, to differentiate."""
         if not self.rescale and self.corruption is None:
             return self._loss(model, guide, 1.0, args, kwargs)
         data = position_of_data(args)
         y = args[data]
-        shown = y if self.corruption is None else self.corruption(y)
+        corrupted = y if self.corruption is None else self.corruption(y)
 
-        def blinkered(*args, **kwargs):
-            return guide(*args[:data], shown, *args[data + 1 :], **kwargs)
+        def corrupted_guide(*args, **kwargs):
+            return guide(*args[:data], corrupted, *args[data + 1 :], **kwargs)
 
         weight = y.numel() / (~torch.isnan(y)).sum().clamp_min(1) if self.rescale else 1.0
-        return self._loss(model, blinkered, weight, args, kwargs)
+        return self._loss(model, corrupted_guide, weight, args, kwargs)
 
     def _loss(self, model: Any, guide: Any, weight: float | Tensor, args: tuple, kwargs: dict) -> Tensor:
         traces = self._get_traces(model, guide, args, kwargs)
@@ -176,13 +176,13 @@ class StructuredELBO(DifferentiableELBO):
             if is_validation_enabled():
                 _check_scales(name, model_trace, guide_trace)
                 _check_prior(name, model_trace, guide_trace)
-            # What is drawn after a process may depend on it.
+            # Sites that come after a process may depend on it.
             below = [term for other, term in priors.items() if order.index(other) > order.index(name)]
             bound = bound + self._process(process, [*likelihoods, *below])
         return bound
 
     def _process(self, site: Mapping[str, Any], below: list[tuple[Mapping[str, Any], Tensor]]) -> Tensor:
-        """What one process adds to the expected log likelihood.
+        """Terms of the bound that belong to one process.
 
         :param site: of the process.
         :param below: sites whose log densities may depend on it, and these.
@@ -288,7 +288,7 @@ def _processes(guide_trace: Trace) -> Sites:
 
 
 def _parts(prior: Any) -> list[Tensor]:
-    """What a prior is made of."""
+    """Tensors that define a prior."""
     if isinstance(prior, GaussianProcess):
         return [leaf for leaf in tree_leaves((prior.X, prior.params)) if isinstance(leaf, Tensor)]
     return [prior.loc, prior.scale_tril]

@@ -1,4 +1,4 @@
-"""Terms of a bound, site by site."""
+"""Terms of a bound for each site: log densities, analytic KL divergences and masks."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +16,7 @@ Sites = Mapping[str, Mapping[str, Any]]
 
 
 def trace_guide(guide: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any]) -> Trace:
-    """The trace of a guide; of one that runs the model, like an ``AutoNormalMessenger``, without what the model observes."""
+    """Trace a guide; observed sites of one that runs the model, like an ``AutoNormalMessenger``, are removed."""
     trace = poutine.trace(guide).get_trace(*args, **kwargs)
     if isinstance(poutine.unwrap(guide), GuideMessenger):
         for name in trace.observation_nodes:
@@ -35,7 +35,7 @@ def check_reparameterised(guide_sites: Sites) -> None:
 
 
 def share_masks(model_trace: Trace, guide_trace: Trace) -> None:
-    """Give guide sites without a mask that of the model's site: what p leaves out, q must, or log p − log q has no maximum.
+    """Give guide sites without a mask that of the model's site; otherwise log p − log q has no maximum.
 
     An ``AutoNormal`` draws ``x`` by a site ``x_unconstrained``, which has the density.
     """
@@ -47,7 +47,7 @@ def share_masks(model_trace: Trace, guide_trace: Trace) -> None:
 
 
 def mask_of(site: Mapping[str, Any]) -> Any:
-    """What a site leaves out, by a handler or by ``fn.mask(...)``."""
+    """Mask of a site, set by a handler or by ``fn.mask(...)``; None if it has none."""
     fn, mask = site["fn"], site["mask"]
     if not isinstance(fn, MaskedDistribution):
         return mask
@@ -93,5 +93,5 @@ def _kl(guide_site: Mapping[str, Any], model_site: Mapping[str, Any]) -> Tensor 
 
 
 def known_same(weight: Any, other: Any) -> bool:
-    """Whether two scales or masks are known to be the same, without a look into tensors."""
+    """Whether two scales or masks are equal; tensors only if they are one object, since their values are not compared."""
     return weight is other or (not torch.is_tensor(weight) and not torch.is_tensor(other) and weight == other)
