@@ -193,5 +193,5 @@ def _read_records(path: Path, dates: np.ndarray, variables: Sequence[str], Y: np
             for _, date, variable, count, _, failed, *_ in csv.reader(file):
                 if date in rows and variable in columns and not failed.strip() and count != _MISSING:
                     Y[rows[date], columns[variable]] = int(count) * _VARIABLES[variable][0]
-    except Exception as error:  # a damaged file can raise anything
+    except Exception as error:  # a damaged file can raise any exception
         raise ValueError(f"{path}: expected records of a station, got {error!r}. Delete the file.") from error
