@@ -18,7 +18,7 @@ from pyro_lvgp.guides import (
     SparseStructuredGPGuide,
     StructuredGPGuide,
 )
-from pyro_lvgp.infer import Checkpoint, CompiledELBO, MeanFieldELBO, StructuredELBO, fit
+from pyro_lvgp.infer import Checkpoint, CompiledELBO, Distributed, MeanFieldELBO, StructuredELBO, fit
 from pyro_lvgp.kernels import RBF
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import GPVAE, BayesianGPLVM, RandomFeatureLVM, SparseGPVAE
@@ -55,7 +55,7 @@ def test_random_features_stay_where_their_data_are(device, weights):
     Y = torch.randn(N, D).to(device)
     model = RandomFeatureLVM(N, D, Q, num_frequencies=5, num_components=3).to(device).initialize(Y)
     guide = RandomFeatureGuide(model, weights=weights)
-    history = fit(model, guide, Y, blocks=guide.blocks(), num_steps=3, progress=False)
+    history = fit(model, guide, Y, optim=guide.blocks(), num_steps=3, progress=False)
     assert torch.isfinite(torch.tensor(history.losses)).all()
     assert _on(device, model, guide, guide.latents().mean, model.impute(guide, Y, num_samples=2).mean)
 
@@ -90,7 +90,7 @@ def test_a_default_device_serves_all_that_is_made_on_it(device):
         Y = torch.randn(N, D)
         model = RandomFeatureLVM(N, D, Q, num_frequencies=5, num_components=3).initialize(Y)
         guide = RandomFeatureGuide(model)
-        history = fit(model, guide, Y, blocks=guide.blocks(), num_steps=3, progress=False)
+        history = fit(model, guide, Y, optim=guide.blocks(), num_steps=3, progress=False)
         estimator = GPLVM(n_components=Q, n_inducing=5, max_iter=3, random_state=0)
         latents = estimator.fit_transform(Y.cpu())
         filled = estimator.inverse_transform(latents)
@@ -131,7 +131,7 @@ def test_a_checkpoint_goes_on_where_it_was_written_and_elsewhere(device, tmp_pat
         pyro.clear_param_store()
         model = BayesianGPLVM(N, D, Q, num_inducing=5).to(where).initialize(Y.to(where))
         checkpoint = Checkpoint(tmp_path / "fit.checkpoint", every=2)
-        how = {"num_steps": num_steps, "checkpoint": checkpoint, "seed": 0, "progress": False}
+        how = {"num_steps": num_steps, "callbacks": [checkpoint], "seed": 0, "progress": False}
         return fit(model, MeanFieldGuide(model), Y.to(where), **how).losses
 
     Y = torch.randn(N, D)
@@ -160,7 +160,7 @@ def test_processes_share_a_fit_on_a_device(device, tmp_path):
     backend, rendezvous = "nccl" if device.type == "cuda" else "gloo", f"file://{tmp_path / 'rendezvous'}"
     torch.distributed.init_process_group(backend, init_method=rendezvous, rank=0, world_size=1)
     try:
-        history = fit(model, MeanFieldGuide(model), Y, num_steps=3, distributed=True, progress=False)
+        history = fit(model, MeanFieldGuide(model), Y, num_steps=3, callbacks=[Distributed()], progress=False)
     finally:
         torch.distributed.destroy_process_group()
     assert np.isfinite(history.losses).all()

@@ -30,7 +30,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from pyro_lvgp import plots
 from pyro_lvgp.diagnostics import to_arviz
 from pyro_lvgp.guides import MeanFieldGuide
-from pyro_lvgp.infer import FitResult, ImportanceWeightedELBO, MeanFieldELBO, fit
+from pyro_lvgp.infer import FitResult, ImportanceWeightedELBO, JointAdam, LRSchedule, MeanFieldELBO, fit
 from pyro_lvgp.models import BayesianGPLVM
 
 LATENT_DIM, NUM_INDUCING, BATCH_SIZE, NUM_IMPORTANCE_SAMPLES = 8, 64, 256, 5
@@ -79,8 +79,8 @@ def fit_both(Y: torch.Tensor, num_steps: int) -> dict[str, tuple[BayesianGPLVM, 
             loss=bound,
             num_steps=num_steps,
             batch_size=BATCH_SIZE,
-            learning_rate=0.01,
-            schedule="cosine",
+            optim=JointAdam(lr=0.01),
+            callbacks=[LRSchedule("cosine")],
         )
         fits[name] = model, guide, history
     return fits

@@ -35,7 +35,7 @@ from torch.nn.functional import softplus
 from pyro_lvgp import plots
 from pyro_lvgp.diagnostics import effective_sample_size, log_weights, pareto_k, to_arviz
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
-from pyro_lvgp.infer import FitResult, ImportanceWeightedELBO, MeanFieldELBO, fit
+from pyro_lvgp.infer import FitResult, ImportanceWeightedELBO, JointAdam, LRSchedule, MeanFieldELBO, fit
 
 NUM_PERSONS, NUM_DRAWS, NUM_REPEATS = 400, 1000, 20
 NEEDS = torch.tensor([[True, False], [False, True]] + [[True, True]] * 10)  # of each item: reading, arithmetic
@@ -108,11 +108,13 @@ def make_guides() -> Guides:
 
 def fit_all(guides: Guides, answers: Tensor, num_steps: int) -> dict[str, FitResult]:
     """Fit each guide in the same way."""
-    how = {"num_steps": num_steps, "batch_size": 200, "learning_rate": 0.05, "schedule": "cosine"}
+    how = {"num_steps": num_steps, "batch_size": 200, "callbacks": [LRSchedule("cosine")]}
     histories = {}
     for name, guide in guides.items():
         print(f"\n{name}")
-        histories[name] = fit(model, guide, answers, loss=MeanFieldELBO("persons", num_samples=4), **how)
+        histories[name] = fit(
+            model, guide, answers, loss=MeanFieldELBO("persons", num_samples=4), optim=JointAdam(lr=0.05), **how
+        )
     return histories
 
 

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from pyro_lvgp.datasets import load_dataset
 from pyro_lvgp.guides import StructuredGPGuide
-from pyro_lvgp.infer import StructuredELBO, fit
+from pyro_lvgp.infer import JointAdam, LRSchedule, StructuredELBO, fit
 from pyro_lvgp.kernels import Matern
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import GPVAE, Prediction
@@ -265,7 +265,7 @@ def main() -> None:
     data = load(options.days)
     seconds = draw_seconds(seconds_of_steps(data))
     model, guide = make()
-    how = {"num_steps": options.steps, "learning_rate": 0.05, "schedule": "cosine"}
+    how = {"num_steps": options.steps, "optim": JointAdam(lr=0.05), "callbacks": [LRSchedule("cosine")]}
     history = fit(model, guide, data.days, data.shown, loss=BOUND, **how)
     print(f"{len(data.Y)} days, {options.steps} steps in {history.seconds[-1]:.0f} s")
     marginal, joint = (model.predict(guide, data.days, data.shown, joint=joint) for joint in (False, True))

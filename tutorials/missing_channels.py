@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from pyro_lvgp import plots
 from pyro_lvgp.datasets import load_dataset
 from pyro_lvgp.guides import StructuredGPGuide
-from pyro_lvgp.infer import StructuredELBO, fit
+from pyro_lvgp.infer import LRSchedule, StructuredELBO, fit
 from pyro_lvgp.kernels import Matern
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import GPVAE
@@ -93,7 +93,7 @@ def fill(recording: Recording, corruption: Corruption | None, num_steps: int) ->
     encoders = {"f": IndexNet(num_electrodes, SMOOTH).double(), "w": IndexNet(num_electrodes, WHITE).double()}
     guide = StructuredGPGuide(model, encoders=encoders)
     loss = StructuredELBO(corruption=corruption, max_plate_nesting=1)
-    history = fit(model, guide, recording.t, recording.seen, loss=loss, num_steps=num_steps, schedule="cosine")
+    history = fit(model, guide, recording.t, recording.seen, loss=loss, num_steps=num_steps, callbacks=[LRSchedule("cosine")])
     predicted = model.predict(guide, recording.t, recording.seen, num_samples=200)
     quantiles = guide.quantiles([0.1586553, 0.5], recording.t, recording.seen)["f"]
     latents = quantiles[1].mT, (quantiles[1] - quantiles[0]).mT

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from pyro_lvgp import plots
 from pyro_lvgp.datasets import load_dataset
 from pyro_lvgp.guides import StructuredGPGuide
-from pyro_lvgp.infer import StructuredELBO, fit
+from pyro_lvgp.infer import LRSchedule, StructuredELBO, fit
 from pyro_lvgp.kernels import Matern
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import GPVAE
@@ -80,7 +80,7 @@ def train(survey: Survey, num_steps: int) -> tuple[GPVAE, StructuredGPGuide]:
     encoders = {"f": IndexNet(len(METALS), SMOOTH).double(), "w": IndexNet(len(METALS), LOCAL).double()}
     guide = StructuredGPGuide(model, encoders=encoders)
     loss = StructuredELBO(corruption=mask_like_rows, max_plate_nesting=1)
-    fit(model, guide, survey.places, survey.seen, loss=loss, num_steps=num_steps, schedule="cosine")
+    fit(model, guide, survey.places, survey.seen, loss=loss, num_steps=num_steps, callbacks=[LRSchedule("cosine")])
     return model, guide
 
 

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from pyro_lvgp import plots
 from pyro_lvgp.guides import MeanFieldGuide, StructuredGPGuide
-from pyro_lvgp.infer import FitResult, StructuredELBO, fit
+from pyro_lvgp.infer import FitResult, JointAdam, LRSchedule, StructuredELBO, fit
 from pyro_lvgp.networks import ZeroImputation
 
 NUM_TRAINED, NUM_NEW, NUM_BINS, NUM_NEURONS, NUM_LATENTS = 40, 40, 40, 15, 2
@@ -127,7 +127,7 @@ def fit_all(guides: dict[str, AutoGuide], counts: Tensor, num_steps: int) -> dic
     for name, guide in guides.items():
         print(f"\n{name}")
         loss = StructuredELBO(max_plate_nesting=1)
-        how = {"num_steps": num_steps, "learning_rate": 0.02, "schedule": "cosine"}
+        how = {"num_steps": num_steps, "optim": JointAdam(lr=0.02), "callbacks": [LRSchedule("cosine")]}
         histories[name] = fit(model, guide, TIMES, counts, loss=loss, **how)
     return histories
 

@@ -28,7 +28,7 @@ from torch import nn
 
 from pyro_lvgp.datasets import load_dataset
 from pyro_lvgp.guides import SparseStructuredGPGuide
-from pyro_lvgp.infer import StructuredELBO, fit
+from pyro_lvgp.infer import LRSchedule, StructuredELBO, fit
 from pyro_lvgp.kernels import Matern
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import SparseGPVAE
@@ -85,7 +85,7 @@ def train(stream: Stream, num_steps: int) -> tuple[SparseGPVAE, SparseStructured
     model = SparseGPVAE(kernel, nn.Linear(NUM_LATENTS, NUM_STATIONS), Z, Gaussian(0.1, data_dim=NUM_STATIONS)).double()
     guide = SparseStructuredGPGuide(model, encoders={"u": IndexNet(NUM_STATIONS, NUM_LATENTS, init_scale=0.3).double()})
     bound = StructuredELBO(corruption=mask_entries(0.2))
-    fit(model, guide, stream.day[:DAYS], stream.y[:DAYS], loss=bound, num_steps=num_steps, schedule="cosine")
+    fit(model, guide, stream.day[:DAYS], stream.y[:DAYS], loss=bound, num_steps=num_steps, callbacks=[LRSchedule("cosine")])
     return model, guide
 
 

@@ -27,7 +27,7 @@ from torch import nn
 
 from pyro_lvgp.datasets import load_dataset
 from pyro_lvgp.guides import SparseStructuredGPGuide
-from pyro_lvgp.infer import StructuredELBO, fit
+from pyro_lvgp.infer import JointAdam, LRSchedule, StructuredELBO, fit
 from pyro_lvgp.kernels import Matern
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import SparseGPVAE, cluster_centres
@@ -126,8 +126,8 @@ def train(weather: Weather, num_steps: int) -> tuple[SparseGPVAE, SparseStructur
         loss=StructuredELBO(max_plate_nesting=2),
         num_steps=num_steps,
         batch_size=4,
-        learning_rate=0.02,
-        schedule="cosine",
+        optim=JointAdam(lr=0.02),
+        callbacks=[LRSchedule("cosine")],
     )
     return model, guide
 

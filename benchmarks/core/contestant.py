@@ -9,7 +9,7 @@ import numpy as np
 import pyro
 import torch
 from pyro.params.param_store import StateDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.core.scores import negative_bound
 from pyro_lvgp._utils.seeding import seeded
@@ -34,6 +34,14 @@ class Case(NamedTuple):
     learning_rate: float
 
 
+def moved(case: Case, device: str) -> Case:
+    """The case with model, guide and data on a device."""
+    for part in (case.model, case.guide):
+        if isinstance(part, nn.Module):
+            part.to(device)
+    return case._replace(args=tuple(arg.to(device) for arg in case.args))
+
+
 class Contestant:
     """A fit with its own Pyro parameter store, and the wall seconds of its steps.
 
@@ -48,7 +56,9 @@ class Contestant:
         self._store: StateDict = {"params": {}, "constraints": {}}
         with self.own_parameters():
             self._case = make()
-        self.model, self.guide, self._device = self._case.model, self._case.guide, device
+            if device is not None:
+                self._case = moved(self._case, device)
+        self.model, self.guide = self._case.model, self._case.guide
         self._optim = JointOptim(torch.optim.Adam, {"lr": self._case.learning_rate, "fused": True})
         self.seconds: list[float] = []
 
@@ -73,7 +83,6 @@ class Contestant:
                 num_steps=num_steps,
                 batch_size=self._case.batch_size,
                 seed=seed,
-                device=self._device,
                 progress=False,
             )
         seconds = np.diff(result.seconds, prepend=0.0).tolist()

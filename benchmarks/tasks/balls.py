@@ -17,7 +17,7 @@ from benchmarks.peers.linear_dynamics import LinearDynamics
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.datasets import bouncing_balls
 from pyro_lvgp.guides import StructuredGPGuide
-from pyro_lvgp.infer import StructuredELBO, fit
+from pyro_lvgp.infer import JointAdam, LRSchedule, StructuredELBO, fit
 from pyro_lvgp.kernels import Periodic
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import GPVAE
@@ -138,8 +138,8 @@ def train(task: Task, *, seed: int, num_steps: int | None = None, progress: bool
             loss=StructuredELBO(max_plate_nesting=2),
             num_steps=num_steps or task.num_steps,
             batch_size=10,
-            learning_rate=3e-3,
-            schedule="cosine",
+            optim=JointAdam(lr=3e-3),
+            callbacks=[LRSchedule("cosine")],
             seed=seed,
             progress=progress,
         )

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from benchmarks.core.isolated import isolated
 from benchmarks.core.report import Measurement, Row, Settings
 from pyro_lvgp.guides import StructuredGPGuide
-from pyro_lvgp.infer import StructuredELBO, fit
+from pyro_lvgp.infer import Callback, FitState, JointAdam, StructuredELBO, fit
 from pyro_lvgp.infer.elbo.structured import GradientEstimator, Value
 from pyro_lvgp.kernels import RBF
 from pyro_lvgp.likelihoods import Gaussian
@@ -77,16 +77,19 @@ def train(value: Value, gradient: GradientEstimator, *, seed: int, num_epochs: i
         model = GPVAE(RBF(1, batch_shape=(2,)), MLP(2, 4, (20, 20), nn.ReLU), Gaussian(0.1)).double()
         guide = StructuredGPGuide(model, encoders={"f": ZeroImputation(4, 2, (20, 20)).double()})
 
-        def look(epoch: int, _: float) -> None:
-            if (epoch + 1) % (num_epochs // NUM_CHECKPOINTS) == 0:
-                progress.epochs.append(epoch + 1)
-                progress.bounds.append(-mean.loss(model, guide, x, y))
-                for name, elbo in values.items():
-                    drawn = torch.tensor([elbo.loss(model, guide, x, y) for _ in range(NUM_DRAWS)])
-                    progress.sds[name].append(drawn.std().item())
+        class Measure(Callback):
+            """Bounds, and standard deviations of their estimates, at checkpoints."""
+
+            def on_step(self, state: FitState) -> None:
+                if state.step % (num_epochs // NUM_CHECKPOINTS) == 0:
+                    progress.epochs.append(state.step)
+                    progress.bounds.append(-mean.loss(model, guide, x, y))
+                    for name, elbo in values.items():
+                        drawn = torch.tensor([elbo.loss(model, guide, x, y) for _ in range(NUM_DRAWS)])
+                        progress.sds[name].append(drawn.std().item())
 
         start = time.perf_counter()
         loss = StructuredELBO(value=value, gradient_estimator=gradient, max_plate_nesting=1)
-        how: dict[str, Any] = {"num_steps": num_epochs, "learning_rate": 1e-3, "seed": seed, "progress": False}
-        fit(model, guide, x, y, loss=loss, callback=look, **how)
+        how: dict[str, Any] = {"num_steps": num_epochs, "optim": JointAdam(lr=1e-3), "seed": seed, "progress": False}
+        fit(model, guide, x, y, loss=loss, callbacks=[Measure()], **how)
     return progress._replace(seconds=time.perf_counter() - start)

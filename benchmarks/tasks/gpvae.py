@@ -18,8 +18,7 @@ from benchmarks.peers.regressions import PEERS
 from pyro_lvgp.datasets import load_dataset
 from pyro_lvgp.diagnostics import gap_folds, held_out_log_prob, stacking_weights
 from pyro_lvgp.guides import StructuredGPGuide
-from pyro_lvgp.infer import EarlyStopping, StructuredELBO, fit
-from pyro_lvgp.infer._fit import Schedule
+from pyro_lvgp.infer import Callback, EarlyStopping, JointAdam, LRSchedule, StructuredELBO, fit
 from pyro_lvgp.kernels import RBF, Kernel, Matern, Periodic
 from pyro_lvgp.likelihoods import Gaussian, Likelihood, StudentT
 from pyro_lvgp.models import GPVAE, Prediction
@@ -151,7 +150,7 @@ class Method:
     :param isotropic: one lengthscale for all inputs.
     :param num_steps: of a fit.
     :param batch_size: points of a step; all of them if None.
-    :param schedule: of Adam's rate.
+    :param cosine: whether Adam's learning rate falls to zero along a cosine.
     :param stop_early: by what is predicted of a third of the rows without gaps, in the columns that have some.
     """
 
@@ -172,7 +171,7 @@ class Method:
     num_steps: int | None = None
     batch_size: int | None = 100
     learning_rate: float = 1e-3
-    schedule: Schedule = "constant"
+    cosine: bool = False
     stop_early: bool = False
 
     def kernel(self, task: Task, latent_dim: int) -> Kernel:
@@ -217,7 +216,7 @@ _TUNED = Method(
     num_steps=2500,
     batch_size=None,
     learning_rate=0.01,
-    schedule="cosine",
+    cosine=True,
 )
 CANDIDATES = {
     "smooth": _TUNED,
@@ -413,7 +412,8 @@ def build(task: Task, method: Method, N: int, D: int) -> tuple[GPVAE, Structured
 
 def fit_to(task: Task, method: Method, y: Float[Tensor, "N D"], *, seed: int, num_steps: int | None) -> Fitted:
     """Fit one model to standardised data."""
-    seen, stopping = y, None
+    seen = y
+    callbacks: list[Callback] = [LRSchedule("cosine")] if method.cosine else []
     with isolated(seed):
         model, guide = build(task, method, *y.shape)
         if method.stop_early:
@@ -423,7 +423,7 @@ def fit_to(task: Task, method: Method, y: Float[Tensor, "N D"], *, seed: int, nu
             def score() -> float:
                 return -model.predict(guide, task.x, seen).log_prob(y)[held_out].mean().item()
 
-            stopping = EarlyStopping(score, every=250, patience=8)
+            callbacks.append(EarlyStopping(score, every=250, patience=8))
         history = fit(
             model,
             guide,
@@ -434,11 +434,10 @@ def fit_to(task: Task, method: Method, y: Float[Tensor, "N D"], *, seed: int, nu
             ),
             num_steps=num_steps or method.num_steps or EPOCHS * (len(y) // 100),
             batch_size=method.batch_size,
-            learning_rate=method.learning_rate,
-            schedule=method.schedule,
+            optim=JointAdam(lr=method.learning_rate),
+            callbacks=callbacks,
             seed=seed,
             progress=False,
-            early_stopping=stopping,
         )
         predicted = model.predict(guide, task.x, y, num_samples=200)
         bound = -StructuredELBO(num_particles=50, max_plate_nesting=1).loss(model, guide, task.x, y)

@@ -22,7 +22,7 @@ from benchmarks.tasks.annealed import TASKS as ANNEALED_TASKS
 from pyro_lvgp.datasets import load_dataset
 from pyro_lvgp.diagnostics import stacking_weights
 from pyro_lvgp.guides import MeanFieldGuide, RandomFeatureGuide
-from pyro_lvgp.infer import ImportanceWeightedELBO, MeanFieldELBO, fit
+from pyro_lvgp.infer import ImportanceWeightedELBO, JointAdam, LRSchedule, MeanFieldELBO, fit
 from pyro_lvgp.kernels import RBF, Kernel, Linear
 from pyro_lvgp.likelihoods import Gaussian, StudentT
 from pyro_lvgp.models import BayesianGPLVM, RandomFeatureLVM, latent_mixture
@@ -193,7 +193,7 @@ def adam(
 ) -> Fitted:
     """Fit by the importance-weighted bound on mini-batches; compile the steps unless there are few."""
     bound, steps = ImportanceWeightedELBO(num_samples=5, max_plate_nesting=1), num_steps or max_steps
-    how: dict[str, Any] = {"batch_size": 200, "learning_rate": learning_rate, "schedule": "cosine"}
+    how: dict[str, Any] = {"batch_size": 200, "optim": JointAdam(lr=learning_rate), "callbacks": [LRSchedule("cosine")]}
     how |= {"compile": num_steps is None, "progress": False}
     history = fit(model, guide, train, loss=bound, num_steps=steps, seed=seed, **how)
     settings: Settings = {"Q": model.latent_dim, "M": model.num_inducing, "steps": steps, "batch": 200}
@@ -208,8 +208,8 @@ def frequencies(train: Tensor, seed: int, num_steps: int | None) -> Fitted:
     guide = RandomFeatureGuide(model.initialize(train, seed=seed), frequencies="gaussian", seed=seed)
     seconds = 0.0
     for rate, number in zip((0.02, 0.002), steps, strict=True):
-        blocks = guide.blocks(learning_rate=rate)
-        seconds += fit(model, guide, train, blocks=blocks, num_steps=number, seed=seed, progress=False).seconds[-1]
+        blocks = guide.blocks(lr=rate)
+        seconds += fit(model, guide, train, optim=blocks, num_steps=number, seed=seed, progress=False).seconds[-1]
     settings: Settings = {"Q": 10, "frequencies": 50, "steps": f"{steps[0]} then {steps[1]}"}
     return Fitted(model, guide, seconds, settings | {"optimiser": "Adam, 0.02 then 0.002, all rows"})
 
@@ -247,8 +247,8 @@ def frey(seed: int, num_steps: int | None) -> Iterator[Measurement]:
             loss=loss,
             num_steps=steps,
             batch_size=200,
-            learning_rate=0.01,
-            schedule="cosine",
+            optim=JointAdam(lr=0.01),
+            callbacks=[LRSchedule("cosine")],
             seed=seed,
             progress=False,
         )

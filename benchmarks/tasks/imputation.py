@@ -82,9 +82,9 @@ def random_features(task: Task, latent_dim: int, *, seed: int, num_steps: int, n
     guide = RandomFeatureGuide(model, weights="filled", frequencies="gaussian", init_scale=0.2, seed=seed)
     bound = TraceMeanField_ELBO()
     loss = CompiledELBO(bound) if num_steps >= COMPILED_FROM else bound
-    for learning_rate, steps in ((0.02, num_steps), (0.003, num_cool_steps)):
-        blocks = guide.blocks(learning_rate=learning_rate)
-        fit(model, guide, Y, blocks=blocks, loss=loss, num_steps=steps, seed=seed, progress=False)
+    for lr, steps in ((0.02, num_steps), (0.003, num_cool_steps)):
+        blocks = guide.blocks(lr=lr)
+        fit(model, guide, Y, optim=blocks, loss=loss, num_steps=steps, seed=seed, progress=False)
     guide.weights = "collapsed"
     return mean + stddev * model.reconstruct(guide, Y, num_samples=NUM_DRAWS).mean
 

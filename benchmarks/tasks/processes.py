@@ -15,7 +15,7 @@ from benchmarks.core.report import Measurement, Row, Settings
 from benchmarks.tasks.oilflow import standardised
 from pyro_lvgp.datasets import load_dataset
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
-from pyro_lvgp.infer import FitResult, ImportanceWeightedELBO, LocalELBO, MeanFieldELBO, fit
+from pyro_lvgp.infer import Distributed, FitResult, ImportanceWeightedELBO, JointAdam, LocalELBO, MeanFieldELBO, fit
 from pyro_lvgp.models import BayesianGPLVM
 
 NUM_THREADS = 1
@@ -23,7 +23,7 @@ LATENT_DIM, LEARNING_RATE = 10, 0.01
 PUBLISHED: list[Row] = []
 NOTES = """\
 Two processes share the rows of each step, half of them in a mini-batch of each, and exchange the gradients of all parameters
-by `fit(..., distributed=True)` and gloo.  MNIST: 4000 of 60 000 digits at each step, M = 50, float32; they exchange 3.2
+by the callback `Distributed()` and gloo.  MNIST: 4000 of 60 000 digits at each step, M = 50, float32; they exchange 3.2
 million numbers, of which 2.0 are of q(u) and 1.2 of the latents.  Oil flow: all 1000 rows, M = 30, float64, 31 thousand
 numbers.  Q = 10.  "step" is the mean over a fit after its first tenth, "bound" the mean of the last tenth of its steps.  Start
 and rates are the same for all."""
@@ -108,8 +108,8 @@ def fit_one(task: str, num_steps: int, seed: int, rank: int) -> FitResult:
         loss=start.bound,
         num_steps=num_steps,
         batch_size=start.batch_size // torch.distributed.get_world_size(),
-        learning_rate=start.learning_rate,
+        optim=JointAdam(lr=start.learning_rate),
         seed=seed,
         progress=False,
-        distributed=True,
+        callbacks=[Distributed()],
     )

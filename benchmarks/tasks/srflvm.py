@@ -137,7 +137,7 @@ def random_features(
     model = RandomFeatureLVM(N, D, LATENT_DIM, num_components=20, likelihood=noise, seed=seed, **kernel)
     layout = torch.as_tensor(tsne(task, seed, 0)) if neighbours else None
     guide = RandomFeatureGuide(model.initialize(Y, latents=layout, seed=seed), frequencies=frequencies, seed=seed)
-    fit(model, guide, Y, blocks=guide.blocks(learning_rate=0.02), num_steps=num_steps, seed=seed, progress=False)
+    fit(model, guide, Y, optim=guide.blocks(lr=0.02), num_steps=num_steps, seed=seed, progress=False)
     return guide.latents().mean.detach().numpy()
 
 

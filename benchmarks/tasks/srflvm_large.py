@@ -18,7 +18,7 @@ from benchmarks.core.scores import neighbour_accuracy
 from benchmarks.tasks.srflvm import ACCURACY
 from pyro_lvgp.datasets import load_dataset
 from pyro_lvgp.guides import RandomFeatureGuide
-from pyro_lvgp.infer import MeanFieldELBO, fit
+from pyro_lvgp.infer import LRSchedule, MeanFieldELBO, fit
 from pyro_lvgp.models import RandomFeatureLVM
 from pyro_lvgp.networks import MLP
 
@@ -81,8 +81,8 @@ def latents(
     guide = RandomFeatureGuide(model, weights="shared", encoders={"X": encoder}, seed=seed)
     how: dict[str, Any] = {
         "loss": MeanFieldELBO(num_samples=1, max_plate_nesting=1),
-        "blocks": guide.blocks(learning_rate=LEARNING_RATE, damping=lambda sweep: (sweep + 10.0) ** -0.6),
-        "schedule": "cosine",
+        "optim": guide.blocks(lr=LEARNING_RATE, damping=lambda sweep: (sweep + 10.0) ** -0.6),
+        "callbacks": [LRSchedule("cosine")],
     }
     fit(model, guide, data, **how, num_steps=num_steps, batch_size=BATCH_SIZE, seed=seed, progress=False)
     return guide.latents(data).mean.numpy(force=True)

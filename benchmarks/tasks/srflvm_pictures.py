@@ -40,7 +40,7 @@ def draw_kernel(num_steps: int, num_rows: int) -> Figure:
     Y, truth = (torch.as_tensor(data[name], dtype=torch.float32) for name in ("Y", "X"))
     model = RandomFeatureLVM(num_rows, Y.shape[1], 2, seed=SEED).initialize(Y)
     guide = RandomFeatureGuide(model, frequencies="gaussian", seed=SEED)
-    fit(model, guide, Y, blocks=guide.blocks(learning_rate=0.02), num_steps=num_steps, seed=SEED)
+    fit(model, guide, Y, optim=guide.blocks(lr=0.02), num_steps=num_steps, seed=SEED)
     X = guide.latents().mean.detach()
     learned, true = model.kernel(guide, X), true_kernel(truth)
     # Centred outputs have no constant part: it is taken from both, and both have mean variance 1 then.

@@ -19,7 +19,7 @@ from benchmarks.tasks import srflvm
 from benchmarks.tasks.srflvm import ACCURACY, LATENT_DIM, Latents, Task, tsne
 from pyro_lvgp.conjugate.feature_regression import from_natural
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide, RandomFeatureGuide
-from pyro_lvgp.infer import MeanFieldELBO, fit
+from pyro_lvgp.infer import JointAdam, MeanFieldELBO, fit
 from pyro_lvgp.models import RandomFeatureLVM
 from pyro_lvgp.models.latent_variable_model import Guide
 
@@ -86,8 +86,8 @@ def collapsed(
     guide = RandomFeatureGuide(model, frequencies="gaussian", encoders={"X": encoder}, seed=seed)
 
     def train(number: int) -> list[float]:
-        blocks = guide.blocks(learning_rate=LEARNING_RATE)
-        return fit(model, guide, Y, blocks=blocks, num_steps=number, seed=seed, progress=False).losses
+        blocks = guide.blocks(lr=LEARNING_RATE)
+        return fit(model, guide, Y, optim=blocks, num_steps=number, seed=seed, progress=False).losses
 
     first = round(frozen * num_steps)
     if first:
@@ -129,7 +129,7 @@ def annealed(task: Task, seed: int, num_steps: int) -> Fit:
     guide(Y)
     with torch.no_grad():
         base.locs.X, base.scales.X = plain.latents().mean.clone(), plain.latents().stddev.clone()
-    losses = learn(model, guide, Y, num_steps=num_steps - num_steps // 2, learning_rate=CHAIN_RATE, seed=seed)
+    losses = learn(model, guide, Y, num_steps=num_steps - num_steps // 2, optim=JointAdam(lr=CHAIN_RATE), seed=seed)
     return guide.sample_posterior(NUM_DRAWS, Y)["X"].mean(0).numpy(), last(losses) / len(Y)
 
 
@@ -137,8 +137,8 @@ def fit_shared(task: Task, seed: int, num_steps: int) -> tuple[Tensor, RandomFea
     """Data, model, guide with a variational posterior of the weights, and losses."""
     Y, model = start(task, seed)
     guide = RandomFeatureGuide(model, weights="shared", seed=seed)
-    blocks = guide.blocks(learning_rate=LEARNING_RATE, damping=1.0)
-    return Y, model, guide, learn(model, guide, Y, blocks=blocks, num_steps=num_steps, seed=seed)
+    blocks = guide.blocks(lr=LEARNING_RATE, damping=1.0)
+    return Y, model, guide, learn(model, guide, Y, optim=blocks, num_steps=num_steps, seed=seed)
 
 
 def learn(model: RandomFeatureLVM, guide: Guide, Y: Tensor, **options: Any) -> list[float]:

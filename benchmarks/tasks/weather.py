@@ -18,7 +18,7 @@ from benchmarks.core.report import Measurement, Row, Settings
 from benchmarks.peers.gpytorch_processes import GroupedProcess, KernelMaker, Start
 from benchmarks.tasks.weather_data import JAPAN, TRENTINO, TRENTINO_1996, Source, Validation, Weather, load
 from pyro_lvgp.guides import SparseStructuredGPGuide, StructuredGPGuide
-from pyro_lvgp.infer import StructuredELBO, fit
+from pyro_lvgp.infer import JointAdam, LRSchedule, StructuredELBO, fit
 from pyro_lvgp.kernels import RBF, Matern
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import GPVAE, Prediction, SparseGPVAE, cluster_centres
@@ -247,8 +247,8 @@ def predictions(weather: Weather, method: Method, *, seed: int, epochs: int) -> 
             loss=StructuredELBO(max_plate_nesting=2),
             num_steps=epochs * (len(y) // batch_size),
             batch_size=batch_size,
-            learning_rate=LEARNING_RATE,
-            schedule="cosine",
+            optim=JointAdam(lr=LEARNING_RATE),
+            callbacks=[LRSchedule("cosine")],
             seed=seed,
             progress=False,
         )

@@ -1,1 +1,1 @@
-"""Recording of tensor operations as graphs, and their compilation."""
+"""Recording of tensor operations as graphs, and compilation of the graphs."""

@@ -1,4 +1,4 @@
-"""Recorded graphs compiled by torch, and compared with their operations run one by one."""
+"""Compilation of recorded graphs by ``torch.compile``, with a check of the results against eager execution."""
 
 import logging
 import warnings
@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
+
+__all__ = ["Compiled", "compile_graph"]
 
 Compiled = Callable[..., Sequence[Tensor | None]]
 
@@ -23,17 +25,17 @@ def compile_graph(
     compare: bool = True,
     guarded: bool = True,
 ) -> Compiled:
-    """The graph, compiled for tensors of these shapes; or the graph itself, with a warning, if the compiler errs.
+    """Compile a graph for tensors of given shapes; return the graph itself, with a warning, if compiled results are wrong.
 
-    :param graph: of tensor operations, as :func:`~pyro_lvgp._compile.recording.record_pure` returns it.
-    :param tensors: arguments, at which results are compared.
-    :param backend: of ``torch.compile``.
-    :param options: of the backend.  Those of ``"inductor"`` have defaults: the draws of torch's own generators rather than
-        the compiler's, which are float32; and on the CPU a wrapper in C++ around its kernels.  ``{"triton.cudagraphs": True}``
-        launches all kernels of a GPU at once, as a CUDA graph, which operations that wait for the GPU break.
-    :param compare: whether compiled results differ from the graph's only by rounding is looked at; not for graphs that draw.
-    :param guarded: whether ``torch.compile`` looks at shapes and strides at each call, and compiles anew for other ones; False
-        takes the time of that away, of contiguous tensors that are alike at all calls.
+    :param graph: tensor operations, recorded by :func:`~pyro_lvgp._compile.recording.record_pure`.
+    :param tensors: arguments for which the results are compared.
+    :param backend: backend of ``torch.compile``.
+    :param options: options of the backend.  The defaults for ``"inductor"`` are the random numbers of torch's own generators,
+        since the compiler's are float32, and on the CPU a C++ wrapper around the kernels.  ``{"triton.cudagraphs": True}``
+        launches all kernels of a GPU at once, as a CUDA graph, which does not allow operations that wait for the GPU.
+    :param compare: compare compiled with eager results; not for graphs that draw random numbers.
+    :param guarded: check shapes and strides at each call, and compile again if they change; False saves the time of the
+        check, for contiguous tensors of equal shapes at all calls.
 
     >>> from pyro_lvgp._compile.recording import record_pure
     >>> x = torch.ones(2)
@@ -49,32 +51,32 @@ def compile_graph(
             compiled = torch.compile(graph, fullgraph=True, dynamic=False, backend=backend, options=options or None)
         else:
             for node in graph.graph.find_nodes(op="placeholder"):
-                node.meta.clear()  # of the recording, which are not the compiler's own
+                node.meta.clear()  # the compiler does not accept the metadata of the recording
             compiled = torch._inductor.compile(graph, list(tensors), options=options)
         if options.get("triton.cudagraphs"):
-            compiled = _keeping_results(compiled)
-            for _ in range(2):  # to warm up, and to capture; later runs replay
+            compiled = _copy_results(compiled)
+            for _ in range(2):  # warm-up and capture; later runs replay
                 compiled(*tensors)
-        found = compiled(*tensors)
-    if not compare or _are_close(found, graph(*tensors)):
+        results = compiled(*tensors)
+    if not compare or _are_close(results, graph(*tensors)):
         return compiled
     warnings.warn(
-        f"the compiler {backend!r} errs: the same operations have other results when compiled. They are run one by one "
-        "instead, still without Python and Pyro around them",
+        f"results compiled by backend {backend!r} differ from eager results by more than rounding; the recorded graph is run "
+        "eagerly instead",
         stacklevel=3,
     )
     return graph
 
 
-def _keeping_results(compiled: Compiled) -> Compiled:
-    """With copies of the results, which the next replay of a CUDA graph would write over."""
+def _copy_results(compiled: Compiled) -> Compiled:
+    """Copy the results of a CUDA graph, which the next replay overwrites."""
     return lambda *tensors: [None if result is None else result.clone() for result in compiled(*tensors)]
 
 
 @contextmanager
 def _quiet_compiler() -> Iterator[None]:
-    """Without what torch says about its own parts: what it deprecates, and which operations its C++ wrapper hands on; and
-    without its advice to multiply in TensorFloat32, whose ten bits leave few covariance matrices positive definite.
+    """Suppress warnings of torch about its own code, and its advice to use TensorFloat32, which is too imprecise for the
+    Cholesky factorization of covariance matrices.
     """
     log = logging.getLogger("torch._inductor.ir")
     level = log.level
@@ -89,11 +91,11 @@ def _quiet_compiler() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _are_close(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> bool:
-    """Whether results are the same but for rounding, which terms of the size of the largest leave behind."""
+def _are_close(actual: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> bool:
+    """Whether results are equal up to rounding, relative to their own size and to the largest of all results."""
     pairs = [
         (one, other)
-        for one, other in zip(found, expected, strict=True)
+        for one, other in zip(actual, expected, strict=True)
         if one is not None and other is not None and other.numel() and other.is_floating_point()
     ]
     largest = max((float(other.abs().max()) for _, other in pairs), default=0.0)

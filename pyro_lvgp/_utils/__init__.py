@@ -1,1 +1,1 @@
-"""Validation, seeds, evaluation mode, interrupts and process groups."""
+"""Validation, Cholesky factors, control flow, seeds, evaluation mode, interrupts and process groups."""

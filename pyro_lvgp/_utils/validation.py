@@ -65,11 +65,11 @@ def check_init_scale(init_scale: float) -> None:
 
 
 def check_bound(loss: float) -> None:
-    """Raise if minus a bound is NaN or infinite, so that steps by its gradients would lose what was learned."""
+    """Raise if minus a bound is NaN or infinite, so that its gradients would spoil all parameters."""
     if not math.isfinite(loss):
         raise ValueError(
-            f"the bound became {'NaN' if math.isnan(loss) else 'infinite'}; what was learned before is kept: try a smaller "
-            "learning_rate, dtype=torch.float64, or initialize() of the model"
+            f"the bound became {'NaN' if math.isnan(loss) else 'infinite'}; parameters are those before this step: try "
+            "a smaller learning rate, model and data in torch.float64, or initialize() of the model"
         )
 
 

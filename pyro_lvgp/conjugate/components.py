@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_lvgp.ops.linalg import safe_cholesky, solve_lower
+from pyro_lvgp._utils.cholesky import safe_cholesky
+from pyro_lvgp.ops.linalg import solve_lower
 
 __all__ = [
     "NormalInverseWishart",

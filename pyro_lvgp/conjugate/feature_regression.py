@@ -1,9 +1,9 @@
-r"""Linear functions of features, :math:`f_d = \Phi a_d`, whose weights :math:`a_d \sim N(0, I_L)` are integrated out.
+r"""Bayesian linear regression on features, :math:`f_d = \Phi a_d`, with weights :math:`a_d \sim N(0, I_L)` marginalised.
 
-What the data say about :math:`f_{nd}` is a quadratic site :math:`h_{nd} f - \tfrac12 w_{nd} f^2`: exactly so for Gaussian
-noise, with :math:`h = y / \sigma^2, w = 1 / \sigma^2`; as a bound for logistic likelihoods
+The log likelihood of :math:`f_{nd}` is a quadratic site :math:`h_{nd} f - \tfrac12 w_{nd} f^2`: exactly for Gaussian noise,
+with :math:`h = y / \sigma^2, w = 1 / \sigma^2`; as a bound for logistic likelihoods
 (:mod:`pyro_lvgp.likelihoods.polya_gamma`).  A missing entry has h = w = 0.  No matrix is larger than L × L for each output,
-whatever the number of rows.
+for any number of rows.
 """
 
 import math
@@ -13,14 +13,28 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from pyro_lvgp._compile.recording import assume
-from pyro_lvgp.ops.linalg import function_variance, invert_lower, pair_products, safe_cholesky
+from pyro_lvgp._utils.cholesky import safe_cholesky
+from pyro_lvgp._utils.control_flow import holds
+from pyro_lvgp.ops.linalg import function_variance, invert_lower, pair_products
+
+__all__ = [
+    "WeightPosterior",
+    "divergence_from_prior",
+    "from_natural",
+    "function_moments",
+    "gaussian_log_density",
+    "gaussian_sites",
+    "gaussian_weight_posterior",
+    "log_partition",
+    "precision_sum",
+    "weight_posterior",
+]
 
 
 class WeightPosterior(NamedTuple):
-    """Weights of each output ``a_d ~ N(mean_d, P_d⁻¹)``, with ``P_d = R_d R_dᵀ = I + Φᵀ diag(w_d) Φ``.
+    """Posterior of the weights of each output, ``a_d ~ N(mean_d, P_d⁻¹)``, with ``P_d = R_d R_dᵀ = I + Φᵀ diag(w_d) Φ``.
 
-    :param mean: ``P_d⁻¹ Φᵀ h_d``.
+    :param mean: posterior means ``P_d⁻¹ Φᵀ h_d``.
     :param precision_tril: Cholesky factors R_d, or one for all outputs.
     """
 
@@ -31,10 +45,10 @@ class WeightPosterior(NamedTuple):
 def gaussian_sites(
     y: Float[Tensor, "N D"], observed: Bool[Tensor, "N D"], variance: Float[Tensor, "*#batch #D"]
 ) -> tuple[Float[Tensor, "*batch N D"], Float[Tensor, "*batch N #D"]]:
-    """Sites ``h = y / σ²`` and ``w = 1 / σ²`` of Gaussian noise; with nothing missing and one σ², one column of w.
+    """Sites ``h = y / σ²`` and ``w = 1 / σ²`` of Gaussian noise; one column of w for complete data and a shared σ².
 
     :param y: data, anything finite where missing.
-    :param observed: which entries are observed.
+    :param observed: mask of the observed entries.
     :param variance: σ², one for all outputs or one for each.
 
     >>> h, w = gaussian_sites(torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), torch.tensor([0.5]))
@@ -43,17 +57,17 @@ def gaussian_sites(
             [2.]]))
     """
     precision = variance.reciprocal().unsqueeze(-2)
-    told = observed[..., :1] if assume(observed.all()) else observed
-    return precision * observed * y, precision * told
+    weight = observed[..., :1] if holds(observed.all()) else observed
+    return precision * observed * y, precision * weight
 
 
 def precision_sum(
     features: Float[Tensor, "*#batch N L"], precision: Float[Tensor, "*#batch N D"]
 ) -> Float[Tensor, "*batch D L L"]:
-    """``Φᵀ diag(w_d) Φ`` of each output: what rows say about the weights.
+    """Precision ``Φᵀ diag(w_d) Φ`` of the weights of each output that the rows contribute.
 
-    The transpose of :func:`~pyro_lvgp.ops.linalg.function_variance`, and in as many operations: with many outputs by
-    products of two features.
+    The transpose of :func:`~pyro_lvgp.ops.linalg.function_variance`, in as many operations: with many outputs by products of
+    two features.
 
     :param features: Φ.
     :param precision: precisions w of the sites, of each output.
@@ -75,7 +89,9 @@ def precision_sum(
 def weight_posterior(
     features: Float[Tensor, "*#batch N L"], linear: Float[Tensor, "*#batch N D"], precision: Float[Tensor, "*#batch N #D"]
 ) -> WeightPosterior:
-    """Weights given sites; one Cholesky factor for all outputs if they share a column of ``precision``.
+    """Compute the posterior of the weights under quadratic sites.
+
+    There is one Cholesky factor for all outputs if they share a column of ``precision``.
 
     :param features: Φ.
     :param linear: linear terms h of the sites.
@@ -97,13 +113,13 @@ def gaussian_weight_posterior(
     observed: Bool[Tensor, "N D"],
     variance: Float[Tensor, "*#batch #D"],
 ) -> WeightPosterior:
-    """Weights given data with Gaussian noise: those of :func:`gaussian_sites`, with fewer passes over the data.
+    """Compute the posterior of the weights given data with Gaussian noise, as under the sites of :func:`gaussian_sites`.
 
-    The variances of a column scale what its rows sum to, not its rows; with nothing missing there is one sum for all columns.
+    The variance of a column scales the sum over its rows instead of each row; complete data have one sum for all columns.
 
     :param features: Φ.
     :param y: data, anything finite where missing.
-    :param observed: which entries are observed.
+    :param observed: mask of the observed entries.
     :param variance: σ², one for all outputs or one for each.
 
     >>> ones = torch.ones(4, 1)
@@ -111,20 +127,20 @@ def gaussian_weight_posterior(
     >>> posterior.mean, posterior.precision_tril.square()
     (tensor([[0.8889]]), tensor([[[9.]]]))
     """
-    if assume(observed.all()):
+    if holds(observed.all()):
         observed = observed[..., :1]
     else:
         y = torch.where(observed, y, 0.0)
     identity = torch.eye(features.shape[-1], dtype=features.dtype, device=features.device)
-    told, precision = precision_sum(features, observed.to(features)), variance.reciprocal().unsqueeze(-1)
-    return from_natural(precision * (y.mT @ features), identity + precision.unsqueeze(-1) * told)
+    gram, precision = precision_sum(features, observed.to(features)), variance.reciprocal().unsqueeze(-1)
+    return from_natural(precision * (y.mT @ features), identity + precision.unsqueeze(-1) * gram)
 
 
 def from_natural(linear: Float[Tensor, "*batch D L"], precision: Float[Tensor, "*batch #D L L"]) -> WeightPosterior:
-    """Weights of natural parameters ``P_d m_d`` and ``P_d``.
+    """Convert natural parameters ``P_d m_d`` and ``P_d`` to mean and Cholesky factor.
 
     :param linear: ``P_d m_d``.
-    :param precision: P, whose eigenvalues are 1 and larger; one for each output or for all.
+    :param precision: P, whose eigenvalues are 1 or larger; one for each output or for all.
 
     >>> from_natural(torch.tensor([[8.0]]), torch.tensor([[[4.0]]]))
     WeightPosterior(mean=tensor([[2.]]), precision_tril=tensor([[[2.]]]))
@@ -136,10 +152,10 @@ def from_natural(linear: Float[Tensor, "*batch D L"], precision: Float[Tensor, "
 
 
 def log_partition(posterior: WeightPosterior) -> Float[Tensor, "*batch D"]:
-    r""":math:`\log \int N(a; 0, I) \exp(h^T \Phi a - \tfrac12 a^T \Phi^T \mathrm{diag}(w) \Phi a)\, da
+    r"""Log partition function :math:`\log \int N(a; 0, I) \exp(h^T \Phi a - \tfrac12 a^T \Phi^T \mathrm{diag}(w) \Phi a)\, da
     = \tfrac12 \|R^T m\|^2 - \sum_i \log R_{ii}` of each output.
 
-    :param posterior: what :func:`weight_posterior` returned.
+    :param posterior: returned by :func:`weight_posterior`.
 
     >>> log_partition(weight_posterior(torch.ones(1, 1), torch.tensor([[2.0]]), torch.ones(1, 1)))  # h² / 4 − ½ log 2
     tensor([0.6534])
@@ -149,7 +165,9 @@ def log_partition(posterior: WeightPosterior) -> Float[Tensor, "*batch D"]:
 
 
 def divergence_from_prior(posterior: WeightPosterior) -> Float[Tensor, "*batch D"]:
-    r""":math:`KL(N(m_d, P_d^{-1}) \,\|\, N(0, I)) = \tfrac12 (\mathrm{tr}\, P^{-1} + m^T m - L) + \sum_i \log R_{ii}`.
+    r"""Kullback-Leibler divergence of each output from the prior.
+
+    .. math:: KL(N(m_d, P_d^{-1}) \,\|\, N(0, I)) = \tfrac12 (\mathrm{tr}\, P^{-1} + m^T m - L) + \sum_i \log R_{ii}
 
     :param posterior: weights of each output.
 
@@ -166,7 +184,7 @@ def function_moments(
 ) -> tuple[Float[Tensor, "*batch N D"], Float[Tensor, "*batch N #D"]]:
     """Mean ``Φ m_d`` and variance ``diag(Φ P_d⁻¹ Φᵀ)`` of each output; one column of variances if they share P.
 
-    :param posterior: what :func:`weight_posterior` returned.
+    :param posterior: returned by :func:`weight_posterior`.
     :param features: Φ at any inputs.
 
     >>> posterior = from_natural(torch.tensor([[8.0]]), torch.tensor([[[4.0]]]))
@@ -185,11 +203,12 @@ def gaussian_log_density(
     observed: Bool[Tensor, "N D"],
     variance: Float[Tensor, "*#batch #D"],
 ) -> Float[Tensor, "*batch D"]:
-    r""":math:`\log N(y_d;\, 0, \Phi\Phi^T + \sigma^2 I)` of what is observed of each output, by Woodbury's identity.
+    r"""Log density :math:`\log N(y_d;\, 0, \Phi\Phi^T + \sigma^2 I)` of the observed entries of each output, by Woodbury's
+    identity.
 
     :param features: Φ.
     :param y: data, anything finite where missing.
-    :param observed: which entries are observed.
+    :param observed: mask of the observed entries.
     :param variance: σ², one for all outputs or one for each.
 
     Source: eq. 25 of the SRFLVM paper.

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_lvgp.ops.linalg import safe_cholesky
+from pyro_lvgp._utils.cholesky import safe_cholesky
 
 __all__ = ["NaturalGaussian", "gamma_precision", "gaussian_weights"]
 

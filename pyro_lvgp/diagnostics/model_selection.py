@@ -3,7 +3,7 @@
 Bounds of different models, and of different runs of one, need not stand in the order of what they predict.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import pyro
@@ -13,6 +13,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pyro_lvgp._utils.validation import check_tensors
+
+__all__ = ["Predictive", "gap_folds", "held_out_log_prob", "held_out_nll", "stacking_weights"]
 
 
 @runtime_checkable
@@ -54,8 +56,8 @@ def gap_folds(
     if y.dim() != 2:
         raise ValueError(f"expected data [rows, columns], got {list(y.shape)}; make folds of each series, and stack them")
     missing = torch.isnan(y)
-    of_told_rows = missing & ~missing.all(1, keepdim=True)
-    gaps = of_told_rows if of_told_rows.any() else missing
+    gaps_of_seen_rows = missing & ~missing.all(1, keepdim=True)
+    gaps = gaps_of_seen_rows if gaps_of_seen_rows.any() else missing
     columns = gaps.any(0)
     rows = (~missing.any(1) if consecutive else (columns & ~missing).any(1)).nonzero().squeeze(1)
     if not missing.any():
@@ -71,9 +73,9 @@ def gap_folds(
     folds = torch.zeros(num_folds, *y.shape, dtype=torch.bool, device=y.device)
     for fold, dealt, gap in zip(folds, rows.tensor_split(num_folds), hidden.tensor_split(num_folds), strict=True):
         fold[dealt] = gap & ~missing[dealt]
-    if not consecutive and of_told_rows.any():  # one entry stays of each row that gaps of two would leave with none
-        emptied, first_told = (folds | missing).all(-1, keepdim=True), ~missing & ((~missing).cumsum(-1) == 1)
-        folds &= ~(emptied & first_told)
+    if not consecutive and gaps_of_seen_rows.any():  # one entry stays of each row that gaps of two would leave with none
+        emptied, first_seen = (folds | missing).all(-1, keepdim=True), ~missing & ((~missing).cumsum(-1) == 1)
+        folds &= ~(emptied & first_seen)
     return folds
 
 
@@ -115,7 +117,7 @@ def held_out_log_prob(
     folds: Iterable[Bool[Tensor, "..."]],
     *,
     progress: bool = True,
-) -> dict[str, Float[Tensor, " held"]]:
+) -> dict[str, Float[Tensor, " hidden"]]:
     r"""Log densities of hidden entries for each candidate.
 
     .. math::
@@ -156,6 +158,29 @@ def held_out_log_prob(
     torch.Size([19])
     """
     folds = list(folds)
+    _check_folds(y, folds)
+    missing = torch.isnan(y)
+    hidden = [fold & ~missing for fold in folds]
+    if not any(fold.any() for fold in hidden):
+        raise ValueError("expected folds that hide observed entries, got none")
+    filled = _filled_in_support(y)
+    found = {}
+    with tqdm(total=len(candidates) * len(hidden), disable=not progress, unit="fit") as bar:
+        for name, predict in candidates.items():
+            bar.set_description(name)
+            of_folds = []
+            for fold in hidden:
+                with pyro.get_param_store().scope():  # no fit starts where another ended
+                    of_folds.append(_entries_log_prob(name, predict(y.masked_fill(fold, torch.nan)), filled)[fold])
+                bar.update()
+            found[name] = torch.cat(of_folds)
+            if found[name].isnan().any():
+                raise ValueError(f"expected log densities from candidate {name!r}, got NaN; does it predict what is hidden?")
+    return found
+
+
+def _check_folds(y: Tensor, folds: Sequence[Tensor]) -> None:
+    """Raise unless data are floating-point numbers, and folds masks of their shape."""
     check_tensors([y, *folds])
     if not y.is_floating_point():
         raise TypeError(
@@ -167,37 +192,22 @@ def held_out_log_prob(
             raise TypeError(f"expected folds of booleans, True where an entry is hidden, got {fold.dtype}; use fold.bool()")
         if fold.shape != y.shape:
             raise ValueError(f"expected folds of the data's shape {list(y.shape)}, got {list(fold.shape)}; see gap_folds")
-    missing = torch.isnan(y)
-    held = [fold & ~missing for fold in folds]
-    if not any(fold.any() for fold in held):
-        raise ValueError("expected folds that hide observed entries, got none")
-    filled = _filled_in_support(y)
-    found = {}
-    with tqdm(total=len(candidates) * len(held), disable=not progress, unit="fit") as bar:
-        for name, predict in candidates.items():
-            bar.set_description(name)
-            parts = []
-            for fold in held:
-                with pyro.get_param_store().scope():  # no fit starts where another ended
-                    prediction = predict(y.masked_fill(fold, torch.nan))
-                    if not isinstance(prediction, Predictive):
-                        raise TypeError(
-                            f"expected a prediction with log_prob from candidate {name!r}, got {type(prediction).__name__}; "
-                            "return what predict(...), reconstruct(...) or impute(...) of a model returns, or a distribution "
-                            "of the entries"
-                        )
-                    log_prob = prediction.log_prob(filled)
-                if log_prob.shape != y.shape:
-                    raise ValueError(
-                        f"expected log densities of shape {list(y.shape)} from candidate {name!r}, one for each entry, got "
-                        f"{list(log_prob.shape)}; does its distribution take entries as one event?"
-                    )
-                parts.append(log_prob[fold])
-                bar.update()
-            found[name] = torch.cat(parts)
-            if found[name].isnan().any():
-                raise ValueError(f"expected log densities from candidate {name!r}, got NaN; does it predict what is hidden?")
-    return found
+
+
+def _entries_log_prob(name: str, prediction: object, y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Log density of each entry in the prediction of a candidate."""
+    if not isinstance(prediction, Predictive):
+        raise TypeError(
+            f"expected a prediction with log_prob from candidate {name!r}, got {type(prediction).__name__}; return what "
+            "predict(...), reconstruct(...) or impute(...) of a model returns, or a distribution of the entries"
+        )
+    log_prob = prediction.log_prob(y)
+    if log_prob.shape != y.shape:
+        raise ValueError(
+            f"expected log densities of shape {list(y.shape)} from candidate {name!r}, one for each entry, got "
+            f"{list(log_prob.shape)}; does its distribution take entries as one event?"
+        )
+    return log_prob
 
 
 def _filled_in_support(y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -209,7 +219,7 @@ def _filled_in_support(y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def stacking_weights(
-    log_prob: Mapping[str, Float[Tensor, " held"]], *, tolerance: float = 1e-6, max_steps: int = 10_000
+    log_prob: Mapping[str, Float[Tensor, " hidden"]], *, tolerance: float = 1e-6, max_steps: int = 10_000
 ) -> dict[str, float]:
     r"""Weights of the candidates in the mixture that predicts hidden entries best.
 

@@ -1,12 +1,13 @@
 """Gaussian processes, predictive distributions, mixtures and normals as Pyro distributions."""
 
+from pyro_lvgp._utils.cholesky import NotPositiveDefiniteError, safe_cholesky
 from pyro_lvgp.distributions.diagonal_mixture import DiagonalMixture, assignment_logits
 from pyro_lvgp.distributions.gaussian_process import GaussianProcess, StructuredPosterior
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, LikelihoodTerm, ObservedRows
 from pyro_lvgp.distributions.markov import StateSpacePosterior
 from pyro_lvgp.distributions.normal import DrawnNormal, PrecisionNormal, PrecisionNormalAtMean, without_independent
 from pyro_lvgp.distributions.path_delta import PathDelta
-from pyro_lvgp.distributions.sparse_gaussian_process import InducingValues, SparseProcess
+from pyro_lvgp.distributions.sparse_gaussian_process import InducingValues, SparseProcess, inducing_posterior
 
 __all__ = [
     "DiagonalMixture",
@@ -15,6 +16,7 @@ __all__ = [
     "InducingValues",
     "LikelihoodPredictive",
     "LikelihoodTerm",
+    "NotPositiveDefiniteError",
     "ObservedRows",
     "PathDelta",
     "PrecisionNormal",
@@ -23,5 +25,7 @@ __all__ = [
     "StateSpacePosterior",
     "StructuredPosterior",
     "assignment_logits",
+    "inducing_posterior",
+    "safe_cholesky",
     "without_independent",
 ]

@@ -1,6 +1,6 @@
 """Gaussian processes at a set of inputs, and their posteriors under Gaussian sites, as Pyro distributions."""
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import pyro.distributions as dist
@@ -10,11 +10,11 @@ from pyro.distributions import constraints
 from torch import Tensor
 from torch.distributions import MultivariateNormal, register_kl
 
+from pyro_lvgp._utils.cholesky import FIRST_JITTER, safe_cholesky
 from pyro_lvgp.kernels import Kernel
 from pyro_lvgp.kernels.base import KernelParams, params_in_double
 from pyro_lvgp.ops import gaussian_sites, state_space
 from pyro_lvgp.ops.gaussian_sites import Posterior
-from pyro_lvgp.ops.linalg import safe_cholesky
 from pyro_lvgp.ops.state_space import Series
 
 __all__ = ["GaussianProcess", "StructuredPosterior"]
@@ -148,7 +148,8 @@ class GaussianProcess(_Process):
         if self._validate_args:
             self._validate_sample(value)
         if self.prefers_state_space:
-            return state_space.log_prob(self.series, value.expand(torch.broadcast_shapes(value.shape, self._full_shape)))
+            value = value.expand(torch.broadcast_shapes(value.shape, self._full_shape))
+            return state_space.log_prob(self.series, value, jitter=FIRST_JITTER[value.dtype])
         return MultivariateNormal(self.mean, scale_tril=self.scale_tril, validate_args=False).log_prob(value)
 
 
@@ -188,7 +189,9 @@ class StructuredPosterior(_Process):
         if self._unexpanded is not self:
             return self._unexpanded.posterior
         prior = self.prior
-        return gaussian_sites.condition(prior.covariance_matrix, prior.mean, self.site_mean, self.site_precision)
+        # The eigenvalues of I + W K W are at least 1: rounding alone makes jitter necessary.
+        cholesky = partial(safe_cholesky, jitter=0.0, name="I + W K W")
+        return gaussian_sites.condition(prior.covariance_matrix, prior.mean, self.site_mean, self.site_precision, cholesky)
 
     @property
     def mean(self):

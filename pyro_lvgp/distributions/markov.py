@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from pyro_lvgp._utils.cholesky import FIRST_JITTER
 from pyro_lvgp.distributions.gaussian_process import GaussianProcess, StructuredPosterior, _Process
 from pyro_lvgp.ops import state_space
 from pyro_lvgp.ops.gaussian_sites import Posterior
@@ -98,4 +99,4 @@ class _LastValues(_Process):
 
     def log_prob(self, value):
         whole, value = self._whole, value.expand(torch.broadcast_shapes(value.shape, self._full_shape))
-        return state_space.log_prob(whole.prior.series, value, whole.posterior)
+        return state_space.log_prob(whole.prior.series, value, whole.posterior, jitter=FIRST_JITTER[value.dtype])

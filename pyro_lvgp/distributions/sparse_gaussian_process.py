@@ -1,15 +1,20 @@
 """Sparse Gaussian processes: conditionals given values at inducing points, and the prior of these values."""
 
+from collections.abc import Callable
+
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float, Int
 from pyro.distributions.util import eye_like
 from torch import Tensor
 
+from pyro_lvgp._utils.cholesky import FIRST_JITTER, safe_cholesky
+from pyro_lvgp._utils.control_flow import holds
 from pyro_lvgp.kernels import Kernel
 from pyro_lvgp.kernels.base import KernelParams, params_in_double
 from pyro_lvgp.ops import sparse_sites
-from pyro_lvgp.ops.linalg import FIRST_JITTER, safe_cholesky, solve_lower
+from pyro_lvgp.ops.linalg import solve_lower
+from pyro_lvgp.ops.sparse_sites import Sites
 
 __all__ = ["InducingValues", "SparseProcess"]
 
@@ -180,3 +185,26 @@ class InducingValues(dist.Normal):
     def __getstate__(self):
         # A guide keeps copies of its prototype trace; these must not contain the parameters of the model.
         return self.__dict__ | {"process": None}
+
+
+def inducing_posterior(
+    sites: Sites, in_double: Callable[[], Sites] | None = None
+) -> tuple[Float[Tensor, "*batch M"], Float[Tensor, "*batch M M"]]:
+    """Mean and Cholesky factor of the covariance of the whitened inducing values under Gaussian sites.
+
+    :param sites: the factor of the data.
+    :param in_double: returns the same sites in double precision, for a precision matrix so large that rounding in single
+        precision makes it indefinite.
+
+    >>> inducing_posterior(Sites(3.0 * torch.eye(1), torch.tensor([2.0])))
+    (tensor([0.5000]), tensor([[0.5000]]))
+    """
+    J = sparse_sites.reversed_precision(sites)
+    tril, info = torch.linalg.cholesky_ex(J)
+    if not holds(~(info > 0).any()):
+        if in_double is not None and J.dtype != torch.float64:
+            # Jitter would exceed I, and so add information where the sites have none.
+            loc, scale_tril = inducing_posterior(in_double())
+            return loc.to(J), scale_tril.to(J)
+        tril = safe_cholesky(J, name="I + H")
+    return sparse_sites.posterior(sites, tril)

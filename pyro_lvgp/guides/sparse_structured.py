@@ -11,12 +11,12 @@ from jaxtyping import Float
 from pyro import poutine
 from torch import Tensor, nn
 
-from pyro_lvgp._compile.recording import assume
+from pyro_lvgp._utils.control_flow import holds
 from pyro_lvgp._utils.eval_mode import eval_mode
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_inputs, check_values
 from pyro_lvgp.distributions.normal import without_independent
-from pyro_lvgp.distributions.sparse_gaussian_process import InducingValues, SparseProcess
+from pyro_lvgp.distributions.sparse_gaussian_process import InducingValues, SparseProcess, inducing_posterior
 from pyro_lvgp.guides._handlers import Replace
 from pyro_lvgp.guides.structured import StructuredGPGuide
 from pyro_lvgp.infer.elbo.handlers import MarginalizeOwnGaussians, marginalizes_gaussians
@@ -153,7 +153,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
             self._check_order_of_rows()
             self._check_memory()
         sites = self._with_memory(point_sites)
-        loc, scale_tril = sparse_sites.posterior(
+        loc, scale_tril = inducing_posterior(
             sites, lambda: self._with_memory(_PointSites(*(part.double() for part in point_sites)))
         )
         return dist.MultivariateNormal(loc, scale_tril=scale_tril).expand(prior.batch_shape)
@@ -222,7 +222,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
             return
         with poutine.block():
             now, then = self.model.inducing_points, self.memory.inducing_points
-        if now.shape != then.shape or not assume((now == then).all()):
+        if now.shape != then.shape or not holds((now == then).all()):
             raise ValueError(
                 "expected the model's inducing points where the guide remembers data, got others; go back by "
                 "guide.restore(guide.memory), hold them by requires_grad_(False), and move them by "

@@ -1,10 +1,12 @@
 """Variational inference: evidence lower bounds, the training loop, optimisers, block coordinate ascent and sampling."""
 
-from pyro_lvgp.infer._fit import FitResult, fit
+from pyro_lvgp._utils.control_flow import holds
+from pyro_lvgp.infer._fit import fit
+from pyro_lvgp.infer._fit_state import FitResult, FitState
 from pyro_lvgp.infer._sites import SampledSite
 from pyro_lvgp.infer.block import Block
 from pyro_lvgp.infer.block_coordinate import BlockCoordinateVI
-from pyro_lvgp.infer.callbacks import Checkpoint, EarlyStopping
+from pyro_lvgp.infer.callbacks import Callback, Checkpoint, Distributed, EarlyStopping, LRSchedule, ProgressBar
 from pyro_lvgp.infer.elbo import (
     CompiledELBO,
     DifferentiableELBO,
@@ -16,27 +18,34 @@ from pyro_lvgp.infer.elbo import (
     StructuredELBO,
     sample_moments,
 )
-from pyro_lvgp.infer.optim import JointOptim
+from pyro_lvgp.infer.optim import JointAdam, JointOptim
 from pyro_lvgp.infer.sampling import SampledTraces, sample_traces
 
 __all__ = [
     "Block",
     "BlockCoordinateVI",
+    "Callback",
     "Checkpoint",
     "CompiledELBO",
     "DifferentiableELBO",
+    "Distributed",
     "EarlyStopping",
     "FitResult",
+    "FitState",
     "ImportanceWeightedELBO",
+    "JointAdam",
     "JointOptim",
+    "LRSchedule",
     "LocalELBO",
     "MarginalizeGaussians",
     "MeanFieldELBO",
     "Moments",
+    "ProgressBar",
     "SampledSite",
     "SampledTraces",
     "StructuredELBO",
     "fit",
+    "holds",
     "sample_moments",
     "sample_traces",
 ]

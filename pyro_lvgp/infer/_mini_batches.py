@@ -6,23 +6,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_lvgp._utils.distributed import Processes
+from pyro_lvgp._utils.distributed import ProcessGroup
 from pyro_lvgp._utils.validation import check_sizes
+
+__all__ = ["MiniBatches"]
 
 
 class MiniBatches:
-    """All rows for ever, or shuffled mini-batches; what is left at the end of a pass is dropped to keep their size fixed.
-
-    Of several processes each has mini-batches of its own from one pass over the rows.
+    """Endless iterator over all rows, or over shuffled mini-batches of one size; the rest of an epoch is dropped.
 
     :param args: tensors with a row for each datum.
     :param num_rows: number of rows.
     :param batch_size: rows in a mini-batch of a process; None for all at every step.
-    :param processes: those that share the rows.
-    :param take: the arguments of a step, given the indices of the rows and all tensors.
-    :raises ValueError: if ``batch_size`` is out of range, or, without ``take``, tensors have other numbers of rows.
+    :param select: the arguments of a step, given the indices of the rows and all tensors; by default those rows of each
+        tensor, and the indices.
+    :raises ValueError: if ``batch_size`` is out of range, or, without ``select``, tensors have other numbers of rows.
 
-    >>> batches = MiniBatches((torch.arange(5.0),), 5, 2, Processes(False))
+    >>> batches = MiniBatches((torch.arange(5.0),), 5, 2)
     >>> [len(rows) for _, (rows, idx) in zip(range(3), batches)]
     [2, 2, 2]
     """
@@ -32,23 +32,31 @@ class MiniBatches:
         args: tuple[Tensor, ...],
         num_rows: int,
         batch_size: int | None,
-        processes: Processes,
-        take: Callable[..., tuple[Tensor, ...]] | None = None,
+        select: Callable[..., tuple[Tensor, ...]] | None = None,
     ):
         if batch_size is not None:
             check_sizes(least=0, batch_size=batch_size)
             batch_size = int(batch_size)  # of whatever integers
-            most = num_rows // processes.size
-            if not 1 <= batch_size <= most:
-                each = f" for each of {processes.size} processes" if processes.size > 1 else ""
-                raise ValueError(f"expected batch_size from 1 to {most}, the rows of the data{each}, got {batch_size}")
-            if take is None and any(arg.shape[:1] != (num_rows,) for arg in args):
-                raise ValueError(
-                    f"expected {num_rows} rows in each tensor, to take mini-batches of, got shapes "
-                    f"{[list(arg.shape) for arg in args]}; give the model what is no data by functools.partial"
-                )
-        self._args, self._num_rows, self._batch_size, self._take = args, num_rows, batch_size, take or _rows
-        self._processes, self._waiting = processes, list[Tensor]()
+        self._args, self._num_rows, self._batch_size, self._select = args, num_rows, batch_size, select or _rows
+        self._remaining = list[Tensor]()
+        self.share(ProcessGroup())
+        if batch_size is not None and select is None and any(arg.shape[:1] != (num_rows,) for arg in args):
+            raise ValueError(
+                f"expected {num_rows} rows in each tensor, to take mini-batches of, got shapes "
+                f"{[list(arg.shape) for arg in args]}; give the model other tensors by functools.partial"
+            )
+
+    def share(self, processes: ProcessGroup) -> None:
+        """Share the rows of each epoch among processes, each of which has mini-batches of its own.
+
+        :param processes: the processes.
+        :raises ValueError: if there are fewer rows than a mini-batch of each process needs.
+        """
+        largest = self._num_rows // processes.size
+        if self._batch_size is not None and not 1 <= self._batch_size <= largest:
+            each = f" for each of {processes.size} processes" if processes.size > 1 else ""
+            raise ValueError(f"expected batch_size from 1 to {largest}, the rows of the data{each}, got {self._batch_size}")
+        self._processes = processes
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         return self
@@ -56,32 +64,32 @@ class MiniBatches:
     def __next__(self) -> tuple[Tensor, ...]:
         if self._batch_size is None:
             return self._args
-        if not self._waiting:
+        if not self._remaining:
             # Pyro does not index parameters by as many rows as there are, which so must come in order.
             order = torch.arange if self._batch_size == self._num_rows else torch.randperm
-            shuffled = self._processes.of_first(order(self._num_rows, device=self._args[0].device)).split(self._batch_size)
-            self._waiting = list(shuffled[self._processes.rank :: self._processes.size][: self.num_in_pass])
-        return self._take(self._waiting.pop(0), *self._args)
+            shuffled = self._processes.broadcast(order(self._num_rows, device=self._args[0].device)).split(self._batch_size)
+            self._remaining = list(shuffled[self._processes.rank :: self._processes.size][: self.steps_per_epoch])
+        return self._select(self._remaining.pop(0), *self._args)
 
     @property
-    def num_in_pass(self) -> int:
+    def steps_per_epoch(self) -> int:
         """Steps in which each row comes once, but for those dropped."""
         return 1 if self._batch_size is None else self._num_rows // (self._batch_size * self._processes.size)
 
     def example(self) -> tuple[Tensor, ...]:
-        """The arguments of some step."""
+        """Arguments of a step, of the first rows; no step is used up."""
         if self._batch_size is None:
             return self._args
-        return self._take(torch.arange(self._batch_size, device=self._args[0].device), *self._args)
+        return self._select(torch.arange(self._batch_size, device=self._args[0].device), *self._args)
 
     def state_dict(self) -> dict[str, Any]:
-        """What is left of the present pass."""
-        return {"waiting": self._waiting, "num_rows": self._num_rows, "batch_size": self._batch_size}
+        """Mini-batches that remain of the present epoch."""
+        return {"remaining": self._remaining, "num_rows": self._num_rows, "batch_size": self._batch_size}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with what is left of a pass.
+        """Go on with what remains of an epoch.
 
-        :param state: what :meth:`state_dict` returned.
+        :param state: returned by :meth:`state_dict`.
         :raises ValueError: for other numbers of rows.
         """
         sizes = state["num_rows"], state["batch_size"]
@@ -90,9 +98,9 @@ class MiniBatches:
                 f"expected a checkpoint of {self._num_rows} rows with batch_size={self._batch_size}, got one of {sizes[0]} "
                 f"with batch_size={sizes[1]}; give the data and settings that it was made with, or name another file"
             )
-        self._waiting = state["waiting"]
+        self._remaining = state["remaining"]
 
 
 def _rows(idx: Tensor, *args: Tensor) -> tuple[Tensor, ...]:
-    """Some rows of all tensors, and which."""
+    """Rows of all tensors, and their indices."""
     return (*(arg[idx] for arg in args), idx)

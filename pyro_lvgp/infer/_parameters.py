@@ -1,4 +1,4 @@
-"""The parameters of a model and a guide, by name."""
+"""Parameters of a model and a guide, by name."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.distributions import constraints, transform_to
 
 from pyro_lvgp._utils.seeding import forked
+
+__all__ = ["Parameter", "find_parameters", "name_parameters", "unconstrained", "without_gradients"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,9 +62,9 @@ def find_parameters(
 ) -> dict[str, Parameter]:
     """Run guide and model once; return all parameters of those that are modules, and all that the others use.
 
-    The state of random numbers is left alone.
+    The global random state is left as it was.
     """
-    modules = {name: part for name, part in (("model", model), ("guide", guide)) if isinstance(part, nn.Module)}
+    modules = _modules(model, guide)
     frozen = [tensor for module in modules.values() for tensor in module.parameters() if not tensor.requires_grad]
     with forked():
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
@@ -88,8 +90,28 @@ def find_parameters(
     return dict(first.values())
 
 
+def name_parameters(model: Callable[..., Any], guide: Callable[..., Any], stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Unconstrained tensors by their path in model and guide, such as ``"model.kernel.variance"``.
+
+    :param model: a Pyro model.
+    :param guide: a Pyro guide.
+    :param stored: tensors by their names in Pyro's param store; those of no module go by these names.
+    """
+    names: dict[Tensor, str] = {}
+    for prefix, module in _modules(model, guide).items():
+        for path, tensor, _ in _of_module(module, prefix):
+            names.setdefault(tensor, path)
+    for name, tensor in stored.items():
+        names.setdefault(tensor, name)
+    return {name: tensor for tensor, name in names.items()}
+
+
+def _modules(model: Callable[..., Any], guide: Callable[..., Any]) -> dict[str, nn.Module]:
+    return {name: part for name, part in (("model", model), ("guide", guide)) if isinstance(part, nn.Module)}
+
+
 def unconstrained(site: Mapping[str, Any]) -> Tensor:
-    """The tensor behind a ``pyro.param`` statement."""
+    """Unconstrained tensor of a ``pyro.param`` statement."""
     value = site["value"]
     try:
         return value.unconstrained()
@@ -108,10 +130,10 @@ def _of_module(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor, An
 
 
 @contextmanager
-def held(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Context in which tensors require no gradients.
+def without_gradients(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Context in which the tensors require no gradients.
 
-    ``poutine.block`` would hide them from the optimiser only, and let gradients pile up on them.
+    ``poutine.block`` would hide them from the optimiser only, and let gradients accumulate on them.
     """
     frozen = [tensor for tensor in tensors if tensor.requires_grad]
     for tensor in frozen:

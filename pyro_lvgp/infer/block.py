@@ -1,4 +1,4 @@
-"""A block of parameters that move together, and how a model's and a guide's parameters are shared out to blocks."""
+"""Blocks of parameters that move together, and the partition of parameters into blocks."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -9,6 +9,8 @@ from pyro.infer import ELBO
 from torch import Tensor
 
 from pyro_lvgp.infer._parameters import Parameter
+
+__all__ = ["Block", "Loss", "partition"]
 
 Loss = ELBO | Callable[..., Tensor]
 
@@ -32,20 +34,19 @@ class Block:
     :param params: patterns of parameter names.
     :param sites: names of sample sites: all guide parameters with the site's name between dots, as in
         ``guide.locs.x`` and ``guide.scales.x`` of Pyro's autoguides.
-    :param optim: makes a torch optimiser of a list of tensors, to move the block by gradient.
+    :param optimizer: makes a torch optimiser of a list of tensors, to move the block by gradient.
     :param num_steps: gradient steps in each sweep.
-    :param schedule: maps the number of sweeps taken to a factor on the learning rates of the optimiser.
     :param loss: bound of these gradients; that of the inference by default.
     :param update: called with the arguments of model and guide, without gradients, it returns the new value of every
         parameter of the block by its name, to move the block in closed form; values of frozen ones may be there, and are not
         used.
     :param damping: ρ in (0, 1], or a function of the number of sweeps taken.
-    :raises ValueError: for a block without parameters, with neither or both of ``optim`` and ``update``, with settings of
+    :raises ValueError: for a block without parameters, with neither or both of ``optimizer`` and ``update``, with settings of
         the other, or with settings out of range.
 
     Source: Hoffman et al. (2013), "Stochastic variational inference", eq. 26; Robbins and Monro (1951), for ρ.
 
-    >>> Block("kernel", params=["model.kernel.*"], optim=lambda tensors: torch.optim.Adam(tensors, lr=0.01)).num_steps
+    >>> Block("kernel", params=["model.kernel.*"], optimizer=lambda tensors: torch.optim.Adam(tensors, lr=0.01)).num_steps
     1
     """
 
@@ -53,9 +54,8 @@ class Block:
     _: KW_ONLY
     params: Sequence[str] = ()
     sites: Sequence[str] = ()
-    optim: Callable[[list[Tensor]], torch.optim.Optimizer] | None = None
+    optimizer: Callable[[list[Tensor]], torch.optim.Optimizer] | None = None
     num_steps: int = 1
-    schedule: Callable[[int], float] | None = None
     loss: Loss | None = None
     update: Callable[..., Mapping[str, Tensor]] | None = None
     damping: float | Callable[[int], float] = 1.0
@@ -66,19 +66,17 @@ class Block:
                 f"block {self.name!r}: expected a list of patterns in params or of names in sites, got "
                 f"params={self.params!r} and sites={self.sites!r}"
             )
-        if (self.optim is None) == (self.update is None):
+        if (self.optimizer is None) == (self.update is None):
             raise ValueError(
-                f"block {self.name!r}: expected either optim, to move by gradient, or update, to move in closed form; got "
-                f"{'neither' if self.optim is None else 'both'}"
+                f"block {self.name!r}: expected either optimizer, to move by gradient, or update, to move in closed form; got "
+                f"{'neither' if self.optimizer is None else 'both'}"
             )
         if self.num_steps < 1:
             raise ValueError(f"block {self.name!r}: expected num_steps of at least 1, got {self.num_steps}")
-        if self.update is not None and (self.num_steps, self.schedule, self.loss) != (1, None, None):
-            raise ValueError(
-                f"block {self.name!r}: num_steps, schedule and loss are for gradients; leave them out beside update"
-            )
-        if self.optim is not None and self.damping != 1.0:
-            raise ValueError(f"block {self.name!r}: damping is for update; beside optim, set a learning rate")
+        if self.update is not None and (self.num_steps, self.loss) != (1, None):
+            raise ValueError(f"block {self.name!r}: num_steps and loss are for gradients; leave them out beside update")
+        if self.optimizer is not None and self.damping != 1.0:
+            raise ValueError(f"block {self.name!r}: damping is for update; beside optimizer, set a learning rate")
         if not callable(self.damping):
             self.damping_after(0)
 
@@ -95,28 +93,44 @@ class Block:
 
 
 def partition(blocks: Sequence[Block], parameters: Mapping[str, Parameter]) -> dict[str, dict[str, Parameter]]:
-    """Parameters of each block, which must share out all that are not frozen."""
-    owners: dict[str, list[str]] = {name: [] for name in parameters}
-    faults = []
+    """Parameters of each block, by the block's name.
+
+    :param blocks: the blocks.
+    :param parameters: all parameters by name.
+    :raises ValueError: if a parameter that requires gradients is not in exactly one block, or a block names none.
+    """
+    members, faults = {}, []
     for block in blocks:
-        chosen = {f"pattern {key!r}": _matching(key, parameters) for key in block.params}
-        for key in block.sites:
-            names = {name for name, parameter in parameters.items() if parameter.of_guide and f".{key}." in f".{name}."}
-            chosen[f"site {key!r}"] = names
-        faults += [f"{key} of block {block.name!r} fits none" for key, names in chosen.items() if not names]
-        for name in set().union(*chosen.values()):
-            owners[name].append(block.name)
-    to_share = {name: found for name, found in owners.items() if parameters[name].tensor.requires_grad}
-    faults += [f"{name!r} is in no block" for name, found in to_share.items() if not found]
-    faults += [f"{name!r} is in blocks {found}" for name, found in to_share.items() if len(found) > 1]
+        matches = _matches(block, parameters)
+        faults += [f"{key} of block {block.name!r} fits none" for key, names in matches.items() if not names]
+        chosen = set().union(*matches.values())
+        members[block.name] = {name: parameter for name, parameter in parameters.items() if name in chosen}
+    faults += _not_in_one_block(members, parameters)
     if faults:
         raise ValueError(
             f"expected each parameter in exactly one block, got: {'; '.join(faults)}. Parameters: {', '.join(parameters)}; "
             "requires_grad_(False) keeps others out"
         )
-    return {block.name: {name: parameters[name] for name in owners if block.name in owners[name]} for block in blocks}
+    return members
+
+
+def _not_in_one_block(members: Mapping[str, Mapping[str, Parameter]], parameters: Mapping[str, Parameter]) -> list[str]:
+    """Parameters that require gradients and are in no block, then those in several."""
+    trained = [name for name, parameter in parameters.items() if parameter.tensor.requires_grad]
+    owners = {name: [block for block, own in members.items() if name in own] for name in trained}
+    in_none = [f"{name!r} is in no block" for name, blocks in owners.items() if not blocks]
+    return in_none + [f"{name!r} is in blocks {blocks}" for name, blocks in owners.items() if len(blocks) > 1]
+
+
+def _matches(block: Block, parameters: Mapping[str, Parameter]) -> dict[str, set[str]]:
+    """Names of parameters that fit each pattern and each site of a block."""
+    fitting = {f"pattern {key!r}": _matching(key, parameters) for key in block.params}
+    for key in block.sites:
+        names = {name for name, parameter in parameters.items() if parameter.of_guide and f".{key}." in f".{name}."}
+        fitting[f"site {key!r}"] = names
+    return fitting
 
 
 def _matching(key: str, names: Collection[str]) -> set[str]:
-    """The name itself if there is one, brackets and all, else what the pattern fits."""
+    """The name itself if there is one, brackets and all, else all names that fit the pattern."""
     return {key} if key in names else {name for name in names if fnmatchcase(name, key)}

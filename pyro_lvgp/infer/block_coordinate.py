@@ -9,39 +9,44 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from pyro import poutine
-from pyro.infer import TraceMeanField_ELBO
+from pyro.infer import ELBO, TraceMeanField_ELBO
 from pyro.infer.util import torch_item
 from torch import Tensor
 
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_bound
-from pyro_lvgp.infer._parameters import Parameter, find_parameters, held, unconstrained
+from pyro_lvgp.infer._parameters import Parameter, find_parameters, unconstrained, without_gradients
 from pyro_lvgp.infer.block import Block, Loss, partition
 from pyro_lvgp.infer.elbo.handlers import EvaluateBound
 
+__all__ = ["BlockCoordinateVI"]
+
 
 class BlockCoordinateVI:
-    """Climb a bound block by block, each by gradient or in closed form.
+    """Maximise a bound block by block, each by gradient or in closed form.
 
     It takes the place of Pyro's ``SVI``: any model, any guide, any ELBO.  A sweep visits the blocks in order.  A block that
-    moves by gradient has an optimiser of its own, and nothing else requires gradients while it moves.
+    moves by gradient has an optimiser of its own, and no other parameter requires gradients while it moves.
 
     The first step runs guide and model once to find their parameters.  Each that requires gradients must be in exactly one
-    block; ``requires_grad_(False)`` holds a parameter fixed, then or later, and a block left without others is passed over.
-    One that model and guide share goes by its name in the model.
+    block; ``requires_grad_(False)`` freezes a parameter, then or later, and a block whose parameters are all frozen is
+    skipped. A parameter that model and guide share goes by its name in the model.
+
+    ``parameters`` has the unconstrained tensors used so far, by their names in Pyro's param store, and ``optimizers`` the
+    torch optimisers of the blocks, by the block's name.
 
     :param model: a Pyro model.
     :param guide: a Pyro guide.
     :param blocks: the blocks, in the order of a sweep.
-    :param loss: the bound to climb, ``TraceMeanField_ELBO()`` by default, which takes no discrete sites of a guide; or, as
+    :param loss: the bound to maximise, ``TraceMeanField_ELBO()`` by default, which takes no discrete sites of a guide; or, as
         for ``SVI``, a function of model, guide and their arguments that returns minus a bound, to differentiate.
     :param check_updates: evaluate the loss before and after each closed form, with the same random numbers: once (True) for an
         exact loss, which no exact closed form raises; or this many times for a loss estimated by draws, whose mean must not
         rise by more than four standard errors.
     :raises ValueError: if there are no blocks or two of one name; at the first step, if parameters are in no block or in
         several, or a block names none.
-    :raises TypeError: for what is no block, or a class of bounds in place of a bound; at the first step, if ``optim`` of a
-        block makes no torch optimiser.
+    :raises TypeError: for what is no block, or a class of bounds in place of a bound; at the first step, if ``optimizer``
+        of a block makes no torch optimiser.
 
     Source: Blei, Kucukelbir and McAuliffe (2017), "Variational inference: a review for statisticians", section 2.4.
 
@@ -57,7 +62,7 @@ class BlockCoordinateVI:
     >>> def posterior(y):
     ...     return {"precision": torch.tensor(1.0 + len(y))}
     >>> blocks = [
-    ...     Block("mean", params=["mean"], optim=lambda tensors: torch.optim.SGD(tensors, lr=0.25)),
+    ...     Block("mean", params=["mean"], optimizer=lambda tensors: torch.optim.SGD(tensors, lr=0.25)),
     ...     Block("precision", params=["precision"], update=posterior),
     ... ]
     >>> vi = BlockCoordinateVI(model, guide, blocks)
@@ -85,15 +90,16 @@ class BlockCoordinateVI:
         self.model, self.guide, self.blocks = model, guide, tuple(blocks)
         self.loss: Any = TraceMeanField_ELBO() if loss is None else loss
         self.check_updates = int(check_updates)
+        self.parameters: dict[str, Tensor] = {}
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self._members: dict[str, dict[str, Parameter]] = {}
         self._tensors: set[Tensor] = set()
-        self._unshared: dict[str, Tensor] = {}
-        self._optimizers: dict[str, torch.optim.Optimizer] = {}
+        self._frozen: dict[str, Tensor] = {}
         self._waiting: Mapping[str, Any] = {}
         self._num_sweeps = 0
 
     def step(self, *args, **kwargs) -> float:
-        """One sweep through the blocks.
+        """Sweep through the blocks once.
 
         :param args: arguments of model and guide.
         :returns: minus an estimate of the bound, as ``SVI.step``: the loss of the sweep's first gradient step on it, before
@@ -106,19 +112,19 @@ class BlockCoordinateVI:
         """
         if not self._members:
             self._start(args, kwargs)
-        if stray := [name for name, tensor in self._unshared.items() if tensor.requires_grad]:
+        if freed := [name for name, tensor in self._frozen.items() if tensor.requires_grad]:
             raise RuntimeError(
-                f"expected {stray} to stay held, as at the first step, since they are not in exactly one block; make a new "
+                f"expected {freed} to stay frozen, as at the first step, since they are not in exactly one block; make a new "
                 "BlockCoordinateVI in which they are"
             )
-        climbing = {name for name, own in self._optimizers.items() if any(tensor.requires_grad for tensor in _tensors_of(own))}
-        by_the_way = any(block.name in climbing and block.loss is None for block in self.blocks)
-        losses = [] if by_the_way else [self.evaluate_loss(*args, **kwargs)]
+        trained = {name for name, own in self.optimizers.items() if any(tensor.requires_grad for tensor in _tensors_of(own))}
+        is_evaluated = any(block.name in trained and block.loss is None for block in self.blocks)
+        losses = [] if is_evaluated else [self.evaluate_loss(*args, **kwargs)]
         for block in self.blocks:
             if block.update is not None:
                 self._solve(block, args, kwargs)
-            elif block.name in climbing:
-                value = self._climb(block, block.loss or self.loss, args, kwargs)
+            elif block.name in trained:
+                value = self._take_gradient_steps(block, block.loss or self.loss, args, kwargs)
                 losses += [value] if block.loss is None else []
         self._num_sweeps += 1
         return losses[0]
@@ -128,30 +134,31 @@ class BlockCoordinateVI:
 
         :param args: arguments of model and guide.
         """
-        with torch.no_grad(), self._watched():
-            loss = getattr(self.loss, "loss", self.loss)
+        with torch.no_grad(), self._checked():
+            is_bound = isinstance(self.loss, ELBO)
+            loss = self.loss.loss if is_bound else self.loss
             return torch_item(loss(self.model, self.guide, *args, **kwargs))
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of the optimisers' states, and how many sweeps; parameters are in model, guide and Pyro's param store."""
-        states = {name: optimizer.state_dict() for name, optimizer in self._optimizers.items()}
+        """Return copies of the optimisers' states and the number of sweeps; parameters are in model, guide or param store."""
+        states = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
         return {"num_sweeps": self._num_sweeps, "optimizers": deepcopy({**self._waiting, **states})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned; before the first step, optimisers take their states when they are made.
+        """Restore a state; before the first step, optimisers take their states when they are made.
 
-        :param state: what :meth:`state_dict` returned.
+        :param state: returned by :meth:`state_dict`.
         :raises ValueError: for states of other blocks.
         """
-        known = {block.name for block in self.blocks if block.optim is not None}
+        known = {block.name for block in self.blocks if block.optimizer is not None}
         if not state["optimizers"].keys() <= known:
             raise ValueError(f"expected states of the blocks {sorted(known)}, got those of {sorted(state['optimizers'])}")
-        # Optimisers would move what they are given.
+        # Optimisers move the tensors of their states.
         self._num_sweeps, self._waiting = state["num_sweeps"], deepcopy(state["optimizers"])
         self._restore()
 
     def _restore(self) -> None:
-        for name, optimizer in self._optimizers.items():
+        for name, optimizer in self.optimizers.items():
             if name in self._waiting:
                 optimizer.load_state_dict(self._waiting[name])
 
@@ -160,33 +167,30 @@ class BlockCoordinateVI:
         members = partition(self.blocks, parameters)
         self._tensors = {parameter.tensor for parameter in parameters.values()}
         owned = Counter(name for own in members.values() for name in own)
-        self._unshared = {name: parameter.tensor for name, parameter in parameters.items() if owned[name] != 1}
+        self._frozen = {name: parameter.tensor for name, parameter in parameters.items() if owned[name] != 1}
         for block in self.blocks:
-            # Those that are held too: they may be freed later, and optimisers leave alone what has no gradient.
+            # Frozen ones too: they may be freed later, and optimisers skip a parameter without a gradient.
             tensors = [parameter.tensor for parameter in members[block.name].values()]
-            if block.optim is not None and tensors:
-                optimizer = block.optim(tensors)
+            if block.optimizer is not None and tensors:
+                optimizer = block.optimizer(tensors)
                 if not isinstance(optimizer, torch.optim.Optimizer):
                     raise TypeError(
-                        f"block {block.name!r}: expected optim to make a torch optimiser of tensors, got "
-                        f"{type(optimizer).__name__}; pass optim=lambda tensors: torch.optim.Adam(tensors, lr=0.01), say"
+                        f"block {block.name!r}: expected optimizer to make a torch optimiser of tensors, got "
+                        f"{type(optimizer).__name__}; pass optimizer=lambda tensors: torch.optim.Adam(tensors, lr=0.01), say"
                     )
-                self._optimizers[block.name] = optimizer
+                self.optimizers[block.name] = optimizer
         self._restore()
-        self._members = members  # last: what failed before is made again at the next step
+        self._members = members  # last: after an error, the next step starts again
 
-    def _climb(self, block: Block, loss: Any, args: tuple, kwargs: dict[str, Any]) -> float:
+    def _take_gradient_steps(self, block: Block, loss: Any, args: tuple, kwargs: dict[str, Any]) -> float:
         """Take gradient steps, and return the loss before the first."""
-        optimizer = self._optimizers[block.name]
-        if block.schedule is not None:
-            factor = block.schedule(self._num_sweeps)
-            for group in optimizer.param_groups:  # where torch's schedulers keep the initial rate, so that states have it
-                group["lr"] = factor * group.setdefault("initial_lr", group["lr"])
-        loss_and_grads = getattr(loss, "loss_and_grads", loss)
+        optimizer = self.optimizers[block.name]
+        is_bound = isinstance(loss, ELBO)
+        loss_and_grads = loss.loss_and_grads if is_bound else loss
 
         def closure() -> float:
             optimizer.zero_grad()
-            with self._watched():
+            with self._checked():
                 value = loss_and_grads(self.model, self.guide, *args, **kwargs)
             number = torch_item(value)
             check_bound(number)
@@ -194,7 +198,7 @@ class BlockCoordinateVI:
                 value.backward()
             return number
 
-        with held(self._tensors - _tensors_of(optimizer)):
+        with without_gradients(self._tensors - _tensors_of(optimizer)):
             try:
                 losses = [optimizer.step(closure) for _ in range(block.num_steps)]
             finally:
@@ -240,8 +244,8 @@ class BlockCoordinateVI:
         return torch.tensor([loss(seed) for seed in range(self.check_updates)], dtype=torch.float64)
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Run a bound; raise if parameters turn up that are in no block."""
+    def _checked(self) -> Iterator[None]:
+        """Run a bound; raise if it uses parameters that the first step did not."""
         with EvaluateBound(), poutine.trace(param_only=True) as capture:
             try:
                 yield
@@ -249,8 +253,9 @@ class BlockCoordinateVI:
                 if "reparameterized" in str(error):
                     error.add_note("Pass loss=Trace_ELBO() or TraceEnum_ELBO(), which take guides with discrete sites.")
                 raise
-        sites = capture.trace.nodes.items() if self._tensors else ()
-        if new := [name for name, site in sites if unconstrained(site) not in self._tensors]:
+        used = {name: unconstrained(site) for name, site in capture.trace.nodes.items()}
+        self.parameters |= used
+        if self._tensors and (new := [name for name, tensor in used.items() if tensor not in self._tensors]):
             raise RuntimeError(
                 f"expected the parameters of the first step, got new tensors for {new}: after loading Pyro's param store or "
                 "adding parameters, make a new BlockCoordinateVI"

@@ -1,6 +1,6 @@
 """One torch optimiser for all parameters, as SVI wants it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -10,9 +10,10 @@ from pyro.optim import PyroOptim
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
-from pyro_lvgp._utils.distributed import Processes
+__all__ = ["JointAdam", "JointOptim"]
 
-_FORGETTING = 0.05
+_NORM_UPDATE_RATE = 0.05
+_CLIP_FACTOR = 10.0  # a step that one rare draw makes longer can undo hundreds of others
 
 
 class JointOptim(PyroOptim):
@@ -24,22 +25,18 @@ class JointOptim(PyroOptim):
     :param optim_constructor: a torch optimiser, such as ``torch.optim.Adam``.
     :param optim_args: its arguments; ``{"lr": 0.01, "fused": True}`` updates all tensors in one call.
     :param clip_norm: bound on the norm of the whole gradient.
-    :param clip_factor: the same in units of its usual norm, an average over the last twenty steps or so: a rare draw whose
-        gradient is a thousand times longer than all others then moves nothing far.
-    :param schedule: maps the number of steps taken to a factor on the learning rate.
-    :param distributed: step along the mean of the gradients of all processes that ``torch.distributed`` joins; each must take
-        as many steps.  If they meet new parameters with other values, they take over those of the first, and move none then.
+    :param clip_factor: the same as a multiple of the usual norm, which is an average over the last twenty steps or so: a rare
+        draw whose gradient is a thousand times longer than all others then moves nothing far.
     :raises TypeError: if ``optim_args`` is no dict, such as a function of the parameter's name.
-    :raises ValueError: for a ``clip_factor`` of 1 or less; with one, where a gradient is not finite, before it moves anything;
-        with several processes, where these have other parameters, or some that are not in Pyro's param store.
-    :raises RuntimeError: if no processes are joined though ``distributed`` asks for them.
+    :raises ValueError: for a ``clip_factor`` of 1 or less; with one, where a gradient is not finite, before any parameter
+        moves.
 
     Source: Seetharaman et al. (2020), "AutoClip: adaptive gradient clipping", for bounds relative to past norms.
 
     >>> from pyro.infer import SVI, Trace_ELBO
     >>> from pyro.infer.autoguide import AutoNormal
     >>> model = lambda: pyro.sample("x", pyro.distributions.Normal(0.0, 1.0))
-    >>> optim = JointOptim(torch.optim.Adam, {"lr": 0.01}, schedule=lambda step: 0.99**step)
+    >>> optim = JointOptim(torch.optim.Adam, {"lr": 0.01}, clip_norm=5.0)
     >>> loss = SVI(model, AutoNormal(model), optim, Trace_ELBO()).step()
     """
 
@@ -50,8 +47,6 @@ class JointOptim(PyroOptim):
         *,
         clip_norm: float | None = None,
         clip_factor: float | None = None,
-        schedule: Callable[[int], float] | None = None,
-        distributed: bool = False,
     ):
         if not isinstance(optim_args, dict | None):
             raise TypeError(
@@ -61,151 +56,121 @@ class JointOptim(PyroOptim):
         if clip_factor is not None and not clip_factor > 1.0:
             raise ValueError(f"expected a clip_factor above 1, got {clip_factor}; it is a multiple of the usual norm")
         super().__init__(optim_constructor, optim_args or {})
-        self._clip_norm, self._clip_factor, self._schedule = clip_norm, clip_factor, schedule
-        self._usual_norm: Tensor | None = None
+        self._clip_norm, self._clip_factor = clip_norm, clip_factor
         self._constructor, self._args = optim_constructor, dict(optim_args or {})
-        self._known: set[Tensor] = set()
-        self._unrestored: set[Tensor] = set()
-        self._nameless_waiting: list[tuple[Tensor, dict]] = []
         self._optimizer: torch.optim.Optimizer | None = None
-        self._base_lrs: list[float] = []
-        self._num_steps = 0
-        self.distributed, self._processes = distributed, Processes(distributed)
+        self._usual_norm: Tensor | None = None
+        self._waiting: dict[Tensor | str, dict[str, Any]] = {}  # states of parameters that no step has used since
 
     def __call__(self, params: Iterable[Tensor], *args, **kwargs) -> None:
-        params = set(params)
+        # SVI hands over a set, of which the order is not that of the next run.
+        params = dict.fromkeys(sorted(params, key=_stored_name) if isinstance(params, set) else params)
         if not params:  # of a guide that is exact, say
             return
-        if (new := params - self._known) and not self._add(new):
-            return  # gradients were those of other values
-        if unrestored := params & self._unrestored:
-            self._restore(unrestored)
-        for idle in self._known - params:
-            idle.grad = None
-        assert self._optimizer is not None
-        ordered = [param for group in self._optimizer.param_groups for param in group["params"]]
-        self._processes.average_gradients(ordered)
+        optimizer = self._including([param for param in params if param not in self.optim_objs])
+        if self._waiting:
+            self._restore(optimizer, params)
+        for unused in self.optim_objs.keys() - params.keys():
+            unused.grad = None
+        everything = optimizer.param_groups[0]["params"]
         if self._clip_norm is not None:
-            clip_grad_norm_(ordered, self._clip_norm)
+            clip_grad_norm_(everything, self._clip_norm)
         if self._clip_factor is not None:
-            self._clip_unusual(ordered, self._clip_factor)
-        if self._schedule is not None:
-            factor = self._schedule(self._num_steps)
-            for group, lr in zip(self._optimizer.param_groups, self._base_lrs, strict=True):
-                group["lr"] = lr * factor
-        self._optimizer.step(*args, **kwargs)
-        self._num_steps += 1
+            self._clip_unusual(everything, self._clip_factor)
+        optimizer.step(*args, **kwargs)
+
+    def _including(self, new: list[Tensor]) -> torch.optim.Optimizer:
+        """The optimiser, with new parameters in its only group, so that schedulers see one group whatever comes late."""
+        position = {key: i for i, key in enumerate(self._waiting)}
+        new.sort(key=lambda param: position.get(param, len(position)))  # in the order that they had when saved
+        if self._optimizer is None:
+            self._optimizer = self._constructor(new, **self._args)
+        else:
+            self._optimizer.param_groups[0]["params"].extend(new)
+        self.optim_objs |= dict.fromkeys(new, self._optimizer)
+        return self._optimizer
 
     def _clip_unusual(self, params: Sequence[Tensor], factor: float) -> None:
         norm = get_total_norm([param.grad for param in params if param.grad is not None])
         if not torch.isfinite(norm):  # SVI waits for the device at every step as it is
             raise ValueError(
-                "expected finite gradients, got NaN or infinity; nothing was moved by them: try a smaller learning rate, or "
-                "dtype=torch.float64"
+                "expected finite gradients, got NaN or infinity; no parameter was moved: try a smaller learning rate, or "
+                "model and data in torch.float64"
             )
         usual = norm if self._usual_norm is None else self._usual_norm.to(norm)
         usual = torch.where(usual > 0.0, usual, norm)
         clip_grads_with_norm_(params, factor, norm / usual.clamp_min(torch.finfo(usual.dtype).tiny))
-        self._usual_norm = usual.lerp(torch.minimum(norm, factor * usual), _FORGETTING)
+        self._usual_norm = usual.lerp(torch.minimum(norm, factor * usual), _NORM_UPDATE_RATE)
 
-    def _add(self, new: set[Tensor]) -> bool:
-        """Take up new parameters; whether these had the values of the first process already."""
-        # A set of tensors has no stable order; names do.
-        ordered = sorted(new, key=_name)
-        named = {_name(param): param for param in ordered}
-        if self._processes.size > 1 and "" in named:
-            raise ValueError(
-                "expected parameters with names, by which processes know each other's, got some that are not in Pyro's param "
-                "store; do without module_local_params"
-            )
-        if self._optimizer is None:
-            self._optimizer = self._constructor(ordered, **self._args)
-        else:
-            self._optimizer.add_param_group({"params": ordered})
-        self._base_lrs = [*self._base_lrs, self._optimizer.param_groups[-1]["lr"]]
-        self._known |= new
-        self._unrestored |= new
-        return self._processes.make_alike(named)
-
-    def _restore(self, params: set[Tensor]) -> None:
-        assert self._optimizer is not None
-        one_launch = any(self._optimizer.defaults.get(option) for option in ("fused", "capturable"))
+    def _restore(self, optimizer: torch.optim.Optimizer, params: Iterable[Tensor]) -> None:
+        on_device = any(optimizer.defaults.get(option) for option in ("fused", "capturable"))
         for param in params:
-            name = _name(param)
-            state = self._state_waiting_to_be_consumed.pop(name, None) if name else self._nameless_state(param)
-            if state is not None:
-                steps = param.device if one_launch else torch.device("cpu")
-                self._optimizer.state[param] = _moved(state, param.device, steps=steps)
-        self._unrestored -= params
+            key = param if param in self._waiting else _stored_name(param)
+            if key in self._waiting:
+                steps = param.device if on_device else torch.device("cpu")
+                optimizer.state[param] = _moved(self._waiting.pop(key), param.device, steps=steps)
 
-    def _nameless_state(self, param: Tensor) -> dict | None:
-        """The waiting state of the parameter that had this value: SVI hands parameters over in no order."""
-        waiting = self._nameless_waiting
-        alike = [i for i, (value, _) in enumerate(waiting) if torch.equal(value.to(param), param)]
-        if any(not _equal(waiting[i][1], waiting[alike[0]][1]) for i in alike):
-            raise ValueError(
-                f"expected parameters that differ, to know them again without names, got {len(alike)} with one value, of "
-                f"shape {list(param.shape)}; save the state some steps later, or do without module_local_params"
-            )
-        if alike:
-            return waiting.pop(alike[0])[1]
-        if waiting:
-            raise ValueError(
-                "expected parameters as they were when the state of the optimiser was saved, of shapes "
-                f"{[list(value.shape) for value, _ in waiting]}, got one of shape {list(param.shape)} "
-                "or with another value; before the next step, load the parameters of model and guide that were saved with it"
-            )
-        return None
+    def get_state(self, names: Mapping[Tensor, str] | None = None) -> dict[str, Any]:
+        """Copy of the usual norm and of the state of every parameter, by the parameter's name.
 
-    def get_state(self) -> dict:
-        """A copy of the number of steps taken, the usual norm, and the state of every parameter.
-
-        The last goes by the name in the param store, or, where there is none as under ``module_local_params``, by the value.
+        :param names: names of the parameters; by default those in Pyro's param store.
+        :raises ValueError: without ``names``, if parameters are not in the store, as under ``module_local_params``.
         """
-        state, nameless = {}, []
-        if self._optimizer is not None:
-            for param in self._known:
-                moments = self._optimizer.state[param]
-                if name := _name(param):
-                    state[name] = moments
-                elif param not in self._unrestored or not self._nameless_waiting:
-                    nameless.append((param.detach(), moments))
-        state |= self._state_waiting_to_be_consumed
-        found = {
-            "num_steps": self._num_steps,
-            "usual_norm": self._usual_norm,
-            "state": state,
-            "nameless": [*nameless, *self._nameless_waiting],
-        }
-        return deepcopy(found)
+        state = {}
+        for param, optimizer in self.optim_objs.items():
+            if names is None or param in names:  # others are those of another fit
+                state[_name(param, names)] = optimizer.state[param]
+        for key, saved in self._waiting.items():
+            state[key if isinstance(key, str) else _name(key, names)] = saved
+        return deepcopy({"usual_norm": self._usual_norm, "state": state})
 
-    def set_state(self, state_dict: dict) -> None:
-        """Restore what ``get_state`` returned; parameters take their state when they are next seen.
+    def set_state(self, state_dict: dict[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Restore a state; each parameter takes its own at the next step that uses it.
 
-        Those without names must by then have the values they had, which must tell them apart; else that step raises a
-        ``ValueError``.
-
-        :param state_dict: what :meth:`get_state` returned.
+        :param state_dict: returned by :meth:`get_state`.
+        :param tensors: parameters by their names; by default those in Pyro's param store.
         """
-        state_dict = deepcopy(state_dict)  # of which the optimiser would move the tensors
-        self._num_steps, self._usual_norm = state_dict["num_steps"], state_dict.get("usual_norm")
-        self._state_waiting_to_be_consumed.update(state_dict["state"])
-        self._nameless_waiting = list(state_dict.get("nameless", ()))
-        self._unrestored = set(self._known)
+        state_dict = deepcopy(state_dict)  # the optimiser moves the tensors of its state
+        self._usual_norm = state_dict["usual_norm"]
+        state = state_dict["state"]
+        self._waiting = state if tensors is None else {tensors[name]: saved for name, saved in state.items()}
 
 
-def _equal(state: dict, other: dict) -> bool:
-    return state.keys() == other.keys() and all(
-        value is other[key] or torch.equal(torch.as_tensor(value), torch.as_tensor(other[key])) for key, value in state.items()
-    )
+class JointAdam(JointOptim):
+    """Adam over all parameters at once, with gradients clipped at ten times their usual norm.
+
+    The default optimiser of :func:`~pyro_lvgp.infer.fit`.
+
+    :param lr: learning rate.
+
+    Source: Kingma and Ba (2015), "Adam: a method for stochastic optimization".
+
+    >>> from pyro.infer import SVI, Trace_ELBO
+    >>> from pyro.infer.autoguide import AutoNormal
+    >>> model = lambda: pyro.sample("x", pyro.distributions.Normal(0.0, 1.0))
+    >>> loss = SVI(model, AutoNormal(model), JointAdam(lr=0.02), Trace_ELBO()).step()
+    """
+
+    def __init__(self, lr: float = 0.01):
+        super().__init__(torch.optim.Adam, {"lr": lr, "fused": True}, clip_factor=_CLIP_FACTOR)
 
 
-def _moved(state: dict, device: torch.device, *, steps: torch.device) -> dict:
-    """A parameter's state on one device, and the number of steps on that where the optimiser keeps it."""
+def _moved(state: dict[str, Any], device: torch.device, *, steps: torch.device) -> dict[str, Any]:
+    """Move a parameter's state to a device, and the number of steps to that where the optimiser keeps it."""
     return {
         key: value.to(steps if key == "step" else device) if torch.is_tensor(value) else value for key, value in state.items()
     }
 
 
-def _name(param: Tensor) -> str:
+def _stored_name(param: Tensor) -> str:
     return pyro.get_param_store().param_name(param) or ""
+
+
+def _name(param: Tensor, names: Mapping[Tensor, str] | None) -> str:
+    name = _stored_name(param) if names is None else names[param]
+    if not name:
+        raise ValueError(
+            f"expected parameters with names in Pyro's param store, got one of shape {list(param.shape)} without; under "
+            "module_local_params, take pyro_lvgp.infer.Checkpoint, which knows parameters by their places in model and guide"
+        )
+    return name

@@ -152,7 +152,21 @@ class HasConditionalSite(HasProcessSite, Protocol):
 
 @runtime_checkable
 class HasInducingPoints(Protocol):
-    """Model whose parameter ``inducing_points`` can be replaced."""
+    """Model whose parameter ``inducing_points`` can be replaced.
+
+    >>> import torch
+    >>> from pyro.nn import PyroModule, PyroParam
+    >>> from pyro_lvgp.networks import replace_parameter
+    >>> class Model(PyroModule):
+    ...     def __init__(self, inducing_points):
+    ...         super().__init__()
+    ...         self.inducing_points = PyroParam(inducing_points)
+    ...
+    ...     def place_inducing_points(self, inducing_points):
+    ...         replace_parameter(self, "inducing_points", inducing_points)
+    >>> isinstance(Model(torch.zeros(3, 1)), HasInducingPoints)
+    True
+    """
 
     def place_inducing_points(self, inducing_points: Tensor) -> None:
         """Replace the parameter ``inducing_points``; gradients reach the new one if they reached the old.

@@ -6,7 +6,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_lvgp._compile.recording import assume
+from pyro_lvgp._utils.control_flow import holds
 from pyro_lvgp.likelihoods.base import Likelihood, WithParameter
 from pyro_lvgp.ops.quadrature import log_student_t_plus_normal
 
@@ -52,7 +52,7 @@ class Gaussian(_AdditiveNoise):
         log_scale, square = (2.0 * math.pi * params).log(), (mean - y).square()
         if variance is not None:
             square = square + variance
-        if assume(observed.all()):
+        if holds(observed.all()):
             log_det = log_scale.sum(-1)
         else:
             log_det, square = (observed.to(params) @ log_scale.mT).squeeze(-1), torch.where(observed, square, 0.0)

@@ -107,7 +107,7 @@ class GPVAE(LatentProcessModel):
         return (f.squeeze(-3) if f.dim() > 2 else f).mT
 
     def sample_process(self, posterior: Trace, x: Tensor, x_new: Tensor | None, num_samples: int, joint: bool) -> Tensor:
-        """Draws of f [draws, *series, 1, Q, M]."""
+        """Draws of f ``[draws, *series, 1, Q, M]``."""
         process: Any = without_independent(posterior.nodes["f"]["fn"])
         if not isinstance(process, StructuredPosterior):
             raise TypeError(

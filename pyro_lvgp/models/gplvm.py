@@ -13,6 +13,8 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroParam
 from torch import Tensor
 
+from pyro_lvgp._utils.cholesky import safe_cholesky
+from pyro_lvgp._utils.control_flow import holds, is_recording
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, LikelihoodTerm, ObservedRows
 from pyro_lvgp.infer.elbo.handlers import Moments, sample_moments
@@ -22,7 +24,7 @@ from pyro_lvgp.likelihoods import Gaussian, Likelihood
 from pyro_lvgp.models._row_model import RowModel
 from pyro_lvgp.models.initialization import InitialLatents, cluster_centres
 from pyro_lvgp.ops.expected_log_likelihood import Quadratic, RBFScore, evaluate, gaussian_quadratic, gradient, rbf_score
-from pyro_lvgp.ops.linalg import invert_lower, safe_cholesky, solve_lower, sparse_conditional
+from pyro_lvgp.ops.linalg import invert_lower, solve_lower, sparse_conditional
 
 
 class _Shared(NamedTuple):
@@ -208,7 +210,8 @@ class BayesianGPLVM(RowModel):
         assert shared.likelihood is not None
         precision = shared.likelihood.reciprocal().expand(*shared.likelihood.shape[:-1], self.data_dim)
         residual = torch.nan_to_num(y) - shared.mean
-        form = gaussian_quadratic(residual, observed, precision, shared.u.unsqueeze(-3), shared.u_scale_tril)
+        mask, incomplete = _missing_entries(observed)
+        form = gaussian_quadratic(residual, mask, precision, shared.u.unsqueeze(-3), shared.u_scale_tril, incomplete)
         return Statistics(shared, Luu_inv, form)
 
     def log_joint(self, latents: Mapping[str, Tensor], statistics: Statistics) -> Float[Tensor, "*particles B"]:
@@ -284,3 +287,11 @@ class BayesianGPLVM(RowModel):
 
     def latent_candidates(self) -> Float[Tensor, "M Q"]:
         return self.inducing_points.detach()
+
+
+def _missing_entries(observed: Bool[Tensor, "N D"]) -> tuple[Bool[Tensor, "N D"] | None, Int[Tensor, " R"] | None]:
+    """The mask, None if all entries are observed, and the indices of the incomplete rows, None while a graph is recorded."""
+    if holds(observed.all()):
+        return None, None
+    # The shapes of a recorded graph must not depend on values.
+    return observed, None if is_recording() else (~observed.all(-1)).nonzero().squeeze(-1)

@@ -91,7 +91,7 @@ class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         """Lay the site f out point by point.
 
         :param f: value of the site.
-        :returns: latents [*, N, Q].
+        :returns: latents ``[*, N, Q]``.
         """
 
     @abstractmethod
@@ -111,7 +111,7 @@ class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
     ) -> Tensor:
         """Decode the latents and sample or observe y, after the independent latents w if there are any.
 
-        :param latents: f, point by point [*, N, Q].
+        :param latents: f, point by point ``[*, N, Q]``.
         :param params: parameter of the likelihood.
         :param y: observations, NaN where missing; None to generate.
         :param contexts: plates and scales over series and points.

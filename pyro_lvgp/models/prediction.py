@@ -79,7 +79,7 @@ class Prediction:
         self._y_moments = MixtureMoments()
         self._f_moments: MixtureMoments | None = MixtureMoments()
         self.num_draws, shape = 0, None
-        held = []
+        components = []
         for part in parts:
             shape = part.batch_shape[1:] if shape is None else shape
             if part.batch_shape[1:] != shape:
@@ -88,13 +88,13 @@ class Prediction:
                 )
             self._add_moments(part)
             if hold_parts:
-                held.append(part)
+                components.append(part)
         if shape is None:
             raise ValueError("expected one part or more, got none; pass the distributions of the entries")
         if weights is not None and weights.shape != (self.num_draws,):
             raise ValueError(f"expected {self.num_draws} weights, one for each draw, got {list(weights.shape)}")
         self.shape = shape
-        self._parts = tuple(held) if hold_parts else None
+        self._parts = tuple(components) if hold_parts else None
 
     def __repr__(self) -> str:
         return f"Prediction(shape={list(self.shape)}, num_draws={self.num_draws})"

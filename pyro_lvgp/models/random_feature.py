@@ -13,7 +13,7 @@ from pyro.nn import PyroParam
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pyro_lvgp._compile.recording import assume
+from pyro_lvgp._utils.control_flow import holds
 from pyro_lvgp._utils.seeding import normal_draws, seeded
 from pyro_lvgp._utils.validation import check_data
 from pyro_lvgp.conjugate.feature_regression import gaussian_sites
@@ -149,7 +149,7 @@ class RandomFeatureLVM(RowModel):
         with rows:
             if y is None or observed is None:
                 return pyro.sample("y", entries().to_event(1))
-            value = y if assume(observed.all()) else torch.nan_to_num(y, self.likelihood.fill_value)
+            value = y if holds(observed.all()) else torch.nan_to_num(y, self.likelihood.fill_value)
             log_prob = self.likelihood.log_prob_of_rows(value, observed, f_mean, f_variance, params)
             return pyro.sample("y", ObservedRows(value, log_prob, lambda: entries().mask(observed)), obs=value)
 

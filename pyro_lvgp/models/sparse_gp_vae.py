@@ -19,6 +19,7 @@ from pyro_lvgp.kernels import Kernel
 from pyro_lvgp.likelihoods import Likelihood
 from pyro_lvgp.models.latent_process_model import LatentProcessModel, as_inputs
 from pyro_lvgp.models.latent_variable_model import check_all_given
+from pyro_lvgp.networks.pyro_module import replace_parameter
 from pyro_lvgp.ops.quasi_monte_carlo import qmc_normal
 
 
@@ -194,10 +195,7 @@ class SparseGPVAE(LatentProcessModel):
 
         :param inducing_points: new inducing points, of which there may be another number.
         """
-        with torch.enable_grad():
-            old = self.inducing_points
-        self.inducing_points = PyroParam(inducing_points.detach().to(old, copy=True), constraints.real)
-        self.inducing_points_unconstrained.requires_grad_(old.requires_grad)
+        replace_parameter(self, "inducing_points", inducing_points)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args) -> None:
         # There may be more inducing points by then, or fewer, if a guide has taken in a stream.
@@ -210,7 +208,7 @@ class SparseGPVAE(LatentProcessModel):
         return f
 
     def sample_process(self, posterior: Trace, x: Tensor, x_new: Tensor | None, num_samples: int, joint: bool) -> Tensor:
-        """Draws of f [draws, *series, N, Q]."""
+        """Draws of f ``[draws, *series, N, Q]``."""
         drawn: dict[str, Any] = {name: site["value"] for name, site in posterior.iter_stochastic_nodes()}
         shared: Any = {name: value for name, value in drawn.items() if name not in ("f", "w")}
         u: Any = posterior.nodes["u"]["fn"]

@@ -6,7 +6,7 @@ from pyro_lvgp.networks.encoders import IndexNet, PointNet, ZeroImputation
 from pyro_lvgp.networks.factors import FactorNet
 from pyro_lvgp.networks.mlp import MLP
 from pyro_lvgp.networks.offsets import NeighbourNet, OffsetNet
-from pyro_lvgp.networks.pyro_module import as_pyro_module
+from pyro_lvgp.networks.pyro_module import as_pyro_module, replace_parameter
 
 __all__ = [
     "MLP",
@@ -23,4 +23,5 @@ __all__ = [
     "mask_entries",
     "mask_like_rows",
     "mask_like_shifted",
+    "replace_parameter",
 ]

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_lvgp._compile.recording import assume
+from pyro_lvgp._utils.control_flow import holds
 
 __all__ = ["Corruption", "mask_entries", "mask_like_rows", "mask_like_shifted"]
 
@@ -47,7 +47,7 @@ def mask_like_rows(y: Float[Tensor, "*series N D"]) -> Float[Tensor, "*series N 
     """
     missing = torch.isnan(y)
     has_entries = ~missing.all(-1)
-    if assume(has_entries.all()):
+    if holds(has_entries.all()):
         rows = torch.randint(y.shape[-2], y.shape[:-1], device=y.device)
     else:  # rows that are missing as a whole are the padding of a series
         chances = has_entries.double() + 1e-9  # the constant allows series that are all padding

@@ -3,7 +3,7 @@
 from pyro.infer.autoguide.utils import deep_setattr
 from pyro.nn import PyroModule, PyroParam
 from pyro.nn.module import to_pyro_module_
-from torch import nn
+from torch import Tensor, nn
 
 __all__ = ["adopt", "as_pyro_module"]
 
@@ -54,3 +54,23 @@ def adopt(owner: PyroModule, name: str, network: nn.Module) -> None:
             f"expected a module of its own for each model and guide, got a {type(network).__name__} that has run elsewhere; "
             "make a new one, and copy the learned parameters by its load_state_dict(...)"
         ) from error
+
+
+def replace_parameter(owner: PyroModule, name: str, value: Tensor) -> None:
+    """Replace a ``PyroParam`` by a value that may have another shape; it stays frozen if it was.
+
+    :param owner: module with the parameter.
+    :param name: name of the parameter.
+    :param value: the new value, which is copied to the dtype and device of the old one.
+
+    >>> import torch
+    >>> module = PyroModule()
+    >>> module.points = PyroParam(torch.zeros(2, 1))
+    >>> replace_parameter(module, "points", torch.ones(3, 1))
+    >>> module.points.shape
+    torch.Size([3, 1])
+    """
+    constraint, _ = owner._pyro_params[name]
+    old = getattr(owner, f"{name}_unconstrained")
+    setattr(owner, name, PyroParam(value.detach().to(old, copy=True), constraint))
+    getattr(owner, f"{name}_unconstrained").requires_grad_(old.requires_grad)

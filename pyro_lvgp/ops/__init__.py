@@ -1,4 +1,4 @@
-"""Pure tensor functions: torch alone, no state, any leading batch dimensions."""
+"""Pure tensor functions: torch alone, without state, for any leading batch dimensions."""
 
 __all__ = [
     "covariance",

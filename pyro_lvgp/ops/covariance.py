@@ -1,6 +1,6 @@
 """Covariance functions: pure tensor functions that broadcast over leading batch dimensions.
 
-Each takes its hyperparameters as tensors, so it can be differentiated (twice), vmapped and compiled as it stands.
+The hyperparameters are tensors.  Each function can be differentiated twice, vmapped and compiled.
 """
 
 import math
@@ -9,9 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+__all__ = ["exact_squared_distance", "linear", "matern", "periodic", "rbf", "squared_distance"]
+
 
 def squared_distance(X: Float[Tensor, "*#batch N Q"], Z: Float[Tensor, "*#batch M Q"]) -> Float[Tensor, "*batch N M"]:
-    """Squared distances ``‖x_n − z_m‖²`` by inner products, in N·M memory whatever the number of columns.
+    """Squared distances ``‖x_n − z_m‖²`` by inner products, in N·M memory for any number of columns.
 
     With c the mean of Z,  ‖x − z‖² = ‖x − c‖² + ‖z − c‖² − 2 (x − c)ᵀ(z − c).
 
@@ -25,7 +27,7 @@ def squared_distance(X: Float[Tensor, "*#batch N Q"], Z: Float[Tensor, "*#batch 
     tensor([[ 0.],
             [25.]])
     """
-    if X.shape[-1] == 1:  # one column: differences need no more memory, and lose no digits
+    if X.shape[-1] == 1:  # differences of one column need no more memory, and are exact
         return exact_squared_distance(X, Z)
     # The formula holds for any c, so that no gradient needs to flow through it.
     c = Z.detach().mean(-2, keepdim=True)
@@ -95,8 +97,8 @@ def matern(
     tensor([[0.3679]])
     """
     r2 = exact_squared_distance(*_in_units_of(lengthscale, X, Z))
-    # √ has no derivative at 0.  Where r is below rounding, take the first terms of the series in r² instead; and there
-    # give √ a harmless argument, because a NaN in the branch not taken would reach the gradient.
+    # √ has no derivative at 0.  Where r is below rounding, take the first terms of the series in r² instead, and give √ the
+    # argument 1 there, because a NaN in the branch not taken would reach the gradient.
     apart = r2 > torch.finfo(r2.dtype).eps ** 2
     r = torch.where(apart, r2, 1.0).sqrt()
     if nu == 0.5:
@@ -158,6 +160,6 @@ def linear(
 
 
 def _in_units_of(scale: Float[Tensor, "*#batch #Q"], X: Tensor, Z: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs over a scale, about the mean of Z: far from zero, as dates are, division would round what sets them apart."""
+    """Inputs relative to the mean of Z, for the precision of inputs far from zero, such as dates, and divided by a scale."""
     c = Z.detach().mean(-2, keepdim=True)
     return (X - c) / scale.unsqueeze(-2), (Z - c) / scale.unsqueeze(-2)

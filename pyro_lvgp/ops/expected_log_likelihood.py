@@ -9,27 +9,27 @@ likelihood of row n is, with the precisions :math:`w_{nd} = 1/\sigma_d^2` where 
     = c_n + a_n^T b_n - \tfrac12 a_n^T H_n a_n - \tfrac12 t_n k(x_n, x_n), \qquad
     b_n = \sum_d w_{nd} (y_{nd} - c_d)\, m_d, \quad H_n = \sum_d w_{nd} (m_d m_d^T + S_d - I), \quad t_n = \sum_d w_{nd}.
 
-Whatever is evaluated many times at one u costs :math:`M^2` a row instead of :math:`M D`.  Terms as large as
-:math:`\sum_d y_{nd}^2 / \sigma_d^2` cancel, so that the value of a row is known to that times the machine epsilon.
+An evaluation at a given u costs :math:`M^2` a row instead of :math:`M D`.  Terms as large as
+:math:`\sum_d y_{nd}^2 / \sigma_d^2` cancel, so that the rounding error of a row is that sum times the machine epsilon.
 """
 
 import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from pyro_lvgp._compile.recording import assume, is_recording
+__all__ = ["Quadratic", "RBFScore", "evaluate", "gaussian_quadratic", "gradient", "rbf_score"]
 
 
 class Quadratic(NamedTuple):
-    """Coefficients of the form; the same matrix H serves all rows unless ``deficit`` says what a row lacks.
+    """Coefficients of the form; all rows share the matrix H, from which ``deficit`` is subtracted where entries are missing.
 
     :param constant: c_n.
     :param linear: b_n.
-    :param matrix: H of a row with nothing missing.
-    :param deficit: H − H_n for each row, or None if no row misses anything.
+    :param matrix: H of a complete row.
+    :param deficit: H − H_n for each row, or None if all rows are complete.
     :param trace: t_n.
     """
 
@@ -42,60 +42,58 @@ class Quadratic(NamedTuple):
 
 def gaussian_quadratic(
     residual: Float[Tensor, "*#batch N D"],
-    observed: Bool[Tensor, "N D"],
+    observed: Bool[Tensor, "N D"] | None,
     precision: Float[Tensor, "*#batch D"],
     u: Float[Tensor, "*#batch D M"],
     u_scale_tril: Float[Tensor, "D M M"] | None = None,
+    incomplete: Int[Tensor, " R"] | None = None,
 ) -> Quadratic:
-    """The coefficients for rows of data.
+    """Compute the coefficients for rows of data.
 
     :param residual: y − c, anything finite where missing.
-    :param observed: which entries are observed.
+    :param observed: mask of the observed entries; None if all are observed.
     :param precision: 1/σ² of each output.
     :param u: whitened inducing outputs, or their means m_d.
     :param u_scale_tril: Cholesky factors of their covariances S_d.
+    :param incomplete: indices of the rows with missing entries, to do no work for the others; None for all rows.
 
     >>> y, observed = torch.tensor([[1.0, 2.0]]), torch.tensor([[True, False]])
     >>> form = gaussian_quadratic(y, observed, torch.ones(2), torch.tensor([[0.5], [3.0]]))
     >>> form.linear, form.matrix, form.deficit, form.trace
     (tensor([[0.5000]]), tensor([[7.2500]]), tensor([[[8.]]]), tensor([1.]))
     """
-    weight = precision.unsqueeze(-2) * observed
-    log_precision = (precision / (2.0 * math.pi)).log().unsqueeze(-2)
-    constant = 0.5 * (observed * log_precision - weight * residual.square()).sum(-1)
+    weight = precision.unsqueeze(-2)
+    log_weight = (weight / (2.0 * math.pi)).log()
+    if observed is None:
+        weight = weight.expand(*weight.shape[:-2], *residual.shape[-2:])
+    else:
+        weight, log_weight = weight * observed, log_weight * observed
+    constant = 0.5 * (log_weight - weight * residual.square()).sum(-1)
+    deficit = None if observed is None else _deficit(observed, precision, u, u_scale_tril, incomplete)
     matrix = _weighted(precision, u, u_scale_tril)
-    deficit = None
-    if not assume(observed.all()):
-        incomplete = torch.arange(len(observed), device=observed.device)
-        if not is_recording():
-            incomplete = incomplete[~observed.all(-1)]
-        missing = precision.unsqueeze(-2) * ~observed[incomplete]
-        lacking = _weighted(missing, u.unsqueeze(-3), u_scale_tril)
-        deficit = lacking.new_zeros(*lacking.shape[:-3], *observed.shape[:1], *lacking.shape[-2:])
-        deficit = deficit.index_copy(-3, incomplete, lacking)
     return Quadratic(constant, (weight * residual) @ u, matrix, deficit, weight.sum(-1))
 
 
 def evaluate(
     form: Quadratic, a: Float[Tensor, "*#batch M N"], variance: Float[Tensor, "*#batch N"]
 ) -> Float[Tensor, "*batch N"]:
-    """The expected log likelihood of each row.
+    """Evaluate the expected log likelihood of each row.
 
-    :param form: its coefficients.
+    :param form: coefficients of the form.
     :param a: a_n in columns.
     :param variance: k(x_n, x_n).
 
     >>> form = gaussian_quadratic(torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool), torch.ones(1), torch.full((1, 1), 0.5))
-    >>> evaluate(form, torch.ones(1, 1), torch.ones(1))  # f = ½ for certain: log N(1; ½, 1)
+    >>> evaluate(form, torch.ones(1, 1), torch.ones(1))  # f = ½: log N(1; ½, 1)
     tensor([-1.0439])
     """
     return form.constant + ((form.linear.mT - 0.5 * _matrix_times(form, a)) * a).sum(-2) - 0.5 * form.trace * variance
 
 
 class RBFScore(NamedTuple):
-    """What the gradient of the form in x_n needs under an RBF kernel, with points scaled by the lengthscale.
+    """Coefficients of the gradient of the form in x_n under an RBF kernel, with points scaled by the lengthscale.
 
-    :param centre: origin of the points, to save digits.
+    :param centre: origin of the points, to reduce rounding.
     :param points: (Z − centre) / ℓ.
     :param offset: log σ² − ½ ‖point‖².
     :param Luu_inv: L_uu⁻¹.
@@ -121,7 +119,7 @@ def rbf_score(
     variance: Float[Tensor, "*#batch"],
     lengthscale: Float[Tensor, "*#batch #Q"],
 ) -> RBFScore:
-    """Everything that does not depend on the latents.
+    """Compute the coefficients of :func:`gradient` that do not depend on the latents.
 
     :param form: coefficients of the form.
     :param Luu_inv: inverse Cholesky factor of k(Z, Z).
@@ -140,7 +138,7 @@ def rbf_score(
 def gradient(score: RBFScore, X: Float[Tensor, "*#batch N Q"]) -> Float[Tensor, "*batch N Q"]:
     """Gradient in x_n of each row's form: ``Σ_m c_mn k_mn (z_m − x_n) / ℓ²`` with ``c = L_uu⁻ᵀ (b − H a)``.
 
-    :param score: what :func:`rbf_score` returned.
+    :param score: returned by :func:`rbf_score`.
     :param X: latents.
 
     >>> one = torch.ones(1, 1)
@@ -159,7 +157,20 @@ def gradient(score: RBFScore, X: Float[Tensor, "*#batch N Q"]) -> Float[Tensor, 
     return (weight.mT @ score.points - weight.sum(-2)[..., None] * x) / score.lengthscale
 
 
+def _deficit(
+    observed: Tensor, precision: Tensor, u: Tensor, scale_tril: Tensor | None, incomplete: Tensor | None
+) -> Float[Tensor, "*batch N M M"]:
+    """Differences H − H_n, computed for incomplete rows and zero for the others."""
+    rows = observed if incomplete is None else observed[incomplete]
+    deficit = _weighted(precision.unsqueeze(-2) * ~rows, u.unsqueeze(-3), scale_tril)
+    if incomplete is None:
+        return deficit
+    zeros = deficit.new_zeros(*deficit.shape[:-3], *observed.shape[:1], *deficit.shape[-2:])
+    return zeros.index_copy(-3, incomplete, deficit)
+
+
 def _matrix_times(form: Quadratic, a: Tensor) -> Tensor:
+    """Products H_n a_n, in columns."""
     H_a = form.matrix @ a
     if form.deficit is not None:
         H_a = H_a - (form.deficit @ a.mT.unsqueeze(-1)).squeeze(-1).mT
@@ -167,7 +178,7 @@ def _matrix_times(form: Quadratic, a: Tensor) -> Tensor:
 
 
 def _weighted(w: Tensor, u: Tensor, scale_tril: Tensor | None) -> Tensor:
-    """Σ_d w_d (u_d u_dᵀ + S_d − I): [*, D], [*, D, M] -> [*, M, M]."""
+    """Sum Σ_d w_d (u_d u_dᵀ + S_d − I): [*, D], [*, D, M] -> [*, M, M]."""
     M = u.shape[-1]
     total = u.mT @ (w[..., None] * u) - w.sum(-1)[..., None, None] * torch.eye(M, dtype=u.dtype, device=u.device)
     if scale_tril is not None and w.dim() == 1:

@@ -18,8 +18,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes, check_values
 from pyro_lvgp.guides import MeanFieldGuide
-from pyro_lvgp.infer import MeanFieldELBO
-from pyro_lvgp.infer._fit import FitResult, fit
+from pyro_lvgp.infer import FitResult, JointAdam, LRSchedule, MeanFieldELBO, fit
 from pyro_lvgp.likelihoods import Likelihood
 from pyro_lvgp.models import BayesianGPLVM
 
@@ -119,8 +118,8 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
                 loss=MeanFieldELBO(max_plate_nesting=1),
                 num_steps=self.max_iter,
                 batch_size=None if self.batch_size is None else min(self.batch_size, N),
-                learning_rate=self.learning_rate,
-                schedule="cosine",
+                optim=JointAdam(lr=self.learning_rate),
+                callbacks=[LRSchedule("cosine")],
                 seed=self._seed,
                 progress=bool(self.verbose),
             )

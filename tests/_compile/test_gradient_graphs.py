@@ -1,4 +1,4 @@
-"""Graphs of a function and its gradient: what they compute, what is kept, and that nothing expensive is computed twice."""
+"""Forward and backward graphs of a function: results, saved tensors, and no expensive operation computed twice."""
 
 import torch
 
@@ -30,26 +30,26 @@ def split():
 def test_both_graphs_are_the_function_and_its_gradient():
     _, (forward, backward, _) = split()
     W, x, of_y = (torch.randn(*shape, dtype=torch.float64) for shape in ((3, 4), (4, 2), (3, 4)))
-    y, *kept = forward(W, x)
-    gradients = backward(W, x, *kept, of_y)
+    y, *saved = forward(W, x)
+    gradients = backward(W, x, *saved, of_y)
     for found, expected in zip([y, *gradients], layer_and_gradients(W, x, of_y), strict=True):
         torch.testing.assert_close(found, expected)
 
 
 def test_products_and_exponentials_are_computed_once():
-    joint, (forward, backward, kept) = split()
+    joint, (forward, backward, saved) = split()
     for expensive in (torch.ops.aten.mm.default, torch.ops.aten.exp.default):
         assert calls(joint).count(expensive) == calls(forward).count(expensive) + calls(backward).count(expensive)
     # The product under the exponential is needed for the derivative of the square.
-    assert [node.target._opname for node in kept] == ["mm", "exp", "mm"]
-    # What is cheap is not kept: the derivative of tanh takes it from its product again.
+    assert [node.target._opname for node in saved] == ["mm", "exp", "mm"]
+    # Cheap operations are not saved: the derivative of tanh computes tanh of the product again.
     assert torch.ops.aten.tanh.default in calls(backward)
 
 
 def test_gradients_that_nothing_is_needed_for_keep_nothing():
     joint = record_pure(lambda x, of_y: [(x @ x).exp(), 2.0 * of_y], [torch.randn(2, 2), torch.randn(2, 2)])
-    forward, backward, kept = split_gradient(joint, num_inputs=1, num_outputs=1)
+    forward, backward, saved = split_gradient(joint, num_inputs=1, num_outputs=1)
     x = torch.randn(2, 2)
-    assert not kept
+    assert not saved
     assert len(forward(x)) == 1
     assert torch.equal(backward(x, x)[0], 2.0 * x)

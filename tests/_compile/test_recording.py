@@ -1,4 +1,4 @@
-"""Recorded operations: which draws are taken out, and what stands for an input that is given twice."""
+"""Recorded operations: which draws become random inputs, and what stands for an input that is given twice."""
 
 import pytest
 import torch
@@ -8,14 +8,14 @@ from pyro_lvgp._utils.seeding import seeded
 
 
 @pytest.mark.parametrize("draw", [torch.randn_like, torch.rand_like])
-def test_draws_in_the_shape_of_a_tensor_are_taken_out(draw):
+def test_draws_in_the_shape_of_a_tensor_become_random_inputs(draw):
     x = torch.zeros(2, 3, dtype=torch.float64)
     recording = record(lambda: [x.exp() + draw(x.exp())], [x])
     assert not recording.is_random
     with seeded(1):
         expected = x.exp() + draw(x)
     with seeded(1):
-        draws = recording.draws()
+        draws = recording.random_inputs()
     assert [noise.dtype for noise in draws] == [torch.float64]
     assert torch.equal(recording.graph(x, *draws)[0], expected)
 
@@ -27,7 +27,7 @@ def test_draws_in_another_order_of_memory_stay():
     with seeded(1):
         expected = torch.randn_like(x.T)
     with seeded(1):
-        found = recording.graph(x, *recording.draws())[0]
+        found = recording.graph(x, *recording.random_inputs())[0]
     assert torch.equal(found, expected)
 
 

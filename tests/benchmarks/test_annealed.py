@@ -17,8 +17,7 @@ from benchmarks.core import scores
 from benchmarks.core.report import aggregate
 from benchmarks.tasks import annealed, annealed_peers, annealed_pictures
 from pyro_lvgp.guides import MeanFieldGuide
-from pyro_lvgp.guides.annealed import _compiled_chain
-from pyro_lvgp.infer import MeanFieldELBO
+from pyro_lvgp.infer import MeanFieldELBO, _compiled_loop
 from pyro_lvgp.models import BayesianGPLVM
 from pyro_lvgp.plots import PALETTE
 
@@ -28,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 @pytest.fixture(autouse=True)
 def _eager(monkeypatch):
     """Compilation takes minutes, and what the tests wrap around functions to check shapes cannot be compiled."""
-    monkeypatch.setattr(_compiled_chain, "compile_graph", lambda graph, *_, **__: graph)
+    monkeypatch.setattr(_compiled_loop, "compile_graph", lambda graph, *_, **__: graph)
     with torch.compiler.set_stance("force_eager"):
         yield
 

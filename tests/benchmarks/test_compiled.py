@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("gpytorch")
 
 from benchmarks.tasks import compiled
-from pyro_lvgp.guides.annealed import _compiled_chain
+from pyro_lvgp.infer import _compiled_loop
 
 
 @pytest.mark.skipif("PYRO_LVGP_DATA" not in os.environ, reason="PYRO_LVGP_DATA names no folder with the data sets")
@@ -24,7 +24,7 @@ def test_both_are_timed(name):
 
 @pytest.mark.skipif("PYRO_LVGP_DATA" not in os.environ, reason="PYRO_LVGP_DATA names no folder with the data sets")
 def test_chains_are_timed(monkeypatch):
-    monkeypatch.setattr(_compiled_chain, "compile_graph", lambda graph, *_, **__: graph)
+    monkeypatch.setattr(_compiled_loop, "compile_graph", lambda graph, *_, **__: graph)
     measured = compiled.measure_chain(2, num_steps=4, block=2, seed=0, backend="eager")
     values = {measurement.metric: measurement.value for measurement in measured}
     assert len(values) == 7

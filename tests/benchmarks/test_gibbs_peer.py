@@ -119,9 +119,9 @@ def test_our_variational_means_agree_with_the_sampler():
         )
     model.requires_grad_(False)
     guide = RandomFeatureGuide(model, frequencies="gaussian")
-    gradient, *closed_forms = guide.blocks(learning_rate=0.03)
+    gradient, *closed_forms = guide.blocks(lr=0.03)
     blocks = [replace(gradient, params=["guide.omega.*", "guide.X.*"]), *closed_forms]
-    fit(model, guide, Y, blocks=blocks, num_steps=200, progress=False)
+    fit(model, guide, Y, optim=blocks, num_steps=200, progress=False)
     start = gibbs_rflvm.start(sampler, Y, 2, F=10, C=2)
     assert start.theta is theta
     exact = gibbs_rflvm.mean_latents(sampler, start, Y[None], num_sweeps=400)[0]

@@ -130,7 +130,7 @@ def test_variances_equal_those_of_each_output(num_outputs):
 
 @pytest.mark.parametrize("in_cache", [1, 4 * N * L, 10**9])
 def test_moments_do_not_depend_on_how_many_outputs_are_taken_at_once(in_cache, monkeypatch):
-    monkeypatch.setattr("pyro_lvgp.ops.linalg._NUM_IN_CACHE", in_cache)
+    monkeypatch.setattr("pyro_lvgp.ops.linalg._CACHE_SIZE", in_cache)
     features, new = torch.randn(2, N, L), torch.randn(2, 5, L)
     posterior = weight_posterior(features, torch.randn(N, 2), torch.rand(N, 2))
     mean, variance = function_moments(posterior, new)

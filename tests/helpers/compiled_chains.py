@@ -7,8 +7,7 @@ import torch
 
 from pyro_lvgp._compile.recording import record
 from pyro_lvgp.guides import AutoAnnealedLangevin
-from pyro_lvgp.guides.annealed import _compiled_chain
-from pyro_lvgp.infer import CompiledELBO, MeanFieldELBO
+from pyro_lvgp.infer import CompiledELBO, MeanFieldELBO, _compiled_loop
 from pyro_lvgp.likelihoods import Bernoulli
 from pyro_lvgp.models import BayesianGPLVM
 
@@ -33,7 +32,7 @@ def compare(model, Y, num_steps, dynamics):
     """The number of graphs compiled for a chain, whose first run is not."""
     eager, eager_gradients = value_and_gradients(model, new_guide(model, Y, num_steps=num_steps, dynamics=dynamics), Y)
     guide = new_guide(model, Y, num_steps=num_steps, dynamics=dynamics, compile=True)
-    with patch.object(_compiled_chain, "compile_graph", wraps=_compiled_chain.compile_graph) as compiler:
+    with patch.object(_compiled_loop, "compile_graph", wraps=_compiled_loop.compile_graph) as compiler:
         for _ in range(2):
             compiled, gradients = value_and_gradients(model, guide, Y)
             assert torch.allclose(compiled, eager, rtol=1e-10), (compiled, eager)
@@ -59,7 +58,7 @@ def operations_of_a_step(model, Y, num_steps):
     value_and_gradients(model, guide, Y)
     graph = record(lambda: value_and_gradients(model, guide, Y)[1], [Y]).graph.graph
     calls = [str(node.target) for node in graph.nodes if node.op == "call_function"]
-    return len(calls), [calls.count(f"pyro_lvgp.{name}.default") for name in ("forward", "backward")]
+    return len(calls), [calls.count(f"pyro_lvgp.loop_{name}.default") for name in ("forward", "backward")]
 
 
 def assert_part_of_a_compiled_bound(model, Y):

@@ -6,7 +6,7 @@ import pyro
 import torch
 from pyro.infer.util import is_validation_enabled
 
-from pyro_lvgp.infer import fit
+from pyro_lvgp.infer import Callback, fit
 
 
 def parameter_values(*modules):
@@ -34,6 +34,16 @@ class Climb:
 
     def fit(self, *args, **kwargs):
         return fit(self.model, self.guide, *args, **{"num_steps": 4, "progress": False} | kwargs)
+
+
+class OnStep(Callback):
+    """Calls a function with the index and the loss of each step."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def on_step(self, state):
+        self.function(state.step - 1, state.history.losses[-1])
 
 
 def no_guide(*args):

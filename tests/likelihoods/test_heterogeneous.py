@@ -11,7 +11,7 @@ from torch import nn
 
 from pyro_lvgp.diagnostics import to_arviz
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide, RandomFeatureGuide, StructuredGPGuide
-from pyro_lvgp.infer import MeanFieldELBO, StructuredELBO, fit
+from pyro_lvgp.infer import JointAdam, MeanFieldELBO, StructuredELBO, fit
 from pyro_lvgp.kernels import RBF
 from pyro_lvgp.likelihoods import (
     Bernoulli,
@@ -154,10 +154,10 @@ def fitted(name: str, kinds: Heterogeneous, Y: torch.Tensor):
     if name == "random features":
         model = RandomFeatureLVM(N, 5, 1, num_frequencies=10, likelihood=kinds).initialize(Y)
         guide = RandomFeatureGuide(model)
-        return model, guide, {"blocks": guide.blocks(learning_rate=0.05), "num_steps": 200}
+        return model, guide, {"optim": guide.blocks(lr=0.05), "num_steps": 200}
     model = BayesianGPLVM(N, 5, 1, num_inducing=10, likelihood=kinds).initialize(Y)
     guide = AutoAnnealedLangevin(model, num_steps=3) if name == "annealed" else MeanFieldGuide(model)
-    return model, guide, {"loss": MeanFieldELBO(num_samples=1), "num_steps": 300, "learning_rate": 0.05}
+    return model, guide, {"loss": MeanFieldELBO(num_samples=1), "num_steps": 300, "optim": JointAdam(lr=0.05)}
 
 
 @pytest.mark.parametrize("name", ["mean field", "annealed", "random features"])

@@ -43,9 +43,24 @@ def test_form_is_the_sum_over_entries(missing, uncertain, particles):
     gaussian = Gaussian(precision.reciprocal(), data_dim=D)
     entries = gaussian.expected_log_prob(residual, mean, f_variance, precision.reciprocal())
     want = torch.where(observed, entries, 0.0).sum(-1)
-    form = gaussian_quadratic(residual, observed, precision, u, L)
+    form = gaussian_quadratic(residual, observed if missing else None, precision, u, L)
     assert torch.allclose(evaluate(form, a, variance), want)
     assert (form.deficit is None) == (not missing)
+
+
+@pytest.mark.parametrize("particles", [(), (3,)])
+@pytest.mark.parametrize("missing", [False, True])
+def test_indices_of_incomplete_rows_give_the_same_form(missing, particles):
+    residual, observed, precision, u, L, a = problem(missing=missing, uncertain=True, particles=particles)
+    variance = a.square().sum(-2) + 0.3
+    everywhere = gaussian_quadratic(residual, observed, precision, u, L)
+    incomplete = (~observed.all(-1)).nonzero().squeeze(-1)
+    some = gaussian_quadratic(residual, observed, precision, u, L, incomplete)
+    for one, other in zip(some, everywhere, strict=True):
+        torch.testing.assert_close(one, other)
+    if not missing:
+        complete = gaussian_quadratic(residual, None, precision, u, L)
+        torch.testing.assert_close(evaluate(complete, a, variance), evaluate(everywhere, a, variance))
 
 
 @pytest.mark.parametrize("particles", [(), (3,)])

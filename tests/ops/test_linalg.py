@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from pyro_lvgp.ops.linalg import NotPositiveDefiniteError, safe_cholesky, solve_lower, sparse_conditional, sparse_covariance
+from pyro_lvgp.ops.linalg import solve_lower, sparse_conditional, sparse_covariance
 
 
 def _covariance(*batch, size=6, dtype=torch.float64):
@@ -9,38 +9,10 @@ def _covariance(*batch, size=6, dtype=torch.float64):
     return A @ A.mT + torch.eye(size, dtype=dtype)
 
 
-def test_cholesky_factor(dtype):
-    K = _covariance(3, dtype=dtype)
-    L = safe_cholesky(K)
-    assert L.dtype == dtype
-    torch.testing.assert_close(L @ L.mT, K, rtol=1e-4 if dtype == torch.float32 else 1e-7, atol=0.0)
-
-
-def test_jitter_escalates_only_where_needed():
-    good, singular = _covariance(size=2), torch.tensor([[1.0, 1.0], [1.0, 1.0 - 1e-7]], dtype=torch.float64)
-    L = safe_cholesky(torch.stack([good, singular]))
-    torch.testing.assert_close(L[0] @ L[0].mT, good, rtol=1e-7, atol=0.0)
-    jitter = (L[1] @ L[1].mT)[0, 0] - 1.0
-    assert 5e-8 < jitter < 2e-4
-
-
-def test_gradient_passes_through_the_jitter():
-    K = torch.ones(3, 3, dtype=torch.float64).requires_grad_()
-    safe_cholesky(K).diagonal().log().sum().backward()
-    assert K.grad.isfinite().all()
-
-
-def test_error_names_matrix_size_and_parameters():
-    with pytest.raises(NotPositiveDefiniteError, match=r"Kuu \[2 × 2\] at lengthscale=3: .*float64"):
-        safe_cholesky(torch.tensor([[1.0, 2.0], [2.0, 1.0]]), name="Kuu", describe=lambda: "lengthscale=3")
-    with pytest.raises(NotPositiveDefiniteError, match="NaN or infinity"):
-        safe_cholesky(torch.full((2, 2), torch.nan))
-
-
 def test_solve_lower_folds_the_batch():
-    L, B = safe_cholesky(_covariance()), torch.randn(2, 3, 6, 4, dtype=torch.float64)
+    L, B = torch.linalg.cholesky(_covariance()), torch.randn(2, 3, 6, 4, dtype=torch.float64)
     torch.testing.assert_close(solve_lower(L, B), torch.linalg.inv(L) @ B)
-    Ls = safe_cholesky(_covariance(3))
+    Ls = torch.linalg.cholesky(_covariance(3))
     torch.testing.assert_close(solve_lower(Ls, B), torch.linalg.inv(Ls) @ B)
 
 
@@ -61,7 +33,7 @@ def test_sparse_conditional_against_dense_gaussian_conditioning(dtype):
 @pytest.mark.parametrize(("D", "in_cache"), [(3, 2**20), (6, 2**20), (6, 0)])
 def test_sparse_conditional_of_uncertain_inducing_outputs(dtype, D, in_cache, monkeypatch):
     """Each output and input on its own: Aᵀ S_d A added to the variance; of many, by products of two features."""
-    monkeypatch.setattr("pyro_lvgp.ops.linalg._NUM_IN_CACHE", in_cache)
+    monkeypatch.setattr("pyro_lvgp.ops.linalg._CACHE_SIZE", in_cache)
     K = _covariance(2, size=7, dtype=dtype)
     Luu, Kuf, Kff = torch.linalg.cholesky(K[:, :4, :4]), K[:, :4, 4:], K[:, 4:, 4:].diagonal(dim1=-2, dim2=-1)
     u, L = torch.randn(D, 4, dtype=dtype), torch.linalg.cholesky(_covariance(D, size=4, dtype=dtype))

@@ -4,12 +4,11 @@ import pytest
 import torch
 from torch.distributions import Independent, MultivariateNormal, Normal, kl_divergence
 
-import pyro_lvgp.distributions  # noqa: F401  knows the KL
-from pyro_lvgp.distributions import SparseProcess
+from pyro_lvgp.distributions import SparseProcess, inducing_posterior
 from pyro_lvgp.kernels import RBF, Linear, Periodic
 from pyro_lvgp.ops import gaussian_sites
 from pyro_lvgp.ops.linalg import solve_lower
-from pyro_lvgp.ops.sparse_sites import Sites, aggregate, marginals, nearest, posterior, sum_at, transfer
+from pyro_lvgp.ops.sparse_sites import Sites, aggregate, marginals, nearest, sum_at, transfer
 
 N, M, Q = 7, 4, 2
 
@@ -31,7 +30,7 @@ def make(*batch, num_data=N, jitter=1e-5):
 
 def on_values(process, sites):
     """Mean and covariance of the inducing values themselves."""
-    loc, scale_tril = posterior(sites)
+    loc, scale_tril = inducing_posterior(sites)
     root = process.L @ scale_tril
     return (process.L @ loc[..., None]).squeeze(-1), root @ root.mT
 
@@ -48,7 +47,7 @@ def test_nearest_form_is_eqs_3_46_and_3_47(batch):
     process, *_ = make(*batch)
     Sigma, mu = 0.1 + torch.rand(*batch, Q, M), torch.randn(*batch, Q, M)
     sites = aggregate(process.L.mT, 1 / Sigma, mu / Sigma)
-    mean, variance = marginals(process.A, process.Kff, *posterior(sites))
+    mean, variance = marginals(process.A, process.Kff, *inducing_posterior(sites))
     gain = process.Kuf.mT @ torch.linalg.inv(Kuu(process) + torch.diag_embed(Sigma))
     covariance = process.kernel.covariance(process.X, process.X, process.params) - gain @ process.Kuf
     torch.testing.assert_close(mean, (gain @ mu[..., None]).squeeze(-1))
@@ -62,7 +61,7 @@ def test_kl_of_the_nearest_form_is_eqs_3_44_and_3_45():
     mean, covariance = on_values(process, sites)
     log_Z = MultivariateNormal(torch.zeros(M), Kuu(process) + torch.diag_embed(Sigma)).log_prob(mu)
     expected = Normal(mu, Sigma.sqrt()).log_prob(mean) - 0.5 * covariance.diagonal(dim1=-2, dim2=-1) / Sigma
-    loc, scale_tril = posterior(sites)
+    loc, scale_tril = inducing_posterior(sites)
     prior = Independent(Normal(torch.zeros(Q, M), 1.0), 1)
     torch.testing.assert_close(kl_divergence(MultivariateNormal(loc, scale_tril=scale_tril), prior), expected.sum(-1) - log_Z)
 
@@ -84,7 +83,7 @@ def test_projected_form_at_the_data_is_the_dense_posterior():
     precision, loc = torch.rand(Q, N) * 5.0, torch.randn(Q, N)
     precision[:, 2] = 0.0
     dense = gaussian_sites.condition(process.kernel(X), torch.zeros(N), loc, precision)
-    u, scale_tril = posterior(aggregate(process.A, precision, precision * loc))
+    u, scale_tril = inducing_posterior(aggregate(process.A, precision, precision * loc))
     mean, variance = marginals(process.A, process.Kff, u, scale_tril)
     torch.testing.assert_close(mean, dense.mean, atol=1e-6, rtol=0.0)
     torch.testing.assert_close(variance, dense.variance, atol=1e-6, rtol=0.0)
@@ -94,7 +93,7 @@ def test_projected_form_at_the_data_is_the_dense_posterior():
 
 def test_sites_that_say_nothing_give_the_prior():
     process, precision, loc = make()
-    u, scale_tril = posterior(aggregate(process.A, 0.0 * precision, 0.0 * loc))
+    u, scale_tril = inducing_posterior(aggregate(process.A, 0.0 * precision, 0.0 * loc))
     assert torch.equal(u, torch.zeros(Q, M))
     assert torch.equal(scale_tril, torch.eye(M).expand(Q, M, M))
     _, variance = marginals(process.A, process.Kff, u, scale_tril)
@@ -115,7 +114,7 @@ def test_factor_of_the_covariance_is_lower_triangular_and_of_the_inverse_of_J(fo
     process, precision, loc = make()
     G, precision, loc = (process.L.mT, precision[:, :M], loc[:, :M]) if form == "nearest" else (process.A, precision, loc)
     sites = aggregate(G, precision, precision * loc)
-    mean, R = posterior(sites)
+    mean, R = inducing_posterior(sites)
     assert torch.equal(R, R.tril())
     J = torch.eye(M) + sites.precision
     torch.testing.assert_close(R @ R.mT, torch.linalg.inv(J))
@@ -180,8 +179,8 @@ def test_more_points_change_nothing():
     process, precision, loc = make()
     sites = aggregate(process.A, 1e6 * precision, 1e6 * precision * loc)
     more = process.at_inducing_points(torch.cat([torch.rand(3, 2), process.Z]))
-    before = marginals(process.A, process.Kff, *posterior(sites))
-    after = marginals(more.A, more.Kff, *posterior(moved_sites(process, more, sites)))
+    before = marginals(process.A, process.Kff, *inducing_posterior(sites))
+    after = marginals(more.A, more.Kff, *inducing_posterior(moved_sites(process, more, sites)))
     for a, b in zip(before, after, strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=0.0)
 
@@ -201,7 +200,7 @@ def test_moved_points_have_the_posterior_that_the_process_had_there():
     sites = aggregate(process.A, precision, precision * loc)
     X = torch.rand(1, 3, 2)
     there = SparseProcess(process.kernel, process.Z, X, jitter=process.jitter)
-    mean, variance = marginals(there.A, there.Kff * (1.0 + process.jitter), *posterior(sites))
+    mean, variance = marginals(there.A, there.Kff * (1.0 + process.jitter), *inducing_posterior(sites))
     got_mean, got_covariance = on_values(moved := process.at_inducing_points(X[0]), moved_sites(process, moved, sites))
     torch.testing.assert_close(got_mean, mean)
     torch.testing.assert_close(got_covariance.diagonal(dim1=-2, dim2=-1), variance)
@@ -225,7 +224,7 @@ def test_tiny_variances_have_finite_gradients(form, num_data, variance):
     G = process.A if form == "projected" else process.L.mT
     precision = torch.full((Q, G.shape[-1]), 1.0 / variance, requires_grad=True)
     loc = torch.randn(Q, G.shape[-1], requires_grad=True)
-    u, scale_tril = posterior(aggregate(G, precision, precision * loc))
+    u, scale_tril = inducing_posterior(aggregate(G, precision, precision * loc))
     mean, spread = marginals(process.A, process.Kff, u, scale_tril)
     kl = kl_divergence(MultivariateNormal(u, scale_tril=scale_tril), Independent(Normal(torch.zeros(Q, M), 1.0), 1))
     assert (spread > 0.0).all()
@@ -243,10 +242,10 @@ def test_repeated_inputs_and_inducing_points():
     precision, loc = torch.tensor([[3.0, 2.0, 4.0]]), torch.tensor([[1.0, -1.0, 0.5]])
     natural = torch.stack([precision, precision * loc])
     joined = torch.stack([natural[..., :2].sum(-1), natural[..., 2]], -1)
-    u, scale_tril = posterior(aggregate(twice.A, *natural))
+    u, scale_tril = inducing_posterior(aggregate(twice.A, *natural))
     expected = marginals(once.A, once.Kff, u, scale_tril)
     for process in (once, repeated):
-        got = marginals(process.A, process.Kff, *posterior(aggregate(process.A, *joined)))
+        got = marginals(process.A, process.Kff, *inducing_posterior(aggregate(process.A, *joined)))
         for a, b in zip(got, expected, strict=True):
             torch.testing.assert_close(a, b, atol=1e-4, rtol=0.0)  # jitter splits the repeated point
 
@@ -256,7 +255,7 @@ def test_gradients_are_those_of_differences():
     A, Kff = process.A.detach(), process.Kff.detach()
 
     def function(A, precision, loc):
-        mean, variance = marginals(A, Kff + 2.0, *posterior(aggregate(A, precision.exp(), loc)))
+        mean, variance = marginals(A, Kff + 2.0, *inducing_posterior(aggregate(A, precision.exp(), loc)))
         return mean.sum() + variance.log().sum()
 
     args = (A.requires_grad_(), precision.requires_grad_(), loc.requires_grad_())

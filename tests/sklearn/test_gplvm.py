@@ -13,7 +13,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from pyro_lvgp.guides import MeanFieldGuide
-from pyro_lvgp.infer import MeanFieldELBO, fit
+from pyro_lvgp.infer import JointAdam, LRSchedule, MeanFieldELBO, fit
 from pyro_lvgp.likelihoods import Bernoulli
 from pyro_lvgp.models import BayesianGPLVM
 from pyro_lvgp.sklearn import GPLVM
@@ -39,10 +39,9 @@ def test_it_is_the_model_under_a_mean_field_guide(iris):
     assert torch.equal(torch.get_rng_state(), state)
     Y, seed = torch.tensor((iris - iris.mean(0)) / iris.std(0)), int(np.random.RandomState(3).randint(2**31 - 1))
     model = BayesianGPLVM(150, 4, 2).initialize(Y, seed=seed)
-    guide, settings = MeanFieldGuide(model), {"learning_rate": 0.02, "schedule": "cosine", "progress": False}
-    history = fit(
-        model, guide, Y, loss=MeanFieldELBO(max_plate_nesting=1), num_steps=300, batch_size=50, seed=seed, **settings
-    )
+    guide, settings = MeanFieldGuide(model), {"num_steps": 300, "batch_size": 50, "seed": seed, "progress": False}
+    settings |= {"optim": JointAdam(lr=0.02), "callbacks": [LRSchedule("cosine")]}
+    history = fit(model, guide, Y, loss=MeanFieldELBO(max_plate_nesting=1), **settings)
     np.testing.assert_allclose(gplvm.history_.losses, history.losses, rtol=1e-3)
     np.testing.assert_allclose(gplvm.embedding_, guide.median()["X"], atol=0.02)
     assert gplvm.n_iter_ == 300

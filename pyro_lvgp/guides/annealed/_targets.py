@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pyro_lvgp.guides._coordinates import SiteCoordinates
-from pyro_lvgp.guides.annealed.transitions import Coordinates, check_finite
+from pyro_lvgp.guides.annealed.transitions import STEPS, Coordinates, Dynamics, State, check_finite
 from pyro_lvgp.infer.elbo.handlers import MarginalizeGaussians
 from pyro_lvgp.infer.protocols import HasLogJoint
 
@@ -42,6 +43,21 @@ def pure_score(
     scores = model.score(values, statistics)
     white = (site.pull_back(scores[name], scale) for (name, site), (_, scale) in zip(sites.sites, bases, strict=True))
     return tuple(white) if differentiable else tuple(score.detach() for score in white)
+
+
+def pure_transition(
+    dynamics: Dynamics,
+    model: HasLogJoint,
+    sites: Whitened,
+    shared: tuple[Bases, Any, Tensor, bool],
+    state: State,
+    schedule: tuple[Tensor, Coordinates],
+    noise: Coordinates,
+) -> State:
+    """One transition along the pure score, as a step of :class:`~pyro_lvgp.infer._compiled_loop.CompiledLoop`."""
+    bases, statistics, momentum_persistence, differentiable = shared
+    score = partial(pure_score, model, sites, bases, statistics, differentiable)
+    return STEPS[dynamics](score, state, noise, *schedule, momentum_persistence)
 
 
 def read_statistics(model: HasLogJoint, drawn: Trace, marginalize: bool, args: tuple, kwargs: dict) -> Any:

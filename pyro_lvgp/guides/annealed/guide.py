@@ -26,18 +26,19 @@ from pyro_lvgp.distributions.path_delta import PathDelta
 from pyro_lvgp.guides._handlers import TakePlates
 from pyro_lvgp.guides._sampled import SampledGuide
 from pyro_lvgp.guides.annealed import schedules, transitions
-from pyro_lvgp.guides.annealed._compiled_chain import CompiledChain
 from pyro_lvgp.guides.annealed._targets import (
     Bases,
     TracedScore,
     Whitened,
     pure_score,
+    pure_transition,
     read_statistics,
     replayable,
 )
 from pyro_lvgp.guides.annealed.schedules import AnnealingSchedule
 from pyro_lvgp.guides.annealed.transitions import STEPS, Coordinates, Dynamics, Score, State
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
+from pyro_lvgp.infer._compiled_loop import CompiledLoop
 from pyro_lvgp.infer.elbo.handlers import marginalizes_gaussians
 from pyro_lvgp.infer.protocols import HasLocalPlate, HasLogJoint
 
@@ -79,10 +80,9 @@ class AutoAnnealedLangevin(SampledGuide):
         covariances, or amortised.  By default ``MeanFieldGuide(model)``.
     :param global_guide: a guide for the sites that are not annealed; by default those of the base guide.
     :param surrogate_model: a model of the same sites, for the scores of the chain; the bound remains that of ``model``.
-    :param compile: compile a transition and its gradient, for models with ``log_joint``: seconds on first use, however many
-        transitions, and again for draws of other shapes.  Together with :class:`~pyro_lvgp.infer.CompiledELBO`, or
-        ``fit(compile=True)``, it halves the time of a step.  Either of these alone saves more and is for any model, but takes
-        longer to compile for longer chains.
+    :param compile: compile one transition and its gradient, for models with ``log_joint``.  The time to compile does not grow
+        with ``num_steps``.  ``fit(compile=True)`` compiles the whole step of a fit instead: its steps are the fastest, for any
+        model, but the time to compile grows with ``num_steps``; use both together where that time matters.
     :param create_plates: as for Pyro's autoguides; by default the base guide's.
     :raises ValueError: for arguments out of range, unknown sites, a base guide that has run already, sites outside plates
         annealed under subsampling, sites outside the local plate that depend on those inside, or ``compile`` without
@@ -149,7 +149,7 @@ class AutoAnnealedLangevin(SampledGuide):
         self._surrogate = (surrogate_model,)  # in a tuple, as Pyro keeps the model: not a submodule
         self._within_plate = False  # whether that has been looked at
         self._compile = compile
-        self._compiled: CompiledChain | None = None
+        self._compiled: CompiledLoop | None = None
         if compile and not (isinstance(model, HasLogJoint) and surrogate_model is None):
             raise ValueError(
                 f"compile=True needs a model with log_joint, got {type(model).__name__}"
@@ -351,9 +351,9 @@ class AutoAnnealedLangevin(SampledGuide):
                 partial(STEPS[self.dynamics], score, momentum_persistence=momentum_persistence), state, beta, step_size
             )
         if self._compiled is None:
-            self._compiled = CompiledChain(self.dynamics, self.model, self._whitened)
-        what = {"bases": bases, "statistics": statistics, "momentum_persistence": momentum_persistence, "through": through}
-        return self._compiled.anneal(state, beta, step_size, **what)
+            self._compiled = CompiledLoop(partial(pure_transition, self.dynamics, self.model, self._whitened))
+        noise = [tuple(map(torch.randn_like, state.z)) for _ in range(self.num_steps)]
+        return self._compiled((bases, statistics, momentum_persistence, through), state, (beta, step_size), noise)
 
     def _traced_score(self, bases: Bases, drawn: Trace, through: bool, args: tuple, kwargs: dict) -> TracedScore:
         model, plate = self._surrogate[0] or self.model, self.local_plate

@@ -1,6 +1,6 @@
 """The approximate posterior of the random-feature latent variable model."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from operator import attrgetter
 from typing import Any, Literal, get_args
@@ -294,12 +294,11 @@ class RandomFeatureGuide(SampledGuide):
     def blocks(
         self,
         *,
-        learning_rate: float = 0.02,
+        lr: float = 0.02,
         num_steps: int = 1,
-        schedule: Callable[[int], float] | None = None,
         damping: float | Any = None,
     ) -> list[Block]:
-        """Blocks for a :class:`~pyro_lvgp.infer.BlockCoordinateVI`, in the order of a sweep.
+        """Blocks for :func:`~pyro_lvgp.infer.fit` or a :class:`~pyro_lvgp.infer.BlockCoordinateVI`, in the order of a sweep.
 
         ``"gradient"``: latents, frequencies with their components or assignments, and parameters of kernel and likelihood, by
         Adam; ``"sticks"`` and ``"concentration"``, by closed forms (with Gaussian frequencies, those of a lower bound in which
@@ -310,9 +309,8 @@ class RandomFeatureGuide(SampledGuide):
         Natural gradients of likelihoods that are not Gaussian are halved, output by output, where they would lower the bound;
         not on mini-batches, where that would bias them.
 
-        :param learning_rate: of Adam.
+        :param lr: learning rate of Adam.
         :param num_steps: gradient steps in a sweep.
-        :param schedule: maps the number of sweeps taken to a factor on the learning rate.
         :param damping: ρ of the last block; by default 1, but 0.1 for explicit or shared weights, which so average over some
             draws of latents and frequencies.  On mini-batches, a function of the sweep t that falls like (t + delay)^−κ, κ in
             (½, 1]; a delay of 10 or more keeps the first batches from deciding all.
@@ -320,9 +318,9 @@ class RandomFeatureGuide(SampledGuide):
         if damping is None:
             damping = _DAMPING_OF_EXPLICIT if self.weights in _EXPLICIT else 1.0
         latents = "guide.X.*" if self.encoder_of("X") is None else "guide.encoders.*"
-        moved, adam = ["model.*", "guide.omega.*", latents], partial(torch.optim.Adam, lr=learning_rate)
+        moved, adam = ["model.*", "guide.omega.*", latents], partial(torch.optim.Adam, lr=lr)
         blocks = [
-            Block("gradient", params=moved, optim=adam, num_steps=num_steps, schedule=schedule),
+            Block("gradient", params=moved, optimizer=adam, num_steps=num_steps),
             Block("sticks", params=["guide.v.*"], update=self._update_sticks),
             Block("concentration", params=["guide.alpha.*"], update=self._update_concentration),
         ]

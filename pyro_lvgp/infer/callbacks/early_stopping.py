@@ -1,29 +1,29 @@
-"""Stop a fit when it predicts no better what it was not shown, and go back to where it predicted best."""
+"""Early stopping on a validation score."""
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
-import pyro
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pyro_lvgp._utils.distributed import Processes
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes
+from pyro_lvgp.infer._fit_state import FitState
+from pyro_lvgp.infer.callbacks.base import Callback
+
+__all__ = ["EarlyStopping"]
 
 
-@dataclass(frozen=True)
-class EarlyStopping:
-    """A score to watch during :func:`~pyro_lvgp.infer.fit`, whose lowest value marks the state to keep.
+class EarlyStopping(Callback):
+    """Evaluate a validation score during a fit, and end the fit with the parameters that had the lowest.
 
-    A bound goes on rising where a decoder learns the data by heart.  The score of entries held out turns then.
+    A bound goes on rising where a decoder overfits.  The score of held-out entries turns then.
 
-    :param score: what to keep low, such as the negative log density of entries that the fit is not shown.  Its draws are the
-        same at every call, and leave those of the fit alone.
-    :param every: steps between two calls; the state after the last step is scored too.
-    :param patience: calls without a new lowest score, after which to stop; None to go through all steps.
+    :param score: a function without arguments to minimise, such as the negative log density of held-out entries.  It draws
+        the same random numbers at every call, and leaves those of the fit alone.
+    :param every: steps between two evaluations; the parameters after the last step are scored too.
+    :param patience: evaluations without a new lowest score, after which to stop; None to take all steps.
     :raises ValueError: if ``every`` or ``patience`` is below 1.
 
     >>> from pyro_lvgp.guides import MeanFieldGuide
@@ -35,96 +35,73 @@ class EarlyStopping:
     >>> guide, seen = MeanFieldGuide(model), Y.masked_fill(held_out, torch.nan)
     >>> def error():
     ...     return (model.reconstruct(guide, seen).mean - Y)[held_out].square().mean().item()
-    >>> history = fit(model, guide, seen, num_steps=6, early_stopping=EarlyStopping(error, every=2), progress=False)
+    >>> history = fit(model, guide, seen, num_steps=6, callbacks=[EarlyStopping(error, every=2)], progress=False)
     >>> [step for step, _ in history.scores]
     [2, 4, 6]
 
     Source: Prechelt (1998), "Early stopping – but when?".
     """
 
-    score: Callable[[], float]
-    every: int = 100
-    patience: int | None = None
+    def __init__(self, score: Callable[[], float], *, every: int = 100, patience: int | None = None):
+        check_sizes(every=every)
+        if patience is not None:
+            check_sizes(patience=patience)
+        self.score, self.every, self.patience = score, every, patience
 
-    def __post_init__(self) -> None:
-        check_sizes(every=self.every)
-        if self.patience is not None:
-            check_sizes(patience=self.patience)
+    def on_start(self, state: FitState) -> None:
+        """Begin without scores.
 
+        :param state: the fit.
+        """
+        self._state, self._best = state, dict[str, Tensor]()
+        self._scores = state.history.scores
 
-@dataclass
-class Watch:
-    """One fit under a rule to stop early.
+    def on_step(self, state: FitState) -> None:
+        """Score the parameters if it is time to, copy them if no others were better, and stop when patience ends.
 
-    :param rule: the rule; None to watch nothing.
-    :param modules: model and guide; what of them is no module has its parameters in Pyro's store.
-    :param processes: those that fit together, whose mean score counts.
-    :param scores: numbers of steps taken and scores.
-    """
-
-    rule: EarlyStopping | None
-    modules: tuple[Any, ...]
-    processes: Processes
-    scores: list[tuple[int, float]] = field(default_factory=list)
-    _best: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-
-    def look(self, num_steps: int, *, is_last: bool = False) -> None:
-        """Score the present state if it is time to, and keep a copy of it if no other was better.
-
-        :param num_steps: number of steps taken.
-        :param is_last: whether no other is to come.
+        :param state: the fit.
         :raises ValueError: if the score is NaN.
         """
-        if self.rule is None or (num_steps % self.rule.every and not is_last):
+        if state.step % self.every and state.step < state.num_steps:
             return
         with seeded(0):
-            score = self.processes.mean(float(self.rule.score()))
+            score = state.processes.mean(float(self.score()))
         if math.isnan(score):
             raise ValueError(
-                f"expected a score to keep low, got NaN after {num_steps} steps; does it look at missing entries?"
+                f"expected a score to minimise, got NaN after {state.step} steps; does it use entries that are missing?"
             )
-        self.scores.append((num_steps, score))
-        if self._calls_since_best == 0:
-            self._best = [(tensor, tensor.detach().clone()) for tensor in self.state()]
+        self._scores.append((state.step, score))
+        if self._evaluations_since_best == 0:
+            self._best = {name: tensor.detach().clone() for name, tensor in state.tensors().items()}
+        self._stop_without_patience()
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether as many calls brought no new lowest score as there is patience for."""
-        patience = None if self.rule is None else self.rule.patience
-        return patience is not None and self._calls_since_best >= patience
+    def on_end(self, state: FitState) -> None:
+        """Restore the best parameters and buffers, if any were scored.
 
-    @property
-    def _calls_since_best(self) -> int:
-        best = min(range(len(self.scores)), key=lambda i: self.scores[i][1], default=-1)
-        return len(self.scores) - 1 - best
-
-    def restore(self) -> None:
-        """Go back to the best state, if there was one."""
+        :param state: the fit.
+        """
+        tensors = state.tensors()
         with torch.no_grad():
-            for tensor, value in self._best:
-                tensor.copy_(value)
+            for name, value in self._best.items():
+                tensors[name].copy_(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """Scores, and the best state."""
-        return {"scores": self.scores, "best": [value for _, value in self._best]}
+        """Return the scores, and the best parameters and buffers."""
+        return {"scores": self._scores, "best": self._best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state; without a rule there is none to go back to.
+        """Restore scores and best parameters, and stop at once if patience had ended.
 
-        :param state: what :meth:`state_dict` returned.
+        :param state: returned by :meth:`state_dict`.
         """
-        if self.rule is None:
-            return
-        self.scores[:] = state["scores"]
-        self._best = list(zip(self.state(), state["best"], strict=True)) if state["best"] else []
+        self._scores[:], self._best = state["scores"], state["best"]
+        self._stop_without_patience()
 
-    def state(self) -> Iterator[Tensor]:
-        """All parameters and buffers, each once."""
-        of_modules = (
-            tensor
-            for module in self.modules
-            if isinstance(module, nn.Module)
-            for tensor in (*module.parameters(), *module.buffers())
-        )
-        stored = (tensor for _, tensor in pyro.get_param_store().named_parameters())
-        yield from {id(tensor): tensor for tensor in (*of_modules, *stored)}.values()
+    def _stop_without_patience(self) -> None:
+        if self.patience is not None and self._evaluations_since_best >= self.patience:
+            self._state.stop()
+
+    @property
+    def _evaluations_since_best(self) -> int:
+        best = min(range(len(self._scores)), key=lambda i: self._scores[i][1], default=-1)
+        return len(self._scores) - 1 - best

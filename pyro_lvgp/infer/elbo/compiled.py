@@ -1,8 +1,8 @@
-"""Any of the bounds, with its gradients, compiled into one graph."""
+"""Compilation of a bound and its gradients into one graph."""
 
-import itertools
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import pyro
@@ -14,39 +14,43 @@ from pyro.poutine import Trace
 from pyro.poutine.runtime import effectful
 from pyro.util import warn_if_nan
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from pyro_lvgp._compile.compilation import Compiled, compile_graph
-from pyro_lvgp._compile.recording import Recording, record
+from pyro_lvgp._compile.recording import record
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.infer._parameters import unconstrained
 from pyro_lvgp.infer.elbo.base import DifferentiableELBO
 
+__all__ = ["CompiledELBO"]
+
 
 class CompiledELBO(ELBO):
-    """A bound whose loss and gradients are one graph, compiled by ``torch.compile``: the arithmetic without Python and Pyro.
+    """Bound whose loss and gradients are compiled into one graph by ``torch.compile``, without Python and Pyro at each step.
 
-    The first step runs as always.  The second is recorded through model, guide, handlers and backward pass down to the tensor
-    operations, which are compiled; that takes from seconds to minutes, the longer the more operations there are.  From then
-    on a step runs the graph only, which has fixed what does not come by parameters and tensor arguments, as that of Pyro's
-    ``JitTrace_ELBO`` has: the structure, settings of modules, tensors that you put in place of others.  Arguments of other
-    shapes, and other numbers or strings, get graphs of their own.
+    The first step runs eagerly.  The second step is recorded through model, guide, handlers and backward pass as a graph of
+    tensor operations, and compiled.  Compilation takes seconds to minutes, and grows with the number of operations.  Later
+    steps run the compiled graph.  As in Pyro's ``JitTrace_ELBO``, everything but parameters and tensor arguments is constant
+    in a graph: the structure, settings of modules, and attributes that are tensors.  Arguments of other shapes, and other
+    numbers or strings, have graphs of their own.
 
-    Where the graph relies on values, it checks (see ``assume``): a step whose values are others, such as one whose kernel
-    matrix needs more jitter, runs as if not compiled, with a warning the first time.  The tenth such step is recorded in
-    place of the first, the hundredth after that again, and so on: a graph of a mini-batch with gaps serves those without, but
-    not the other way round.  Random numbers are
-    those of a step not compiled, unless some depend on parameters (a Gamma's, say).  If none do, the first results of a graph
-    are compared with those of its operations run one by one; should they differ by more than rounding, which compilers have
-    caused, the operations are run from then on, with a warning.
+    A graph checks the conditions on values under which it was recorded.  A step that violates a condition, such as one whose
+    kernel matrix needs more jitter, runs without compilation, with a warning.  The tenth such step is recorded again and
+    replaces the graph, then the hundredth, and so on: a graph recorded for a mini-batch with missing entries is valid for
+    complete mini-batches, but not vice versa.
+
+    Random numbers are those of an eager step, unless a draw depends on parameters (such as that of a Gamma).  Without such
+    draws, the first results of a graph are compared with those of eager execution.  If the results differ by more than
+    rounding, the recorded graph is run eagerly, with a warning.
 
     :param bound: :class:`MeanFieldELBO`, :class:`ImportanceWeightedELBO`, :class:`StructuredELBO`, or Pyro's ``Trace_ELBO`` or
         ``TraceMeanField_ELBO``.
-    :param backend: of ``torch.compile``.
-    :param options: of the backend, beside those of :func:`~pyro_lvgp._compile.compilation.compile_graph`.
-    :raises TypeError: for other bounds, subclasses of Pyro's too; at a step, for arguments that cannot be hashed, such as
-        NumPy arrays.
-    :raises ValueError: at the second step, if what model or guide do depends on the values of tensors.
+    :param backend: backend of ``torch.compile``.
+    :param options: options of the backend.  For ``"inductor"`` the defaults are torch's own random numbers
+        (``fallback_random``) and, on the CPU, a C++ wrapper around the kernels (``cpp_wrapper``).
+    :raises TypeError: for other bounds, including subclasses of Pyro's; at a step, for arguments that cannot be hashed, such
+        as NumPy arrays.
+    :raises ValueError: at the second step, if operations of model or guide depend on the values of tensors.
 
     >>> from pyro.infer import SVI
     >>> from pyro_lvgp.guides import MeanFieldGuide
@@ -60,7 +64,7 @@ class CompiledELBO(ELBO):
     """
 
     def __init__(self, bound: ELBO, *, backend: str = "inductor", options: Mapping[str, Any] | None = None):
-        # Subclasses of Pyro's are other bounds: what they make of the terms of Trace_ELBO is not recorded.
+        # Subclasses of Pyro's bounds may combine the terms of Trace_ELBO differently, which would not be recorded.
         if not isinstance(bound, DifferentiableELBO) and type(bound) not in (Trace_ELBO, TraceMeanField_ELBO):
             raise TypeError(
                 "expected MeanFieldELBO, ImportanceWeightedELBO, StructuredELBO, Trace_ELBO or TraceMeanField_ELBO, got "
@@ -72,17 +76,17 @@ class CompiledELBO(ELBO):
         self._steps: dict[Hashable, _Step] = {}
 
     def loss(self, model: Any, guide: Any, *args, **kwargs) -> float:
-        """Minus an estimate of the bound, without gradients; not compiled."""
+        """Minus an estimate of the bound, without gradients and without compilation."""
         return self.bound.loss(model, guide, *args, **kwargs)
 
     def differentiable_loss(self, model: Any, guide: Any, *args, **kwargs) -> Tensor:
-        """Minus an estimate of the bound, to differentiate; not compiled."""
+        """Minus an estimate of the bound, to be differentiated, without compilation."""
         return self.bound.differentiable_loss(model, guide, *args, **kwargs)
 
     def loss_and_grads(self, model: Any, guide: Any, *args, **kwargs) -> float:
-        """Minus an estimate of the bound; its gradients are added to the parameters'."""
+        """Minus an estimate of the bound; its gradients are added to those of the parameters."""
         leaves, structure = tree_flatten((args, kwargs))
-        signature = (model, guide, str(structure), *map(_described, leaves))
+        signature = (model, guide, str(structure), *map(_signature, leaves))
         step = self._steps.get(signature)
         if step is None or step.is_outdated():
             with poutine.trace(param_only=True) as capture:
@@ -90,35 +94,13 @@ class CompiledELBO(ELBO):
             self._steps[signature] = _Step(capture.trace)
             return value
         named = step.current_params()
-        params = list(dict.fromkeys(named.values()))  # one may have two names
-        tensors = [*params, *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
-        trained = tuple(param.requires_grad for param in params)
-
-        def compile_this() -> None:
-            # Aliases: a tensor that is two arguments, or that model or guide hold too, need not be one at other steps.
-            aliases = [leaf.view_as(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            inputs = [*params, *(alias for alias in aliases if isinstance(alias, Tensor))]
-            args, kwargs = tree_unflatten(aliases, structure)
-            recording = record(lambda: self._loss_and_gradients(model, guide, args, kwargs, params), inputs)
-            step.compiled[trained] = recording.draws, self._compile(recording, tensors)
-
-        if trained not in step.compiled:
-            compile_this()
-        loss, *gradients, holds = step.run(trained, tensors)
-        if not holds:
-            step.num_broken += 1
-            if step.num_broken < step.patience:
-                warnings.warn(
-                    "a condition that held when the bound was compiled does not hold at this step (a Cholesky factorisation "
-                    "needs more jitter, or entries are missing that were not): such steps run as if not compiled",
-                    stacklevel=2,
-                )
-                return self.bound.loss_and_grads(model, guide, *args, **kwargs)
-            step.num_broken, step.patience = 0, 10 * step.patience
-            compile_this()
-            loss, *gradients, _ = step.run(trained, tensors)
+        params = list(dict.fromkeys(named.values()))  # one parameter may have two names
+        results = step.run(params, _tensors(leaves), partial(self._compile, model, guide, params, leaves, structure))
+        if results is None:
+            return self.bound.loss_and_grads(model, guide, *args, **kwargs)
+        loss, *gradients = results
         step.report_params(named)
-        for param, gradient in zip(itertools.compress(params, trained), gradients, strict=True):
+        for param, gradient in zip((param for param in params if param.requires_grad), gradients, strict=True):
             if gradient is not None:
                 param.grad = gradient if param.grad is None else param.grad + gradient
         value = torch_item(loss)
@@ -128,18 +110,28 @@ class CompiledELBO(ELBO):
     def _get_trace(self, model: Any, guide: Any, args: tuple, kwargs: dict) -> tuple[Trace, Trace]:
         return self.bound._get_trace(model, guide, args, kwargs)
 
-    def _compile(self, recording: Recording, tensors: Sequence[Tensor]) -> Compiled:
+    def _compile(
+        self, model: Any, guide: Any, params: Sequence[Tensor], leaves: Sequence[Any], structure: TreeSpec
+    ) -> "_CompiledStep":
+        """Record loss and gradients as a graph of parameters and tensor arguments, and compile the graph."""
+        # Aliases, because a tensor that is given twice, or that is an attribute of the model too, may differ at other steps.
+        aliases = [leaf.view_as(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        args, kwargs = tree_unflatten(aliases, structure)
+        loss_and_gradients = partial(self._loss_and_gradients, model, guide, args, kwargs, params)
+        recording = record(loss_and_gradients, [*params, *_tensors(aliases)])
         with seeded(0):
-            draws = recording.draws()
-            options: dict[str, Any] = {"backend": self.backend, "options": self.options, "compare": not recording.is_random}
-            return compile_graph(recording.graph, [*tensors, *draws], **options)
+            random_inputs = recording.random_inputs()
+            tensors = [*params, *_tensors(leaves), *random_inputs]
+            options: dict[str, Any] = {"backend": self.backend, "options": self.options}
+            compiled = compile_graph(recording.graph, tensors, compare=not recording.is_random, **options)
+        return _CompiledStep(recording.random_inputs, compiled)
 
     def _loss_and_gradients(
         self, model: Any, guide: Any, args: tuple, kwargs: dict[str, Any], params: Sequence[Tensor]
     ) -> tuple[Tensor | None, ...]:
         with torch.enable_grad():
             if isinstance(self.bound, Trace_ELBO):
-                # Pyro's own take numbers out of tensors on the way from these terms to differentiable_loss.
+                # Pyro's differentiable_loss converts these terms to Python numbers.
                 traces = self.bound._get_traces(model, guide, args, kwargs)
                 terms = [self.bound._differentiable_loss_particle(*pair) for pair in traces]
                 loss, surrogate = (sum(term) / self.bound.num_particles for term in zip(*terms, strict=True))
@@ -150,8 +142,15 @@ class CompiledELBO(ELBO):
         return loss.detach(), *gradients
 
 
+class _CompiledStep(NamedTuple):
+    """A compiled graph of loss and gradients, and the graph that draws its random inputs."""
+
+    random_inputs: Callable[[], Sequence[Tensor]]
+    graph: Compiled
+
+
 class _Step:
-    """The parameters that a step used, in which order, and its graphs, two for each set of parameters that are trained.
+    """Parameters of a step, and a compiled graph for each set of parameters that are trained.
 
     :param capture: trace of the parameters of a step.
     """
@@ -159,32 +158,60 @@ class _Step:
     def __init__(self, capture: Trace):
         self._params = {name: unconstrained(site) for name, site in capture.nodes.items() if site["type"] == "param"}
         self._in_store = self._params.keys() & pyro.get_param_store().keys()
-        self.compiled: dict[tuple[bool, ...], tuple[Callable[[], tuple], Compiled]] = {}
-        self.num_broken, self.patience = 0, 10
+        self._compiled: dict[tuple[bool, ...], _CompiledStep] = {}
+        self._num_invalid, self._patience = 0, 10
+
+    def run(
+        self, params: Sequence[Tensor], arguments: Sequence[Tensor], compile_step: Callable[[], _CompiledStep]
+    ) -> Sequence[Any] | None:
+        """Loss and gradients at new random inputs; None if a condition of the graph does not hold.
+
+        After a number of steps whose conditions do not hold, the step is recorded and compiled again.
+
+        :param params: current parameters.
+        :param arguments: tensor arguments of the step.
+        :param compile_step: records and compiles the step.
+        """
+        trained = tuple(param.requires_grad for param in params)
+        if trained not in self._compiled:
+            self._compiled[trained] = compile_step()
+        *results, is_valid = self._call(trained, params, arguments)
+        if is_valid:
+            return results
+        self._num_invalid += 1
+        if self._num_invalid < self._patience:
+            warnings.warn(
+                "a condition that held when the bound was compiled does not hold at this step (a Cholesky factorisation needs "
+                "more jitter, or entries are missing that were not): such steps run without compilation",
+                stacklevel=4,
+            )
+            return None
+        self._num_invalid, self._patience = 0, 10 * self._patience
+        self._compiled[trained] = compile_step()
+        return self._call(trained, params, arguments)[:-1]
 
     @torch.no_grad()
-    def run(self, trained: tuple[bool, ...], tensors: Sequence[Tensor]) -> Sequence[Any]:
-        """What the graph returns, at new draws."""
-        draws, compiled = self.compiled[trained]
-        return compiled(*tensors, *draws())
+    def _call(self, trained: tuple[bool, ...], params: Sequence[Tensor], arguments: Sequence[Tensor]) -> Sequence[Any]:
+        step = self._compiled[trained]
+        return step.graph(*params, *arguments, *step.random_inputs())
 
     def is_outdated(self) -> bool:
-        """Whether parameters have gone from Pyro's store."""
+        """Whether a parameter has been deleted from Pyro's store."""
         return not self._in_store <= pyro.get_param_store().keys()
 
     def current_params(self) -> dict[str, Tensor]:
-        """The unconstrained tensors, which others may have taken the place of in Pyro's store."""
+        """Current unconstrained parameters, which may have been replaced in Pyro's store."""
         stored = dict(pyro.get_param_store().named_parameters())
         return {name: stored[name] if name in self._in_store else param for name, param in self._params.items()}
 
     def report_params(self, params: Mapping[str, Tensor]) -> None:
-        """Tell whoever traces this step, such as ``SVI``, which parameters it used."""
+        """Emit the parameters of this step as sites, for handlers such as the trace of ``SVI``."""
         for name, param in params.items():
             _param(_Unconstrained(param), name=name)
 
 
 class _Unconstrained(NamedTuple):
-    """What Pyro looks for in the value of a parameter, without the cost of its constraint."""
+    """Value of a parameter site whose unconstrained tensor is known, without the cost of the constraint."""
 
     tensor: Tensor
 
@@ -198,8 +225,12 @@ def _param(value: _Unconstrained) -> _Unconstrained:
     return value
 
 
-def _described(leaf: Any) -> Hashable:
-    """What a graph is made for: everything but the values of tensors."""
+def _tensors(leaves: Sequence[Any]) -> list[Tensor]:
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _signature(leaf: Any) -> Hashable:
+    """All of an argument on which a graph depends: for tensors everything but the values."""
     if isinstance(leaf, Tensor):
         return leaf.shape, leaf.dtype, leaf.device
     if not isinstance(leaf, Hashable):

@@ -79,7 +79,7 @@ class ImportanceWeightedELBO(LocalELBO):
         self.gradient_estimator = gradient_estimator
 
     def log_weights(self, model: Any, guide: Any, *args, **kwargs) -> Tensor:
-        """Compute log w_sn = log p(y_n, x_ns | g) − log q(x_ns | g) at one draw of the globals, [S, *plates]."""
+        """Compute log w_sn = log p(y_n, x_ns | g) − log q(x_ns | g) at one draw of the globals, ``[S, *plates]``."""
         model_sites, guide_sites = self._sample_sites(model, guide, args, kwargs)
         local_guide, global_guide = self._split(guide_sites)
         self._check_draws(local_guide, global_guide)

@@ -1,7 +1,7 @@
-"""Gaussian processes over one input as Gauss–Markov chains: work and memory linear in the number of points, in log N steps."""
+"""Gaussian processes over one input as state-space models: O(N) work and memory in O(log N) parallel steps."""
 
+from pyro_lvgp.ops.state_space._kalman import KalmanFilter
 from pyro_lvgp.ops.state_space.inference import (
-    KalmanFilter,
     Series,
     condition,
     log_normaliser,
@@ -11,10 +11,11 @@ from pyro_lvgp.ops.state_space.inference import (
     sort_inputs,
 )
 from pyro_lvgp.ops.state_space.models import StateSpaceModel, add, constant, matern, multiply, pad
-from pyro_lvgp.ops.state_space.scan import prefix
+from pyro_lvgp.ops.state_space.scan import Maps, prefix
 
 __all__ = [
     "KalmanFilter",
+    "Maps",
     "Series",
     "StateSpaceModel",
     "add",

@@ -1,6 +1,6 @@
 r"""Kernels as Gauss–Markov models: pure tensor functions.
 
-A process with one of these kernels is one coordinate of a chain of small states,
+A process with one of these kernels is a linear function of small states,
 
 .. math::
 
@@ -22,8 +22,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-# In units of the lengthscale the state is (f, f′, f″): its stationary covariance P, spectral density q, and the nilpotent
-# matrix of exp(F τ) = exp(−τ) Σ_j Nʲ τʲ / j!
+# Stationary covariance P of the state (f, f′, f″) in units of the lengthscale, spectral density q, and the nilpotent matrix N
+# of exp(F τ) = exp(−τ) Σ_j Nʲ τʲ / j!
 _MATERN = {
     0.5: ([[1.0]], 2.0, [[0.0]]),
     1.5: ([[1.0, 0.0], [0.0, 1.0]], 4.0, [[1.0, 1.0], [-1.0, -1.0]]),
@@ -33,15 +33,18 @@ _MATERN = {
         [[1.0, 1.0, 0.0], [0.0, 1.0, 1.0], [-1.0, -3.0, -2.0]],
     ),
 }
-_FORGOTTEN = 1e3  # τ from which exp(−τ) is zero in every precision, and that τʲ does not make infinite
+_LARGEST_TAU = 1e3  # exp(−τ) is zero in every precision, and τʲ is finite
+
+
+__all__ = ["StateSpaceModel", "add", "constant", "matern", "multiply", "pad"]
 
 
 class StateSpaceModel(NamedTuple):
-    """A Gauss–Markov chain of states at N increasing inputs, T = N − 1 steps apart, and the process that one sees of it.
+    """A Gauss–Markov process of states at N increasing inputs with T = N − 1 steps between them, and its emission.
 
     :param P: covariance of the first state.
-    :param A: transitions.
-    :param Q: covariances of what is new at a transition.
+    :param A: transition matrices.
+    :param Q: covariances of the transition noise.
     :param emission: h, the row vector that maps a state to the value of the process.
     """
 
@@ -54,11 +57,11 @@ class StateSpaceModel(NamedTuple):
 def matern(
     steps: Float[Tensor, "*#batch T"], lengthscale: Float[Tensor, "*#batch"], variance: Float[Tensor, "*#batch"], nu: float
 ) -> StateSpaceModel:
-    """The chain of a Matérn kernel, whose states are f and its ν − ½ derivatives, in units of the lengthscale.
+    """State-space model of a Matérn kernel, whose states are f and its ν − ½ derivatives, in units of the lengthscale.
 
-    Q is not taken by differences, so that it is positive, to full relative precision, for steps of whatever size.
+    Q is computed without differences, so that Q is positive, to full relative precision, for steps of any size.
 
-    :param steps: differences of the inputs, none negative.
+    :param steps: differences of the inputs, all non-negative.
     :param lengthscale: ℓ, in units of the inputs.
     :param variance: σ².
     :param nu: ν, one of 0.5, 1.5, 2.5.
@@ -67,7 +70,7 @@ def matern(
     >>> model.A.flatten(), model.Q.flatten()
     (tensor([0.6065, 0.1353]), tensor([0.6321, 0.9817]))
     """
-    tau = (math.sqrt(2.0 * nu) * steps / lengthscale[..., None]).clamp_max(_FORGOTTEN)
+    tau = (math.sqrt(2.0 * nu) * steps / lengthscale[..., None]).clamp_max(_LARGEST_TAU)
     P, h, of_A, of_Q = _coefficients(nu, tau.dtype, tau.device)
     size = len(h)
     powers = torch.stack([tau**j for j in range(size)], -1)
@@ -83,7 +86,7 @@ def matern(
 
 
 def constant(steps: Float[Tensor, "*batch T"], value: float) -> StateSpaceModel:
-    """The chain of the kernel ``k(x, z) = value``, which never moves.
+    """State-space model of the constant kernel ``k(x, z) = value``.
 
     :param steps: differences of the inputs.
     :param value: variance.
@@ -98,7 +101,7 @@ def constant(steps: Float[Tensor, "*batch T"], value: float) -> StateSpaceModel:
 
 
 def add(models: Sequence[StateSpaceModel]) -> StateSpaceModel:
-    """The chain of a sum of independent processes: their states side by side.
+    """State-space model of a sum of independent processes, with block-diagonal matrices.
 
     :param models: one for each process.
 
@@ -115,10 +118,10 @@ def add(models: Sequence[StateSpaceModel]) -> StateSpaceModel:
 
 
 def multiply(first: StateSpaceModel, second: StateSpaceModel) -> StateSpaceModel:
-    """The chain of the product of two kernels: the Kronecker products of their states.
+    """State-space model of the product of two kernels, with Kronecker products of the matrices.
 
-    :param first: of one kernel.
-    :param second: of the other.
+    :param first: model of one kernel.
+    :param second: model of the other kernel.
 
     >>> short, long = (matern(torch.tensor([1.0]), torch.tensor(scale), torch.tensor(1.0), 0.5) for scale in (1.0, 2.0))
     >>> multiply(short, long).A  # e^(−1 − ½)
@@ -131,11 +134,11 @@ def multiply(first: StateSpaceModel, second: StateSpaceModel) -> StateSpaceModel
 
 
 def pad(model: StateSpaceModel, size: int, before: int = 0) -> StateSpaceModel:
-    """The same process with states of a larger size, the rest of which are zero.
+    """Pad the states of a model with zeros to a larger size.
 
     :param model: a model.
-    :param size: size of the states.
-    :param before: how many of the zeros come first.
+    :param size: size of the padded states.
+    :param before: number of zeros before the states.
 
     >>> pad(constant(torch.tensor([0.5]), 3.0), 2).P
     tensor([[3., 0.],
@@ -148,7 +151,7 @@ def pad(model: StateSpaceModel, size: int, before: int = 0) -> StateSpaceModel:
 
 @cache
 def _coefficients(nu: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """P, h, and the matrices that times exp(−τ) τʲ add up to A and times Γ(m + 1, 2τ) to Q; made once for each device."""
+    """P, h, and the coefficients of exp(−τ) τʲ in A and of Γ(m + 1, 2τ) in Q, as constants of a device and dtype."""
     covariance, density, nilpotent = _MATERN[nu]
     with torch.inference_mode(False):
         P, N = (torch.tensor(part, dtype=torch.float64) for part in (covariance, nilpotent))
@@ -164,8 +167,8 @@ def _coefficients(nu: float, dtype: torch.dtype, device: torch.device) -> tuple[
 
 
 def _incomplete_gammas(x: Float[Tensor, "*batch"], num: int) -> Float[Tensor, "*batch {num}"]:
-    """Regularised lower incomplete gamma functions Γ(1, x) … Γ(num, x), small ones to full relative precision."""
-    # Γ(a, x) = Γ(a + 1, x) + xᵃ exp(−x) / a!  adds up what is positive.
+    """Regularised lower incomplete gamma functions Γ(1, x) … Γ(num, x), to full relative precision."""
+    # Γ(a, x) = Γ(a + 1, x) + xᵃ exp(−x) / a!  is a sum of positive terms.
     gammas = [torch.special.gammainc(x.new_full((), num + 1.0), x)]
     for a in range(num, 0, -1):
         gammas.append(gammas[-1] + x**a * (-x).exp() / math.factorial(a))
@@ -173,4 +176,5 @@ def _incomplete_gammas(x: Float[Tensor, "*batch"], num: int) -> Float[Tensor, "*
 
 
 def _kron(A: Float[Tensor, "*#batch a a"], B: Float[Tensor, "*#batch b b"]) -> Float[Tensor, "*batch ab ab"]:
+    """Kronecker product."""
     return (A[..., :, None, :, None] * B[..., None, :, None, :]).flatten(-4, -3).flatten(-2)

@@ -1,4 +1,4 @@
-"""All states of a recursion at once."""
+"""Parallel prefix scan: all states of a recursion in a logarithmic number of steps."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -6,6 +6,8 @@ from typing import TypeAlias
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+__all__ = ["Maps", "prefix"]
 
 Maps: TypeAlias = tuple[Tensor, ...]  # parameters of N maps, each [*batch, N, a, b]
 
@@ -16,9 +18,9 @@ def prefix(
     compose: Callable[[Maps, Maps], Maps],
     apply: Callable[[Maps, Tensor], Tensor],
 ) -> Float[Tensor, "*batch N a b"]:
-    r"""States ``x_n = map_n(x_{n−1})``, n = 1 … N, in O(N) work and O(log N) steps.
+    r"""Compute the states ``x_n = map_n(x_{n−1})``, n = 1 … N, in O(N) work and O(log N) steps.
 
-    Neighbours are composed in pairs, which halves the problem; the states that are left out follow from those before them.
+    Neighbours are composed in pairs, which halves the problem; the states in between follow from those before them.
 
     :param maps: parameters of the maps.
     :param start: x_0.

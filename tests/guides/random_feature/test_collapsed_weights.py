@@ -79,7 +79,7 @@ def test_weights_of_another_logistic_likelihood_are_collapsed_too():
         pyro.set_rng_seed(0)
         model, guide = make_pair(Y, likelihood, frequencies="gaussian")
         assert guide.weights == "collapsed"
-        losses = fit(model, guide, Y, blocks=guide.blocks(), num_steps=5, progress=False).losses
+        losses = fit(model, guide, Y, optim=guide.blocks(), num_steps=5, progress=False).losses
         bounds.append(losses)
         y, f = torch.tensor([0.0, 3.0]), torch.tensor([-1.0, 2.0], requires_grad=True)
         (slope,) = torch.autograd.grad(likelihood(f).log_prob(y).sum(), f)

@@ -125,7 +125,7 @@ def test_natural_gradients_of_wild_counts_stay_finite_and_climb():
     Y = torch.poisson((2.0 * torch.randn(60, 5)).exp())
     model = RandomFeatureLVM(60, 5, Q, num_frequencies=F, num_components=C, likelihood=Poisson()).initialize(Y)
     guide = RandomFeatureGuide(model)
-    blocks = guide.blocks(learning_rate=0.05, damping=lambda sweep: (sweep + 2.0) ** -0.6)
+    blocks = guide.blocks(lr=0.05, damping=lambda sweep: (sweep + 2.0) ** -0.6)
     vi = BlockCoordinateVI(model, guide, blocks, loss=MeanFieldELBO(num_samples=1))
     losses = []
     for _ in range(60):

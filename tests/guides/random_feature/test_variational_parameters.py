@@ -39,7 +39,7 @@ def test_a_dispersion_is_found_again(start):
     model = RandomFeatureLVM(150, 20, 1, num_frequencies=8, num_components=2, likelihood=NegativeBinomial())
     model.initialize(counts).likelihood.dispersion = torch.tensor(start)
     guide = RandomFeatureGuide(model)
-    vi = BlockCoordinateVI(model, guide, guide.blocks(learning_rate=0.05))
+    vi = BlockCoordinateVI(model, guide, guide.blocks(lr=0.05))
     for _ in range(150):
         vi.step(counts)
     assert 0.85 < model.likelihood.dispersion < 1.15

@@ -11,7 +11,7 @@ from pyro.optim import Adam
 from pyro_lvgp.distributions import SparseProcess
 from pyro_lvgp.guides import SparseStructuredGPGuide
 from pyro_lvgp.kernels import RBF
-from pyro_lvgp.networks import IndexNet
+from pyro_lvgp.networks import IndexNet, replace_parameter
 from tests.helpers.sparse_processes import D, M, N, encoded, told_to_points
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -24,6 +24,9 @@ class Counts(PyroModule):
         super().__init__()
         self.kernel = RBF(1, lengthscale=0.2, batch_shape=(1,))
         self.inducing_points = PyroParam(torch.linspace(0.0, 1.0, M)[:, None])
+
+    def place_inducing_points(self, inducing_points):
+        replace_parameter(self, "inducing_points", inducing_points)
 
     def forward(self, t, counts):
         gain = pyro.sample("gain", dist.LogNormal(torch.zeros(D), 1.0).to_event(1))

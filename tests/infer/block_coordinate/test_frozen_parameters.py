@@ -19,7 +19,7 @@ def test_frozen_parameters_stay_and_need_no_block(plain):
         m.noise = nn.Parameter(torch.tensor(0.5))
     frozen = m.noise if plain else m.noise_unconstrained
     frozen.requires_grad_(False)
-    vi = BlockCoordinateVI(m, g, [Block("w", params=["guide.*"], optim=adam())])
+    vi = BlockCoordinateVI(m, g, [Block("w", params=["guide.*"], optimizer=adam())])
     run_on(vi, *data(), steps=3)
     assert not frozen.requires_grad
     assert m.noise == 0.5
@@ -32,7 +32,7 @@ def test_frozen_parameters_stay_and_need_no_block(plain):
 def test_what_is_frozen_later_is_not_updated():
     m, g = Model(), Guide()
     m.noise_unconstrained.requires_grad_(False)
-    blocks = [Block("mean", sites=["w"], optim=adam()), Block("precision", params=["guide.p*"], update=precision_update)]
+    blocks = [Block("mean", sites=["w"], optimizer=adam()), Block("precision", params=["guide.p*"], update=precision_update)]
     vi = BlockCoordinateVI(m, g, blocks)
     args = data()
     vi.step(*args)
@@ -60,7 +60,7 @@ def test_what_is_frozen_before_the_first_step_may_be_in_a_block():
             raise AssertionError("there is nothing to move")
 
         blocks = [
-            Block("noise", params=["model.noise"], optim=adam()),
+            Block("noise", params=["model.noise"], optimizer=adam()),
             Block("w", params=["guide.w.*", "guide.precision"], update=update),
             Block("precision", params=["guide.precision"], update=nothing),
         ]
@@ -77,8 +77,8 @@ def test_what_is_frozen_before_the_first_step_may_be_in_a_block():
 def test_a_parameter_that_is_freed_later_moves_from_then_on(only):
     (X, y), (model, guide) = data(), parts("modules")
     model.noise_unconstrained.requires_grad_(False)
-    blocks = [Block("noise", params=["model.*"], optim=adam()), Block("rest", params=["guide.*"], optim=adam())]
-    vi = BlockCoordinateVI(model, guide, blocks if only else [Block("all", params=["*"], optim=adam())])
+    blocks = [Block("noise", params=["model.*"], optimizer=adam()), Block("rest", params=["guide.*"], optimizer=adam())]
+    vi = BlockCoordinateVI(model, guide, blocks if only else [Block("all", params=["*"], optimizer=adam())])
     for _ in range(3):
         vi.step(X, y)
     assert model.noise == 0.5
@@ -91,8 +91,8 @@ def test_a_parameter_that_is_freed_later_moves_from_then_on(only):
 def test_a_parameter_without_a_block_cannot_be_freed():
     (X, y), (model, guide) = data(), parts("modules")
     model.noise_unconstrained.requires_grad_(False)
-    vi = BlockCoordinateVI(model, guide, [Block("guide", params=["guide.*"], optim=adam())])
+    vi = BlockCoordinateVI(model, guide, [Block("guide", params=["guide.*"], optimizer=adam())])
     vi.step(X, y)
     model.noise_unconstrained.requires_grad_(True)
-    with pytest.raises(RuntimeError, match=r"model.noise.*to stay held"):
+    with pytest.raises(RuntimeError, match=r"model.noise.*to stay frozen"):
         vi.step(X, y)

@@ -2,12 +2,14 @@
 
 import functools
 
+import numpy as np
 import pyro
 import pytest
 import torch
 from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 
-from pyro_lvgp.infer import Block, BlockCoordinateVI
+from pyro_lvgp.infer import Block, BlockCoordinateVI, LRSchedule, fit
+from tests.helpers.fits import OnStep
 from tests.infer.block_coordinate._regression import Guide, Model, Q, adam, data, exact_loss, parts, precision_update, run_on
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -20,7 +22,7 @@ def test_one_gradient_block_is_svi(kind, elbo):
     args, results = data(), []
     for make in (
         lambda m, g: SVI(m, g, pyro.optim.Adam({"lr": 0.1}), elbo()),
-        lambda m, g: BlockCoordinateVI(m, g, [Block("all", params=["*"], optim=adam())], loss=elbo()),
+        lambda m, g: BlockCoordinateVI(m, g, [Block("all", params=["*"], optimizer=adam())], loss=elbo()),
     ):
         pyro.clear_param_store()
         m, g = parts(kind)
@@ -59,8 +61,8 @@ def test_only_the_block_that_moves_requires_gradients(fail):
     tensors[1].requires_grad_(False)
     first, second = Spying(tensors), Spying(tensors, fail)
     blocks = [
-        Block("noise", params=["model.*"], optim=adam(), loss=first),
-        Block("precision", params=["guide.precision"], optim=adam(), num_steps=2, loss=second),
+        Block("noise", params=["model.*"], optimizer=adam(), loss=first),
+        Block("precision", params=["guide.precision"], optimizer=adam(), num_steps=2, loss=second),
     ]
     vi = BlockCoordinateVI(m, g, blocks)
     if fail:
@@ -82,7 +84,7 @@ def test_gradients_left_by_others_do_not_count():
         if stale:
             for parameter in (*m.parameters(), *g.parameters()):
                 parameter.grad = torch.full_like(parameter, 100.0)
-        vi = BlockCoordinateVI(m, g, [Block("all", params=["*"], optim=adam())], loss=exact_loss)
+        vi = BlockCoordinateVI(m, g, [Block("all", params=["*"], optimizer=adam())], loss=exact_loss)
         torch.manual_seed(0)
         vi.step(*data())
         results.append([parameter.detach() for parameter in (*m.parameters(), *g.parameters())])
@@ -93,7 +95,7 @@ def test_an_optimiser_with_line_search_solves_its_block():
     m, g = Model(), Guide()
     m.noise_unconstrained.requires_grad_(False)
     lbfgs = functools.partial(torch.optim.LBFGS, max_iter=100, line_search_fn="strong_wolfe", tolerance_grad=1e-10)
-    blocks = [Block("mean", sites=["w"], optim=lbfgs), Block("precision", params=["guide.p*"], update=precision_update)]
+    blocks = [Block("mean", sites=["w"], optimizer=lbfgs), Block("precision", params=["guide.p*"], update=precision_update)]
     (X, y), vi = data(), BlockCoordinateVI(m, g, blocks, loss=exact_loss)
     vi.step(X, y)
     expected = torch.linalg.solve(torch.eye(Q) + X.mT @ X / 0.25, X.mT @ y / 0.25)
@@ -105,7 +107,7 @@ def test_the_loss_of_a_step():
     m.noise_unconstrained.requires_grad_(False)
     args = data()
     precision = Block("precision", params=["guide.precision"], update=precision_update)
-    mean = {"sites": ["w"], "optim": adam()}
+    mean = {"sites": ["w"], "optimizer": adam()}
     start = exact_loss(m, g, *args).item()
     # No gradient step on the bound: the loss before the sweep.
     assert BlockCoordinateVI(m, g, [precision, Block("mean", loss=Trace_ELBO(), **mean)], loss=exact_loss).step(*args) == start
@@ -127,10 +129,10 @@ def test_a_schedule_scales_the_learning_rate_of_each_sweep():
 
     pyro.clear_param_store()
     factors, descent = (1.0, 0.5, 0.0, 0.2), lambda tensors: torch.optim.SGD(tensors, lr=0.5)
-    block = Block("x", params=["x"], optim=descent, num_steps=2, schedule=factors.__getitem__)
-    vi = BlockCoordinateVI(lambda: None, lambda: pyro.param("x", torch.tensor(1.0)), [block], loss=halved_square)
-    expected = 1.0
-    for factor in factors:
-        vi.step()
-        expected *= (1.0 - 0.5 * factor) ** 2
-        assert pyro.param("x").item() == pytest.approx(expected)
+    block = Block("x", params=["x"], optimizer=descent, num_steps=2, loss=halved_square)
+    schedule = LRSchedule(lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda sweep: factors[min(sweep, 3)]))
+    values = []
+    record = OnStep(lambda step, loss: values.append(pyro.param("x").item()))
+    how = {"optim": [block], "num_steps": 4, "callbacks": [schedule, record], "progress": False}
+    fit(lambda: None, lambda: pyro.param("x", torch.tensor(1.0)), **how)
+    assert values == pytest.approx(np.cumprod([(1.0 - 0.5 * factor) ** 2 for factor in factors]))

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("float64")
 def test_blocks_in_any_module_find_their_parameters():
     args, m, g = data(), Model(), Guide()
     blocks = [
-        Block("noise", params=["model.*"], optim=adam()),
-        Block("mean", sites=["w"], optim=adam()),
+        Block("noise", params=["model.*"], optimizer=adam()),
+        Block("mean", sites=["w"], optimizer=adam()),
         Block("precision", params=["guide.precision"], update=lambda X, y: precision_update(X, y, m.noise)),
     ]
     vi = BlockCoordinateVI(m, g, blocks, loss=exact_loss)
@@ -36,8 +36,8 @@ def test_blocks_in_any_module_find_their_parameters():
 
 def test_orphans_overlaps_and_idle_patterns_are_named():
     blocks = [
-        Block("one", params=["model.noise", "guide.w.*"], optim=adam()),
-        Block("two", params=["model.*", "guide.w"], sites=["v"], optim=adam()),
+        Block("one", params=["model.noise", "guide.w.*"], optimizer=adam()),
+        Block("two", params=["model.*", "guide.w"], sites=["v"], optimizer=adam()),
     ]
     with pytest.raises(ValueError, match="exactly one block") as error:
         BlockCoordinateVI(Model(), Guide(), blocks).step(*data())
@@ -57,7 +57,7 @@ def test_sites_are_the_guide_s():
             self.w = PyroModule()
             self.w.noise = PyroParam(torch.tensor(1.0))
 
-    blocks = [Block("w", sites=["w"], optim=adam()), Block("precision", params=["guide.precision"], optim=adam())]
+    blocks = [Block("w", sites=["w"], optimizer=adam()), Block("precision", params=["guide.precision"], optimizer=adam())]
     with pytest.raises(ValueError, match=r"got: 'model.noise' is in no block; 'model.w.noise' is in no block\."):
         BlockCoordinateVI(OwnModel(), Guide(), blocks).step(*data())
 
@@ -66,7 +66,7 @@ def test_sites_are_the_guide_s():
 def test_sites_of_an_autoguide():
     m = Model()
     g = AutoNormal(m)
-    blocks = [Block("w", sites=["w"], optim=adam()), Block("noise", params=["model.noise"], optim=adam())]
+    blocks = [Block("w", sites=["w"], optimizer=adam()), Block("noise", params=["model.noise"], optimizer=adam())]
     BlockCoordinateVI(m, g, blocks).step(*data())
     assert (g.locs.w != 0.0).all()
     assert m.noise != 0.5
@@ -90,7 +90,7 @@ def test_plain_modules_inside_do_not_warn():
 
     g = Amortised()
     weight = g.net.weight.clone()
-    blocks = [Block("net", params=["guide.net.*"], optim=adam()), Block("scale", params=["guide.scale"], optim=adam())]
+    blocks = [Block("net", params=["guide.net.*"], optimizer=adam()), Block("scale", params=["guide.scale"], optimizer=adam())]
     vi = BlockCoordinateVI(one, g, blocks)
     for _ in range(2):
         vi.step(torch.ones(5))
@@ -100,13 +100,13 @@ def test_plain_modules_inside_do_not_warn():
 def test_a_shared_parameter_goes_by_its_name_in_the_model():
     m, g = Model(), Guide()
     g.model = m
-    blocks = [Block("noise", params=["model.noise"], optim=adam()), Block("rest", params=["guide.*"], optim=adam())]
+    blocks = [Block("noise", params=["model.noise"], optimizer=adam()), Block("rest", params=["guide.*"], optimizer=adam())]
     BlockCoordinateVI(m, g, blocks).step(*data())
 
 
 def test_parameters_that_are_replaced_are_noticed():
     m, g = Model(), Guide()
-    vi = BlockCoordinateVI(m, g, [Block("all", params=["*"], optim=adam())])
+    vi = BlockCoordinateVI(m, g, [Block("all", params=["*"], optimizer=adam())])
     vi.step(*data())
     store = pyro.get_param_store()
     store["noise"] = torch.tensor(0.3)
@@ -119,9 +119,9 @@ def test_blocks_of_a_latent_variable_model():
     gplvm = BayesianGPLVM(20, 4, 2, num_inducing=5)
     g = MeanFieldGuide(gplvm)
     blocks = [
-        Block("latents", sites=["X"], optim=adam(0.05), num_steps=2),
-        Block("inducing outputs", sites=["u"], optim=adam(0.05)),
-        Block("model", params=["model.*"], optim=adam(0.02)),
+        Block("latents", sites=["X"], optimizer=adam(0.05), num_steps=2),
+        Block("inducing outputs", sites=["u"], optimizer=adam(0.05)),
+        Block("model", params=["model.*"], optimizer=adam(0.02)),
     ]
     vi = BlockCoordinateVI(gplvm, g, blocks, loss=MeanFieldELBO())
     idx = torch.arange(10)
@@ -137,7 +137,7 @@ def test_a_name_with_brackets_is_itself_before_it_is_a_pattern():
             obs=torch.zeros(()),
         )
 
-    blocks = [Block(name, params=[name], optim=adam()) for name in ("s[0]", "s0")]
+    blocks = [Block(name, params=[name], optimizer=adam()) for name in ("s[0]", "s0")]
     vi = BlockCoordinateVI(model, lambda: None, blocks)
     vi.step()
     assert pyro.param("s[0]") < 1.0

@@ -20,10 +20,10 @@ def test_a_first_step_that_fails_is_made_again():
         return None if next(fails) else torch.optim.Adam(tensors, lr=0.1)
 
     m, g = Model(), Guide()
-    blocks = [Block("model", params=["model.*"], optim=adam()), Block("guide", params=["guide.*"], optim=optim)]
+    blocks = [Block("model", params=["model.*"], optimizer=adam()), Block("guide", params=["guide.*"], optimizer=optim)]
     vi = BlockCoordinateVI(m, g, blocks)
     for _ in range(2):
-        with pytest.raises(TypeError, match="block 'guide': expected optim to make a torch optimiser"):
+        with pytest.raises(TypeError, match="block 'guide': expected optimizer to make a torch optimiser"):
             vi.step(*args)
     vi.step(*args)
     assert m.noise != 0.5
@@ -31,9 +31,9 @@ def test_a_first_step_that_fails_is_made_again():
 
 
 def test_states_of_other_blocks_are_refused():
-    vi = BlockCoordinateVI(Model(), Guide(), [Block("all", params=["*"], optim=adam())])
+    vi = BlockCoordinateVI(Model(), Guide(), [Block("all", params=["*"], optimizer=adam())])
     vi.step(*data())
-    other = BlockCoordinateVI(Model(), Guide(), [Block("everything", params=["*"], optim=adam())])
+    other = BlockCoordinateVI(Model(), Guide(), [Block("everything", params=["*"], optimizer=adam())])
     with pytest.raises(ValueError, match=r"expected states of the blocks \['everything'\], got those of \['all'\]"):
         other.load_state_dict(vi.state_dict())
 
@@ -45,8 +45,8 @@ def test_states_resume():
         pyro.clear_param_store()
         m, g = Model(), Guide()
         blocks = [
-            Block("noise", params=["model.*"], optim=adam(0.2)),
-            Block("mean", sites=["w"], optim=adam(), schedule=lambda sweep: 0.5**sweep),
+            Block("noise", params=["model.*"], optimizer=adam(0.2)),
+            Block("mean", sites=["w"], optimizer=adam()),
             Block("precision", params=["guide.p*"], update=precision_update, damping=lambda sweep: 1.0 / (1.0 + sweep)),
         ]
         return m, g, BlockCoordinateVI(m, g, blocks, loss=exact_loss)

@@ -20,7 +20,7 @@ def test_a_wrong_closed_form_is_found_out(factor):
 
     args, blocks = (
         data(),
-        [Block("precision", params=["guide.precision"], update=update), Block("w", sites=["w"], optim=adam())],
+        [Block("precision", params=["guide.precision"], update=update), Block("w", sites=["w"], optimizer=adam())],
     )
     vi = BlockCoordinateVI(m, g, blocks, loss=exact_loss, check_updates=True)
     g.precision = 1.0 + args[0].square().sum(0) / 0.25
@@ -40,7 +40,7 @@ def test_a_wrong_closed_form_is_found_out_by_many_estimates(factor):
     best = 1.0 + args[0].square().sum(0) / 0.25
     blocks = [
         Block("precision", params=["guide.precision"], update=lambda X, y: {"guide.precision": factor * best}),
-        Block("w", sites=["w"], optim=adam()),
+        Block("w", sites=["w"], optimizer=adam()),
     ]
     vi = BlockCoordinateVI(m, g, blocks, loss=Trace_ELBO(), check_updates=200)
     g.precision = 1.5 * best
@@ -56,7 +56,7 @@ def test_checks_leave_the_random_state_alone():
     for check in (False, True):
         pyro.clear_param_store()
         m, g = Model(), Guide()
-        blocks = [Block("rest", params=["model.*", "guide.w.*"], optim=adam())]
+        blocks = [Block("rest", params=["model.*", "guide.w.*"], optimizer=adam())]
         blocks.append(
             Block("precision", params=["guide.precision"], update=lambda X, y, g=g: {"guide.precision": g.precision})
         )

@@ -108,7 +108,7 @@ def test_damping_mixes_values(damping):
     m, g = Model(), Guide()
     m.noise_unconstrained.requires_grad_(False)
     update = Block("precision", params=["guide.precision"], update=precision_update, damping=damping)
-    vi = BlockCoordinateVI(m, g, [Block("mean", sites=["w"], optim=adam()), update])
+    vi = BlockCoordinateVI(m, g, [Block("mean", sites=["w"], optimizer=adam()), update])
     args, expected = data(), torch.ones(Q)
     for sweep in range(4):
         rows = slice(5 * sweep, 5 * sweep + 5)

@@ -20,7 +20,7 @@ def test_guides_with_discrete_sites_are_told_of_other_bounds():
     def guide():
         pyro.sample("z", dist.Bernoulli(pyro.param("p", torch.tensor(0.3), constraint=constraints.unit_interval)))
 
-    blocks = [Block("p", params=["p"], optim=adam())]
+    blocks = [Block("p", params=["p"], optimizer=adam())]
     with pytest.raises(NotImplementedError, match="fully reparameterized") as error:
         BlockCoordinateVI(model, guide, blocks).step()
     assert "Pass loss=Trace_ELBO() or TraceEnum_ELBO()" in error.value.__notes__[0]
@@ -42,7 +42,7 @@ def test_guides_with_discrete_sites_are_told_of_other_bounds():
 def test_unfit_values_are_refused(values, message):
     m, g = Model(), Guide()
     blocks = [
-        Block("rest", params=["model.noise", "guide.w.*"], optim=adam()),
+        Block("rest", params=["model.noise", "guide.w.*"], optimizer=adam()),
         Block("precision", params=["guide.precision"], update=lambda X, y: values),
     ]
     with pytest.raises(ValueError, match=message):
@@ -84,15 +84,14 @@ def test_values_must_fit_the_constraint_up_to_rounding(constraint, good, bad):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"optim": adam()}, "expected a list of patterns"),
-        ({"params": "guide.*", "optim": adam()}, "expected a list of patterns"),
+        ({"optimizer": adam()}, "expected a list of patterns"),
+        ({"params": "guide.*", "optimizer": adam()}, "expected a list of patterns"),
         ({"params": ["*"]}, "neither"),
-        ({"params": ["*"], "optim": adam(), "update": dict}, "both"),
-        ({"params": ["*"], "optim": adam(), "num_steps": 0}, "at least 1, got 0"),
+        ({"params": ["*"], "optimizer": adam(), "update": dict}, "both"),
+        ({"params": ["*"], "optimizer": adam(), "num_steps": 0}, "at least 1, got 0"),
         ({"params": ["*"], "update": dict, "num_steps": 2}, "are for gradients"),
         ({"params": ["*"], "update": dict, "loss": Trace_ELBO()}, "are for gradients"),
-        ({"params": ["*"], "update": dict, "schedule": float}, "are for gradients"),
-        ({"params": ["*"], "optim": adam(), "damping": 0.5}, "damping is for update"),
+        ({"params": ["*"], "optimizer": adam(), "damping": 0.5}, "damping is for update"),
         ({"params": ["*"], "update": dict, "damping": 0.0}, r"damping in \(0, 1\], got 0.0"),
     ],
 )
@@ -104,7 +103,7 @@ def test_settings_of_blocks_are_checked(settings, message):
 @pytest.mark.parametrize("values", [None, {"guide.precision": 1.0}])
 def test_updates_return_tensors_by_name(values):
     blocks = [
-        Block("rest", params=["model.noise", "guide.w.*"], optim=adam()),
+        Block("rest", params=["model.noise", "guide.w.*"], optimizer=adam()),
         Block("precision", params=["guide.precision"], update=lambda X, y: values),
     ]
     with pytest.raises(TypeError, match="block 'precision': expected update to return tensors by name, got"):
@@ -116,17 +115,17 @@ def test_kinds_of_arguments_are_checked():
     m, g = Model(), Guide()
     with pytest.raises(TypeError, match=r"each a Block\(...\), got \['str'\]"):
         BlockCoordinateVI(m, g, ["all"])
-    blocks = [Block("all", params=["*"], optim=pyro.optim.Adam({"lr": 0.1}))]
+    blocks = [Block("all", params=["*"], optimizer=pyro.optim.Adam({"lr": 0.1}))]
     with pytest.raises(TypeError, match=r"got the class Trace_ELBO; pass Trace_ELBO\(\)"):
         BlockCoordinateVI(m, g, blocks, loss=Trace_ELBO)
-    with pytest.raises(TypeError, match="block 'all': expected optim to make a torch optimiser of tensors, got NoneType"):
+    with pytest.raises(TypeError, match="block 'all': expected optimizer to make a torch optimiser of tensors, got NoneType"):
         BlockCoordinateVI(m, g, blocks).step(*data())
 
 
 @pytest.mark.parametrize("names", [[], ["a", "a"]])
 def test_names_of_blocks_are_checked(names):
     with pytest.raises(ValueError, match="each with a name of its own"):
-        BlockCoordinateVI(model, guide, [Block(name, params=["*"], optim=adam()) for name in names])
+        BlockCoordinateVI(model, guide, [Block(name, params=["*"], optimizer=adam()) for name in names])
 
 
 def test_a_schedule_out_of_range_is_refused():

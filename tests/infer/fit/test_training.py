@@ -11,9 +11,9 @@ from pyro.infer.autoguide import AutoNormal
 from pyro.infer.util import is_validation_enabled
 
 from pyro_lvgp.guides import MeanFieldGuide
-from pyro_lvgp.infer import MeanFieldELBO, fit
+from pyro_lvgp.infer import JointAdam, LRSchedule, MeanFieldELBO, fit
 from pyro_lvgp.models import BayesianGPLVM
-from tests.helpers.fits import Climb, parameter_values, same_values
+from tests.helpers.fits import Climb, OnStep, parameter_values, same_values
 from tests.infer.fit._models import D, N, make_pair, regression
 
 
@@ -26,9 +26,9 @@ def test_loss_goes_down_and_the_history_is_complete(Y):
         Y,
         loss=MeanFieldELBO(),
         num_steps=80,
-        learning_rate=0.05,
+        optim=JointAdam(lr=0.05),
         progress=False,
-        callback=lambda *step: steps.append(step),
+        callbacks=[OnStep(lambda *step: steps.append(step))],
     )
     assert len(history.losses) == len(history.seconds) == len(history.bounds_per_entry) == 80
     assert steps == list(enumerate(history.losses))
@@ -83,14 +83,14 @@ def test_no_seed_uses_and_advances_the_global_state(Y):
 
 
 @pytest.mark.parametrize("called", [False, True])
-def test_dtype_converts_model_guide_and_data(Y, called):
+def test_fits_in_the_dtype_of_model_guide_and_data(Y, called):
     model, guide = make_pair(Y)
     if called:
         guide(Y)
     before = parameter_values(model)
     seen = []
     model.register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
-    history = fit(model, guide, Y, num_steps=3, dtype=torch.float64, batch_size=6, progress=False)
+    history = fit(model.double(), guide.double(), Y.double(), num_steps=3, batch_size=6, progress=False)
     assert all(p.dtype == torch.float64 for p in [*model.parameters(), *guide.parameters()])
     assert seen[-1] == torch.float64
     assert model.mean.dtype == torch.float64
@@ -102,7 +102,8 @@ def test_dtype_converts_model_guide_and_data(Y, called):
 def test_a_model_of_your_own_with_an_autoguide():
     y = 3.0 + torch.randn(N)
     guide = AutoNormal(regression, create_plates=lambda y, idx=None: pyro.plate("rows", N, subsample=idx))
-    fit(regression, guide, y, num_steps=400, batch_size=10, learning_rate=0.05, schedule="cosine", progress=False)
+    how = {"optim": JointAdam(lr=0.05), "callbacks": [LRSchedule("cosine")], "progress": False}
+    fit(regression, guide, y, num_steps=400, batch_size=10, **how)
     posterior_sd = (1 / (N + 0.01)) ** 0.5
     assert guide.median()["loc"].item() == pytest.approx(y.mean().item(), abs=posterior_sd)
 
@@ -132,15 +133,14 @@ def test_validation_until_all_rows_were_seen_and_restored(setting):
         assert is_validation_enabled() == dist.is_validation_enabled() == setting
 
 
-def test_warns_of_shared_parameters(Y):
-    fit(*make_pair(Y), Y, num_steps=1, progress=False)
-    other = BayesianGPLVM(N, D, 2, num_inducing=5)
-    with pytest.warns(UserWarning, match="BayesianGPLVM takes the values.*inducing_points.*module_local_params"):
-        fit(other, MeanFieldGuide(other), Y, num_steps=0, progress=False)
-
-
-def test_two_models_side_by_side_under_module_local_params(Y):
-    with pyro.settings.context(module_local_params=True):
+@pytest.mark.parametrize("local", [False, True])
+def test_two_models_side_by_side(Y, local):
+    with pyro.settings.context(module_local_params=local):
+        results = []
         for _ in range(2):
             model = BayesianGPLVM(N, D, 2, num_inducing=5).initialize(Y)
-            fit(model, MeanFieldGuide(model), Y, num_steps=2, progress=False)
+            guide = MeanFieldGuide(model)
+            losses = fit(model, guide, Y, num_steps=2, progress=False).losses
+            results.append((losses, parameter_values(model, guide)))
+    assert results[0][0] == results[1][0]
+    assert same_values(results[0][1], results[1][1])

@@ -5,15 +5,8 @@ import torch
 from pyro.infer import Trace_ELBO
 
 from pyro_lvgp.guides import MeanFieldGuide
-from pyro_lvgp.infer import fit
-from tests.helpers.fits import Climb
+from pyro_lvgp.infer import Callback, fit
 from tests.infer.fit._models import N, make_pair
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_unknown_schedule():
-    with pytest.raises(ValueError, match=r"\"constant\", \"cosine\" or a function.*'linear'"):
-        Climb().fit(schedule="linear")
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -28,8 +21,13 @@ def test_arguments_of_another_kind(Y):
         fit(model, MeanFieldGuide, Y, progress=False)
     with pytest.raises(TypeError, match=r"expected loss to be a bound, got <class .*Trace_ELBO'>; make one"):
         fit(model, guide, Y, loss=Trace_ELBO, progress=False)
-    with pytest.raises(TypeError, match=r"expected early_stopping to be EarlyStopping\(score\), got True"):
-        fit(model, guide, Y, early_stopping=True, progress=False)
+    for callbacks in ([True], Callback(), [Callback]):
+        with pytest.raises(TypeError, match=r"expected callbacks to be a list, each a Callback, got .*; give callbacks=\["):
+            fit(model, guide, Y, callbacks=callbacks, progress=False)
+    with pytest.raises(TypeError, match=r"expected optim to be a Pyro optimiser or a list of blocks, got type; use Joint"):
+        fit(model, guide, Y, optim=torch.optim.Adam, progress=False)
+    with pytest.raises(TypeError, match=r"each a Block\(...\), got \['str'\]"):
+        fit(model, guide, Y, optim=["all"], progress=False)
     with pytest.raises(ValueError, match="expected num_steps of 0 or more, got -1"):
         fit(model, guide, Y, num_steps=-1, progress=False)
     for name in ("num_steps", "batch_size"):

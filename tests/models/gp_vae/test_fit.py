@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from pyro_lvgp.guides import StructuredGPGuide
-from pyro_lvgp.infer import StructuredELBO, fit
+from pyro_lvgp.infer import JointAdam, StructuredELBO, fit
 from pyro_lvgp.kernels import RBF
 from pyro_lvgp.likelihoods import Gaussian, LogNormal
 from pyro_lvgp.models import GPVAE
@@ -45,7 +45,8 @@ def test_fit_on_mini_batches_of_series():
     guide = StructuredGPGuide(model, encoders={"f": FactorNet(D, 1, [8])})
     elbo = StructuredELBO(num_particles=200, max_plate_nesting=2)
     before = elbo.loss(model, guide, x, y)
-    history = fit(model, guide, x, y, loss=StructuredELBO(), batch_size=3, num_steps=30, learning_rate=0.05, progress=False)
+    how = {"optim": JointAdam(lr=0.05), "progress": False}
+    history = fit(model, guide, x, y, loss=StructuredELBO(), batch_size=3, num_steps=30, **how)
     assert history.num_entries == (~torch.isnan(y)).sum()
     assert elbo.loss(model, guide, x, y) < before - 10.0
 

@@ -37,7 +37,7 @@ def test_one_row_of_one_column():
     y = torch.ones(1, 1)
     model = RandomFeatureLVM(1, 1, 1, num_frequencies=4).initialize(y)
     guide = RandomFeatureGuide(model)
-    assert all(math.isfinite(loss) for loss in fit(model, guide, y, blocks=guide.blocks(), num_steps=3, progress=False).losses)
+    assert all(math.isfinite(loss) for loss in fit(model, guide, y, optim=guide.blocks(), num_steps=3, progress=False).losses)
 
 
 @pytest.mark.parametrize("frequencies", ["mixture", "gaussian"])

@@ -66,7 +66,7 @@ def test_every_likelihood_trains_with_holes(likelihood, dtype):
 @pytest.mark.parametrize("frequencies", ["mixture", "gaussian"])
 def test_one_latent_dimension(Y, frequencies):
     model, guide = make_pair(Y, latent_dim=1, frequencies=frequencies)
-    vi = BlockCoordinateVI(model, guide, guide.blocks(learning_rate=0.05))
+    vi = BlockCoordinateVI(model, guide, guide.blocks(lr=0.05))
     losses = [vi.step(Y) for _ in range(150)]
     assert sum(losses[-20:]) < sum(losses[:20]) - 20.0
     assert model.spectral_density(guide, torch.zeros(1, 1)).isfinite().all()
@@ -78,7 +78,7 @@ def test_s_curve_is_recovered():
     Y, truth = torch.as_tensor(data.Y), torch.as_tensor(data.X)
     model = RandomFeatureLVM(300, 60, 2, num_frequencies=30).initialize(Y)
     guide = RandomFeatureGuide(model, frequencies="gaussian")
-    vi = BlockCoordinateVI(model, guide, guide.blocks(learning_rate=0.05))
+    vi = BlockCoordinateVI(model, guide, guide.blocks(lr=0.05))
     with pyro.validation_enabled(False):
         for _ in range(80):
             vi.step(Y)

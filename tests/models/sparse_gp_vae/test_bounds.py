@@ -8,7 +8,7 @@ from pyro.optim import Adam
 from torch import nn
 
 from pyro_lvgp.guides import SparseStructuredGPGuide
-from pyro_lvgp.infer import MeanFieldELBO, StructuredELBO, fit
+from pyro_lvgp.infer import JointAdam, MeanFieldELBO, StructuredELBO, fit
 from pyro_lvgp.kernels import RBF
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import SparseGPVAE
@@ -82,7 +82,8 @@ def test_free_form_reaches_the_evidence_of_a_linear_model():
     for p in model.parameters():
         p.requires_grad_(False)
     guide = SparseStructuredGPGuide(model)
-    fit(model, guide, x, y, loss=MeanFieldELBO("points", 20), num_steps=600, learning_rate=0.05, progress=False)
+    how = {"num_steps": 600, "optim": JointAdam(lr=0.05), "progress": False}
+    fit(model, guide, x, y, loss=MeanFieldELBO("points", 20), **how)
     K = model.kernel(x)[0] + 0.1 * torch.eye(N)
     evidence = dist.MultivariateNormal(torch.zeros(N), K).log_prob(y[:, 0])
     bound = -MeanFieldELBO("points", 4000).loss(model, guide, x, y)

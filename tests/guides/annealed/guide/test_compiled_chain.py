@@ -10,8 +10,8 @@ from pyro import poutine
 
 from pyro_lvgp._compile.recording import record_pure
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
-from pyro_lvgp.guides.annealed import _compiled_chain
 from pyro_lvgp.guides.annealed.transitions import STEPS
+from pyro_lvgp.infer import _compiled_loop
 from pyro_lvgp.likelihoods import Bernoulli, Gaussian, NegativeBinomial
 from pyro_lvgp.models import BayesianGPLVM
 from tests.guides.annealed.guide._models import LOSSES, Traced, assert_paths_agree, value_and_gradients
@@ -43,7 +43,7 @@ def test_compiled_chains_are_the_eager_ones_and_compiling_does_not_grow_with_the
 @pytest.mark.parametrize("likelihood", [Gaussian(), Bernoulli(), NegativeBinomial()], ids=lambda x: type(x).__name__)
 def test_compiled_chains_take_any_likelihood_and_draws_of_any_shape(monkeypatch, likelihood):
     """As graphs of operations that are run one by one."""
-    monkeypatch.setattr(_compiled_chain, "compile_graph", lambda graph, *_, **__: graph)
+    monkeypatch.setattr(_compiled_loop, "compile_graph", lambda graph, *_, **__: graph)
     model = BayesianGPLVM(8, 3, 2, num_inducing=4, likelihood=likelihood)
     Y = torch.randint(2, (8, 3)).to(torch.get_default_dtype())
     results = []

@@ -1,6 +1,7 @@
 """Losses and gradients of compiled bounds, under every guide and bound."""
 
 import warnings
+from functools import partial
 
 import pyro
 import pyro.distributions as dist
@@ -152,9 +153,10 @@ def test_blocks_and_parameters_of_modules_follow_the_eager_path(local):
         torch.manual_seed(0)
         with pyro.settings.context(module_local_params=local):
             model, guide, args = gplvm(MeanFieldGuide)
+            adam = partial(torch.optim.Adam, lr=0.01)
             blocks = [
-                Block("latents", sites=["X"], optim=lambda tensors: torch.optim.Adam(tensors, lr=0.01)),
-                Block("all else", params=["model.*"], sites=["u"], optim=lambda tensors: torch.optim.Adam(tensors, lr=0.01)),
+                Block("latents", sites=["X"], optimizer=adam),
+                Block("all else", params=["model.*"], sites=["u"], optimizer=adam),
             ]
             vi = BlockCoordinateVI(model, guide, blocks, loss=wrap(MeanFieldELBO(max_plate_nesting=1)))
             torch.manual_seed(1)

@@ -11,6 +11,7 @@ from pyro.optim import SGD
 from pyro_lvgp.guides import MeanFieldGuide, RandomFeatureGuide
 from pyro_lvgp.infer import EarlyStopping, MeanFieldELBO, fit
 from pyro_lvgp.models import BayesianGPLVM, RandomFeatureLVM
+from tests.helpers.fits import OnStep
 
 N, D = 20, 3
 
@@ -35,7 +36,7 @@ def distance_to(target):
 
 
 def test_the_state_with_the_lowest_score_is_kept():
-    history = descend(num_steps=10, early_stopping=EarlyStopping(distance_to(-5.0), every=2))
+    history = descend(num_steps=10, callbacks=[EarlyStopping(distance_to(-5.0), every=2)])
     assert history.scores == [(2, 3.0), (4, 1.0), (6, 1.0), (8, 3.0), (10, 5.0)]
     assert len(history.losses) == 10
     assert pyro.param("p").item() == -4.0  # the first of equals
@@ -43,14 +44,14 @@ def test_the_state_with_the_lowest_score_is_kept():
 
 @pytest.mark.parametrize(("patience", "last"), [(1, 5), (3, 7), (100, 20)])
 def test_patience_ends_the_fit(patience, last):
-    history = descend(num_steps=20, early_stopping=EarlyStopping(distance_to(-4.0), every=1, patience=patience))
+    history = descend(num_steps=20, callbacks=[EarlyStopping(distance_to(-4.0), every=1, patience=patience)])
     assert len(history.losses) == history.scores[-1][0] == last
     assert not history.interrupted
     assert pyro.param("p").item() == -4.0
 
 
 def test_the_last_state_is_scored():
-    history = descend(num_steps=7, early_stopping=EarlyStopping(distance_to(-7.0), every=4))
+    history = descend(num_steps=7, callbacks=[EarlyStopping(distance_to(-7.0), every=4)])
     assert history.scores == [(4, 3.0), (7, 0.0)]
     assert pyro.param("p").item() == -7.0
 
@@ -62,7 +63,7 @@ def test_a_bound_that_fails_leaves_the_best_state():
             pyro.param("p").data.fill_(torch.nan)
 
     with pytest.raises(ValueError, match="NaN"):
-        descend(num_steps=20, early_stopping=EarlyStopping(distance_to(-3.0), every=1), callback=fail)
+        descend(num_steps=20, callbacks=[EarlyStopping(distance_to(-3.0), every=1), OnStep(fail)])
     assert pyro.param("p").item() == -3.0
 
 
@@ -72,7 +73,7 @@ def test_ctrl_c_keeps_the_best_state():
             raise KeyboardInterrupt
 
     rule = EarlyStopping(distance_to(-3.0), every=1)
-    assert descend(num_steps=20, early_stopping=rule, callback=interrupt).interrupted
+    assert descend(num_steps=20, callbacks=[rule, OnStep(interrupt)]).interrupted
     assert pyro.param("p").item() == -3.0
 
 
@@ -82,7 +83,7 @@ def test_ctrl_c_before_the_first_score_keeps_the_present_state():
             raise KeyboardInterrupt
 
     rule = EarlyStopping(distance_to(0.0), every=5)
-    assert descend(num_steps=20, early_stopping=rule, callback=interrupt).scores == []
+    assert descend(num_steps=20, callbacks=[rule, OnStep(interrupt)]).scores == []
     assert pyro.param("p").item() == -3.0
 
 
@@ -94,7 +95,7 @@ def mean_field(Y):
 def random_features(Y):
     model = RandomFeatureLVM(N, D, 2, num_frequencies=5).initialize(Y)
     guide = RandomFeatureGuide(model)
-    return model, guide, {"blocks": guide.blocks()}
+    return model, guide, {"optim": guide.blocks()}
 
 
 @pytest.mark.parametrize("local_params", [False, True])
@@ -113,8 +114,8 @@ def test_all_of_model_and_guide_goes_back_and_the_fit_is_not_disturbed(make, loc
                 torch.rand(7)  # draws that are not the fit's
                 return abs(len(states) - 2)
 
-            rule = EarlyStopping(score, every=2) if early_stopping else None
-            history = fit(model, guide, Y, num_steps=8, early_stopping=rule, progress=False, **options)
+            callbacks = [EarlyStopping(score, every=2)] if early_stopping else []
+            history = fit(model, guide, Y, num_steps=8, callbacks=callbacks, progress=False, **options)
             return history, [state for module in (model, guide) for state in module.state_dict().values()]
 
         states: list[list[torch.Tensor]] = []
@@ -133,7 +134,7 @@ def test_draws_of_the_score_are_the_same_at_every_call():
         draws.append(dist.Normal(0.0, 1.0).sample().item())
         return 0.0
 
-    descend(num_steps=4, early_stopping=EarlyStopping(score, every=1))
+    descend(num_steps=4, callbacks=[EarlyStopping(score, every=1)])
     assert len(draws) == 4
     assert len(set(draws)) == 1
 
@@ -145,5 +146,5 @@ def test_what_cannot_be_is_refused(options):
 
 
 def test_a_score_that_is_nan_is_refused():
-    with pytest.raises(ValueError, match="expected a score to keep low, got NaN after 3 steps"):
-        descend(num_steps=5, early_stopping=EarlyStopping(lambda: math.nan, every=3))
+    with pytest.raises(ValueError, match="expected a score to minimise, got NaN after 3 steps"):
+        descend(num_steps=5, callbacks=[EarlyStopping(lambda: math.nan, every=3)])

@@ -1,0 +1,78 @@
+"""Pyro's SVI, with a check of the loss and a record of the parameters."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pyro import poutine
+from pyro.infer import ELBO, SVI
+from pyro.infer.util import zero_grads
+from pyro.optim import PyroOptim
+from torch import Tensor
+
+from pyro_lvgp._utils.validation import check_bound
+from pyro_lvgp.infer._parameters import unconstrained
+
+__all__ = ["CheckedSVI"]
+
+
+class CheckedSVI(SVI):
+    """``SVI`` that raises where the loss is not finite, before the optimiser moves a parameter.
+
+    ``parameters`` has the unconstrained tensors used so far, by their names in Pyro's param store.  ``reduce_gradients``, if
+    set, is called between the backward pass and the optimiser with the parameters of the step; it may change gradients, and
+    returns the parameters to move.
+
+    :param model: a Pyro model.
+    :param guide: a Pyro guide.
+    :param optim: a Pyro optimiser.
+    :param loss: a bound.
+
+    >>> import pyro, torch
+    >>> from pyro.infer import Trace_ELBO
+    >>> def model():
+    ...     pyro.factor("loss", -pyro.param("p", torch.tensor(1.0)).square())
+    >>> svi = CheckedSVI(model, lambda: None, pyro.optim.SGD({"lr": 0.1}), Trace_ELBO())
+    >>> svi.step()
+    1.0
+    >>> list(svi.parameters)
+    ['p']
+    """
+
+    def __init__(self, model: Callable[..., Any], guide: Callable[..., Any], optim: PyroOptim, loss: ELBO):
+        super().__init__(model, guide, optim, loss)
+        self.parameters: dict[str, Tensor] = {}
+        self.reduce_gradients: Callable[[list[Tensor]], list[Tensor]] | None = None
+
+    def step(self, *args: Any, **kwargs: Any) -> float:
+        """Take a gradient step, and return the loss before it.
+
+        :param args: arguments of model and guide.
+        :raises ValueError: if the loss is NaN or infinite.
+        """
+        with self._recorded() as used:
+            loss = float(self.loss_and_grads(self.model, self.guide, *args, **kwargs))
+        check_bound(loss)
+        params = list(dict.fromkeys(used.values()))  # in the order of their use, which a set would lose
+        moving = params if self.reduce_gradients is None else self.reduce_gradients(params)
+        self.optim(moving)
+        zero_grads({*params, *moving})
+        return loss
+
+    def evaluate_loss(self, *args: Any, **kwargs: Any) -> float:
+        """Evaluate the loss without gradients.
+
+        :param args: arguments of model and guide.
+        """
+        with self._recorded():
+            return super().evaluate_loss(*args, **kwargs)
+
+    @contextmanager
+    def _recorded(self) -> Iterator[dict[str, Tensor]]:
+        used: dict[str, Tensor] = {}
+        with poutine.trace(param_only=True) as capture:
+            try:
+                yield used
+            finally:
+                used |= {name: unconstrained(site) for name, site in capture.trace.nodes.items()}
+                self.parameters |= used

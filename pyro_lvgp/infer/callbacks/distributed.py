@@ -1,0 +1,69 @@
+"""Fits in several processes that ``torch.distributed`` joins."""
+
+import torch
+from torch import Tensor
+
+from pyro_lvgp._utils.distributed import ProcessGroup
+from pyro_lvgp._utils.seeding import forked
+from pyro_lvgp.infer._fit_state import FitState
+from pyro_lvgp.infer._svi import CheckedSVI
+from pyro_lvgp.infer.callbacks.base import Callback
+
+__all__ = ["Distributed"]
+
+
+class Distributed(Callback):
+    """Fit in all processes that ``torch.distributed`` joins, each of which calls ``fit`` with the same settings.
+
+    The fit begins with the parameters of the first process, and its steps move those of all processes along the mean of their
+    gradients.  The processes share the rows of an epoch; each has draws of its own, seeded by ``seed`` plus its rank.  Losses
+    and scores are means over processes.  Ctrl-C in one process ends the fit of all.
+
+    :raises RuntimeError: at the start, if no processes are joined.
+    :raises ValueError: at the start, with blocks, which have no gradient of all parameters; if there are fewer rows than a
+        mini-batch of each process needs; if processes have other parameters.
+
+    >>> Distributed().on_start(FitState(lambda: None, lambda: None, num_steps=0))  # without torchrun
+    Traceback (most recent call last):
+    RuntimeError: expected processes joined by torch.distributed, got one alone; start the script by torchrun, and call \
+torch.distributed.init_process_group() in it first
+
+    Source: Li et al. (2020), "PyTorch Distributed: experiences on accelerating data parallel training".
+    """
+
+    order = -2
+
+    def on_start(self, state: FitState) -> None:
+        """Give all processes the parameters of the first.
+
+        :param state: the fit.
+        """
+        if not isinstance(state.svi, CheckedSVI):
+            raise ValueError(
+                "expected gradients of all parameters, to average over processes, got blocks; leave one of the two out"
+            )
+        self._state, self._known = state, dict[Tensor, str]()
+        state.processes = ProcessGroup(joined=True)
+        state.batches.share(state.processes)
+        if state.seed is not None:
+            torch.manual_seed(state.seed + state.processes.rank)
+        with forked():
+            state.initialize_parameters()
+        self._broadcast_new_parameters()
+        state.svi.reduce_gradients = self._average_gradients
+
+    def _average_gradients(self, params: list[Tensor]) -> list[Tensor]:
+        used = set(params)
+        for unused in self._known.keys() - used:
+            unused.grad = None
+        if not used <= self._known.keys():
+            self._broadcast_new_parameters()
+        self._state.processes.average_gradients(list(self._known))
+        return [param for param in self._known if param.grad is not None]
+
+    def _broadcast_new_parameters(self) -> None:
+        """Take over values of the first process, without the gradients at others."""
+        new = {name: param for name, param in self._state.parameters().items() if param not in self._known}
+        self._state.processes.broadcast_parameters(new)
+        for name, param in new.items():
+            self._known[param], param.grad = name, None

@@ -1,0 +1,194 @@
+"""Fits in two processes against fits in one."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+import torch.distributed
+from pyro.infer.autoguide import AutoDelta
+from torch import Tensor
+
+from benchmarks.core.joined import in_processes
+from pyro_lvgp.guides import MeanFieldGuide
+from pyro_lvgp.infer import Block, Callback, Checkpoint, Distributed, EarlyStopping, FitResult, JointOptim, fit
+from pyro_lvgp.models import BayesianGPLVM
+from tests.helpers import ROOT
+from tests.helpers.fits import OnStep
+
+NUM_PROCESSES = 2
+
+
+def regression(x: Tensor, y: Tensor) -> None:
+    w = pyro.sample("w", dist.Normal(torch.zeros(2, dtype=x.dtype), 1.0).to_event(1))
+    with pyro.plate("data", 40, subsample_size=len(y)):
+        pyro.sample("y", dist.Normal(x @ w, 0.5), obs=y)
+
+
+def fitted(parts: slice, *callbacks: Callback) -> tuple[Tensor, list[float]]:
+    """The mode of a regression on some of 40 rows, scaled to all."""
+    x, y = torch.randn(40, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).tensor_split([2], -1)
+    guide = AutoDelta(regression)
+    optim = JointOptim(torch.optim.Adam, {"lr": 0.1}, clip_factor=2.0)
+    how: Any = {"optim": optim, "num_steps": 20, "callbacks": callbacks, "progress": False}
+    history = fit(regression, guide, x[parts], y[parts, 0], **how)
+    return guide.median()["w"].detach(), history.losses
+
+
+def fitted_to_half(rank: int) -> tuple[Tensor, list[float]]:
+    return fitted(slice(rank, None, NUM_PROCESSES), Distributed())
+
+
+def test_halves_of_the_data_make_the_fit_of_all():
+    mode, losses = fitted(slice(None))
+    for own_mode, own_losses in in_processes(fitted_to_half, NUM_PROCESSES):
+        torch.testing.assert_close(own_mode, mode)
+        torch.testing.assert_close(torch.tensor(own_losses), torch.tensor(losses))
+
+
+class Seen(BayesianGPLVM):
+    """Remembers the rows of its mini-batches."""
+
+    rows: list[list[int]]
+
+    def mini_batch(self, idx: Tensor, *args: Tensor) -> tuple[Tensor, ...]:
+        self.rows.append(sorted(idx.tolist()))
+        return *(arg[idx] for arg in args), idx
+
+
+def fitted_in_batches(rank: int) -> tuple[dict[str, Tensor], FitResult, list[list[int]]]:
+    Y = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(rank)
+    model = Seen(12, 3, latent_dim=2, num_inducing=4).initialize(Y, seed=rank)
+    model.rows = []
+    with torch.no_grad():
+        model.kernel.lengthscale = torch.full((2,), 1.0 + rank)  # starts are those of the first process
+    guide = MeanFieldGuide(model)
+    scores = iter([1.0, 0.0, 2.0] if rank == 0 else [1.0, 3.0, 2.0])  # of which the mean is lowest at first
+    stopping = EarlyStopping(lambda: next(scores), every=2, patience=2)
+    result = fit(model, guide, Y, num_steps=8, batch_size=4, callbacks=[stopping, Distributed()], progress=False)
+    values = {name: value.detach() for name, value in pyro.get_param_store().items()}
+    model.rows.remove([0, 1, 2, 3])  # of the example by which parameters are made
+    return values, result, model.rows
+
+
+def test_processes_share_the_rows_of_a_pass_and_stay_alike():
+    (first, result, rows), (second, other_result, other_rows) = in_processes(fitted_in_batches, NUM_PROCESSES)
+    assert len(first) > 4
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+    assert len(result.losses) == 6
+    assert result.losses == other_result.losses
+    assert result.scores == other_result.scores == [(2, 1.0), (4, 1.5), (6, 2.0)]
+    for own, others in zip(rows, other_rows, strict=True):
+        assert len(set(own) | set(others)) == 8
+    assert rows[0] != rows[1]
+
+
+def interrupted(rank: int) -> FitResult:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored where the tests run
+
+    def interrupt(step: int, loss: float) -> None:
+        if step == 3 and rank == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    x, y = torch.randn(40, 2), torch.randn(40)
+    return fit(regression, AutoDelta(regression), x, y, callbacks=[OnStep(interrupt), Distributed()], progress=False)
+
+
+def test_interrupting_one_process_ends_the_fit_of_all():
+    for result in in_processes(interrupted, NUM_PROCESSES):
+        assert result.interrupted
+        assert len(result.losses) == 4
+
+
+def resumed(folder: Path, rank: int) -> tuple[list[float], list[float], list[int]]:
+    Y = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+
+    def fitted_anew(num_steps: int, *callbacks: Callback) -> list[float]:
+        pyro.clear_param_store()
+        model = BayesianGPLVM(12, 3, latent_dim=2, num_inducing=4).initialize(Y)
+        how: Any = {"num_steps": num_steps, "batch_size": 4, "progress": False}
+        return fit(model, MeanFieldGuide(model), Y, callbacks=[*callbacks, Distributed()], **how).losses
+
+    steps: list[int] = []
+    checkpoint = Checkpoint(folder / "fit.pt")
+    fitted_anew(4, checkpoint)
+    losses = fitted_anew(6, checkpoint, OnStep(lambda step, loss: steps.append(step)))
+    return losses, fitted_anew(6), steps
+
+
+def test_checkpoints_are_of_each_process(tmp_path: Path):
+    for losses, uninterrupted, steps in in_processes(partial(resumed, tmp_path), NUM_PROCESSES):
+        assert losses == uninterrupted
+        assert steps == [4, 5]
+    assert (tmp_path / "fit.pt.0").exists()
+    assert (tmp_path / "fit.pt.1").exists()
+
+
+def fitted_without_names(rank: int) -> tuple[list[float], list[Tensor]]:
+    with pyro.settings.context(module_local_params=True):
+        torch.manual_seed(rank)
+        model = BayesianGPLVM(12, 3, latent_dim=2, num_inducing=4).initialize(torch.randn(12, 3))
+        guide = MeanFieldGuide(model)
+        history = fit(model, guide, torch.randn(12, 3), num_steps=2, callbacks=[Distributed()], progress=False)
+        return history.losses, [param.detach() for part in (model, guide) for param in part.parameters()]
+
+
+def test_parameters_need_no_names():
+    (losses, first), (other_losses, second) = in_processes(fitted_without_names, NUM_PROCESSES)
+    assert losses == other_losses
+    assert len(first) > 4
+    assert all(map(torch.equal, first, second))
+
+
+def late_and_idle(rank: int) -> list[float]:
+    """Parameters that come late, and at some steps serve one process alone."""
+
+    def model(y: Tensor) -> None:
+        total = pyro.param("a", torch.tensor(float(rank)))
+        if next(number) > 1:
+            total = total + pyro.param("b", torch.tensor(1.0 + rank))
+        if rank == 0:
+            total = total + pyro.param("a", torch.tensor(0.0))
+        pyro.factor("loss", -total.square())
+
+    number = itertools.count()
+    fit(model, lambda y: None, torch.zeros(1), num_steps=6, callbacks=[Distributed()], progress=False)
+    return [pyro.param(name).item() for name in "ab"]
+
+
+def test_parameters_that_come_late_are_those_of_the_first_process():
+    first, second = in_processes(late_and_idle, NUM_PROCESSES)
+    assert first == second
+
+
+def test_one_process_alone_is_refused():
+    x, y = torch.randn(40, 2), torch.randn(40)
+    with pytest.raises(RuntimeError, match="start the script by torchrun"):
+        fit(regression, AutoDelta(regression), x, y, callbacks=[Distributed()], progress=False)
+
+
+def test_the_script_of_the_page_runs_under_torchrun(tmp_path: Path):
+    page = (ROOT / "docs" / "distributed.md").read_text("utf-8")
+    script = page.split("```python\n")[1].split("```")[0]
+    (tmp_path / "share.py").write_text(script.replace("1000", "3"), "utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "share.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (tmp_path / "digits.pt").exists(), done.stderr
+
+
+def test_blocks_have_no_gradient_of_all_parameters():
+    blocks = [Block("all", params=["*"], optimizer=torch.optim.Adam)]
+    how: dict[str, Any] = {"optim": blocks, "callbacks": [Distributed()], "progress": False}
+    with pytest.raises(ValueError, match=r"expected gradients of all parameters, .* got blocks"):
+        fit(regression, AutoDelta(regression), torch.randn(40, 2), torch.randn(40), **how)
