@@ -1,10 +1,10 @@
 r"""Closed-form coordinate updates of mean-field families: pure tensor functions.
 
-Each returns the factor :math:`q` that maximises the bound when all others are held.  Updates add up statistics of the data, so
-for a mini-batch multiply its responsibilities, weights or precisions by N/B.
+Each returns the factor :math:`q` that maximises the bound for fixed other factors.  Updates are sums of statistics of the
+data: for a mini-batch multiply its responsibilities, weights or precisions by N/B.
 
 All parameters are affine in the natural parameters of their family.  A step :math:`(1 - \rho) \lambda + \rho \hat\lambda` from
-a factor to its update is therefore a natural-gradient step of length ρ, and never lowers the bound.
+a factor to its update is therefore a natural-gradient step of length ρ, which does not decrease the bound.
 
 Source: Blei and Jordan (2006), "Variational inference for Dirichlet process mixtures"; Bishop (2006), chapter 10; Hoffman et
 al. (2013), "Stochastic variational inference", for damping.

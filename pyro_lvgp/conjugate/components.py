@@ -1,4 +1,4 @@
-"""Means and covariances of Gaussian components."""
+"""Normal-inverse-Wishart factors of the means and covariances of Gaussian components."""
 
 import math
 from typing import NamedTuple
@@ -10,15 +10,23 @@ from torch import Tensor
 from pyro_lvgp._utils.cholesky import safe_cholesky
 from pyro_lvgp.ops.linalg import solve_lower
 
+__all__ = [
+    "NormalInverseWishart",
+    "normal_inverse_wishart",
+    "normal_inverse_wishart_kl",
+    "normal_log_likelihood",
+]
+
 
 class NormalInverseWishart(NamedTuple):
-    r""":math:`\Sigma \sim \mathrm{IW}(\Psi, \nu)`, :math:`\mu \mid \Sigma \sim N(m, \Sigma / \kappa)`, in parameters that add.
+    r"""Normal-inverse-Wishart distribution in parameters that are affine in its natural parameters.
 
-    Ψ is a difference of them: centre data whose mean is far from zero in units of their spread.  To draw from it,
-    :math:`\Sigma^{-1}` is ``pyro.distributions.Wishart(dof, precision_matrix=scale)``.
+    :math:`\Sigma \sim \mathrm{IW}(\Psi, \nu)` and :math:`\mu \mid \Sigma \sim N(m, \Sigma / \kappa)`.  Ψ is computed as a
+    difference of the parameters: centre data whose mean is many standard deviations from zero.  In Pyro, :math:`\Sigma^{-1}`
+    has the distribution ``Wishart(dof, precision_matrix=scale)``.
 
     :param kappa_mean: κ m.
-    :param kappa: κ, the number of observations behind the mean.
+    :param kappa: κ, the equivalent number of observations of the mean.
     :param scatter: Ψ + κ m mᵀ.
     :param dof: ν > Q − 1.
 
@@ -41,7 +49,7 @@ class NormalInverseWishart(NamedTuple):
         scale: Float[Tensor, "*#batch Q Q"],
         dof: Float[Tensor, "*#batch"],
     ) -> "NormalInverseWishart":
-        """From m, κ, Ψ and ν.
+        """Create the distribution from m, κ, Ψ and ν.
 
         :param mean: location m.
         :param kappa: κ.
@@ -54,12 +62,12 @@ class NormalInverseWishart(NamedTuple):
 
     @property
     def mean(self) -> Float[Tensor, "*batch Q"]:
-        """m, the mean of μ."""
+        """Mean m of μ."""
         return self.kappa_mean / self.kappa[..., None]
 
     @property
     def scale(self) -> Float[Tensor, "*batch Q Q"]:
-        """Ψ; the mean of Σ⁻¹ is ν Ψ⁻¹."""
+        """Scale matrix Ψ; the mean of Σ⁻¹ is ν Ψ⁻¹."""
         return self.scatter - _outer(self.kappa_mean, self.mean)
 
 
@@ -69,7 +77,7 @@ def normal_inverse_wishart(
     mean: Float[Tensor, "*#batch L Q"],
     covariance: Float[Tensor, "*#batch L Q Q"] | None = None,
 ) -> NormalInverseWishart:
-    r"""Means and covariances of C components, given responsibilities for points :math:`x_l \sim N(m_l, S_l)`.
+    r"""Update the means and covariances of C components, given responsibilities for points :math:`x_l \sim N(m_l, S_l)`.
 
     .. math::
 
@@ -78,10 +86,10 @@ def normal_inverse_wishart(
         \Psi_c + \kappa_c m_c m_c^T = \Psi_0 + \kappa_0 m_0 m_0^T + \sum_l \phi_{lc} (S_l + m_l m_l^T), \quad
         \nu_c = \nu_0 + \sum_l \phi_{lc}
 
-    :param prior: of each component [C], or of all.
-    :param responsibilities: φ.
-    :param mean: of the points, or the points themselves.
-    :param covariance: of the points; none if they are known.
+    :param prior: prior of each component [C], or one for all.
+    :param responsibilities: responsibilities φ.
+    :param mean: means of the points, or the points themselves.
+    :param covariance: covariances of the points; None if they are known.
     :returns: the components, with batch shape ``[*batch, C]``.
 
     Source: Bishop (2006), eqs. 10.60 to 10.63, with moments of points in place of points.
@@ -105,16 +113,16 @@ def normal_log_likelihood(
     mean: Float[Tensor, "*#batch L Q"],
     covariance: Float[Tensor, "*#batch L Q Q"] | None = None,
 ) -> Float[Tensor, "*batch L C"]:
-    r"""Expected log likelihood :math:`E \log N(x_l; \mu_c, \Sigma_c)` of points :math:`x_l \sim N(m_l, S_l)`,
+    r"""Compute the expected log likelihood :math:`E \log N(x_l; \mu_c, \Sigma_c)` of points :math:`x_l \sim N(m_l, S_l)`,
 
     .. math::
 
         \tfrac12 E \log|\Sigma_c^{-1}| - \tfrac{Q}{2} \log 2\pi - \tfrac{Q}{2 \kappa_c}
         - \tfrac{\nu_c}{2} \big( (m_l - m_c)^T \Psi_c^{-1} (m_l - m_c) + \mathrm{tr}\, \Psi_c^{-1} S_l \big) .
 
-    :param components: with batch shape ``[*batch, C]``.
-    :param mean: of the points, or the points themselves.
-    :param covariance: of the points; none if they are known.
+    :param components: components of batch shape ``[*batch, C]``.
+    :param mean: means of the points, or the points themselves.
+    :param covariance: covariances of the points; None if they are known.
 
     Source: Bishop (2006), eqs. 10.64 and 10.65.
 
@@ -135,7 +143,7 @@ def normal_log_likelihood(
 
 
 def normal_inverse_wishart_kl(q: NormalInverseWishart, p: NormalInverseWishart) -> Float[Tensor, "*batch"]:
-    """``KL(q ‖ p)``, that of the covariances and the expected one of the means given them.
+    """Compute ``KL(q ‖ p)``, the KL of the covariances plus the expected KL of the means given the covariances.
 
     :param q: first argument.
     :param p: second argument.
@@ -158,17 +166,17 @@ def normal_inverse_wishart_kl(q: NormalInverseWishart, p: NormalInverseWishart) 
 
 
 def _factorise(components: NormalInverseWishart) -> Float[Tensor, "*batch Q Q"]:
-    """Cholesky factor of Ψ."""
+    """Compute the Cholesky factor of Ψ."""
     return safe_cholesky(components.scale, jitter=0.0, name="scale of a normal-inverse-Wishart distribution")
 
 
 def _log_det(L: Float[Tensor, "*batch Q Q"]) -> Float[Tensor, "*batch"]:
-    """``log|L Lᵀ|``."""
+    """Compute ``log|L Lᵀ|``."""
     return 2.0 * L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
 def _multivariate_digamma(dof: Float[Tensor, "*batch"], Q: int) -> Float[Tensor, "*batch"]:
-    """``Σ_i ψ((ν + 1 − i) / 2)``, the derivative of ``log Γ_Q(ν/2)`` by ν/2."""
+    """Compute ``Σ_i ψ((ν + 1 − i) / 2)``, the derivative of ``log Γ_Q(ν/2)`` in ν/2."""
     return torch.digamma(0.5 * (dof[..., None] - torch.arange(Q, dtype=dof.dtype, device=dof.device))).sum(-1)
 
 

@@ -1,4 +1,4 @@
-"""Linear-Gaussian models: weights of a regression, and precisions of noise."""
+"""Factors of linear regression: Gaussian weights, and gamma precisions of the noise."""
 
 from typing import NamedTuple
 
@@ -8,12 +8,16 @@ from torch import Tensor
 
 from pyro_lvgp._utils.cholesky import safe_cholesky
 
+__all__ = ["NaturalGaussian", "gamma_precision", "gaussian_weights"]
+
 
 class NaturalGaussian(NamedTuple):
-    """``N(Λ⁻¹ h, Λ⁻¹)``; in Pyro, ``MultivariateNormal(gaussian.mean, precision_matrix=gaussian.precision)``.
+    """Gaussian ``N(Λ⁻¹ h, Λ⁻¹)`` in natural parameters.
+
+    In Pyro it is ``MultivariateNormal(gaussian.mean, precision_matrix=gaussian.precision)``.
 
     :param precision_mean: precision times mean, h.
-    :param precision: Λ.
+    :param precision: precision matrix Λ.
 
     >>> NaturalGaussian(torch.tensor([3.0, 4.0]), 2.0 * torch.eye(2)).mean
     tensor([1.5000, 2.0000])
@@ -24,7 +28,7 @@ class NaturalGaussian(NamedTuple):
 
     @property
     def mean(self) -> Float[Tensor, "*batch L"]:
-        """Λ⁻¹ h."""
+        """Mean Λ⁻¹ h."""
         L_precision = safe_cholesky(self.precision, jitter=0.0, name="precision of a Gaussian")
         return torch.cholesky_solve(self.precision_mean[..., None], L_precision).squeeze(-1)
 
@@ -35,13 +39,13 @@ def gaussian_weights(
     targets: Float[Tensor, "*#batch N"],
     precision: Float[Tensor, "*#batch N"],
 ) -> NaturalGaussian:
-    r"""Weights :math:`w` of :math:`y_n \sim N(\phi_n^T w,\, 1/\tau_n)`:
+    r"""Update the weights :math:`w` of :math:`y_n \sim N(\phi_n^T w,\, 1/\tau_n)`:
     :math:`\Lambda = \Lambda_0 + \sum_n E\tau_n\, \phi_n \phi_n^T` and :math:`h = h_0 + \sum_n E\tau_n\, y_n \phi_n`.
 
-    :param prior: of the weights.
-    :param features: φ.
-    :param targets: y, anything finite where the precision is 0.
-    :param precision: Eτ, 0 where a target is missing.
+    :param prior: prior of the weights.
+    :param features: features φ.
+    :param targets: targets y, any finite number where the precision is 0.
+    :param precision: mean noise precisions Eτ, 0 where a target is missing.
 
     Source: Bishop (2006), eqs. 3.50 and 3.51.
 
@@ -62,15 +66,16 @@ def gamma_precision(
     expected_squares: Float[Tensor, "*#batch N"],
     weights: Float[Tensor, "*#batch N"] | None = None,
 ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
-    r"""Precision :math:`\tau \sim \mathrm{Gamma}(a_0 + \tfrac12 \sum_n w_n,\; b_0 + \tfrac12 \sum_n w_n E r_n^2)` of residuals
+    r"""Update the precision :math:`\tau \sim \mathrm{Gamma}(a_0 + \tfrac12 \sum_n w_n,\; b_0 + \tfrac12 \sum_n w_n E r_n^2)`
+    of residuals
     :math:`r_n \sim N(0, 1/\tau)`.
 
     The variance 1/τ is inverse-gamma with the same parameters.
 
-    :param shape: a₀ of the prior.
-    :param rate: b₀ of the prior.
-    :param expected_squares: E r², anything where the weight is 0.
-    :param weights: w, such as responsibilities, or 0 where a residual is missing; all 1 by default.
+    :param shape: shape a₀ of the prior.
+    :param rate: rate b₀ of the prior.
+    :param expected_squares: mean squares E r² of the residuals, any number where the weight is 0.
+    :param weights: weights w, such as responsibilities, or 0 where a residual is missing; all 1 by default.
     :returns: shape and rate.
 
     Source: Bishop (2006), eqs. 10.29 and 10.30.

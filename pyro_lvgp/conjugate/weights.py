@@ -1,20 +1,30 @@
-"""Weights of mixtures, and which component each point is of."""
+"""Factors of mixture weights and of component assignments."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+__all__ = [
+    "categorical_assignments",
+    "concentration",
+    "dirichlet_log_weights",
+    "dirichlet_weights",
+    "stick_breaking",
+    "stick_log_weights",
+]
+
 
 def stick_log_weights(
     a: Float[Tensor, "*#batch sticks"], b: Float[Tensor, "*#batch sticks"]
 ) -> Float[Tensor, "*batch components"]:
-    r"""Expected log weights :math:`E \log \pi_c = E \log v_c + \sum_{j<c} E \log(1 - v_j)` of C = sticks + 1 components.
+    r"""Compute expected log weights :math:`E \log \pi_c = E \log v_c + \sum_{j<c} E \log(1 - v_j)` of C = sticks + 1
+    components.
 
-    The sticks are :math:`v_c \sim \mathrm{Beta}(a_c, b_c)`, c < C, and the last takes what is left, :math:`v_C = 1`.
+    The sticks are :math:`v_c \sim \mathrm{Beta}(a_c, b_c)` for c < C, and :math:`v_C = 1`.
 
-    :param a: of the sticks.
-    :param b: of the sticks.
+    :param a: parameters a of the sticks.
+    :param b: parameters b of the sticks.
 
     Source: Blei and Jordan (2006), section 3.2.
 
@@ -31,14 +41,14 @@ def stick_log_weights(
 def stick_breaking(
     assignments: Float[Tensor, "*#batch L C"], concentration: Float[Tensor, "*#batch"]
 ) -> tuple[Float[Tensor, "*batch sticks"], Float[Tensor, "*batch sticks"]]:
-    r"""Sticks :math:`\mathrm{Beta}(a_c, b_c)`, c < C, with :math:`a_c = 1 + \sum_l \phi_{lc}` and
+    r"""Update the sticks :math:`\mathrm{Beta}(a_c, b_c)`, c < C, with :math:`a_c = 1 + \sum_l \phi_{lc}` and
     :math:`b_c = E\alpha + \sum_l \sum_{j>c} \phi_{lj}`.
 
     The model is :math:`v_c \sim \mathrm{Beta}(1, \alpha)`, :math:`z_l \sim \mathrm{Cat}(\pi(v))`, and
     :math:`q(z_l = c) = \phi_{lc}`.
 
-    :param assignments: φ.
-    :param concentration: Eα.
+    :param assignments: responsibilities φ.
+    :param concentration: mean Eα of the concentration.
     :returns: a and b.
 
     Source: Blei and Jordan (2006), eqs. 18 and 19.
@@ -58,12 +68,13 @@ def concentration(
     a: Float[Tensor, "*#batch sticks"],
     b: Float[Tensor, "*#batch sticks"],
 ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
-    r"""Concentration :math:`\alpha \sim \mathrm{Gamma}(a_0 + C - 1,\; b_0 - \sum_{c<C} E \log(1 - v_c))` given sticks.
+    r"""Update the concentration :math:`\alpha \sim \mathrm{Gamma}(a_0 + C - 1,\; b_0 - \sum_{c<C} E \log(1 - v_c))` given the
+    sticks.
 
-    :param shape: a₀ of the prior.
-    :param rate: b₀ of the prior.
-    :param a: of the sticks.
-    :param b: of the sticks.
+    :param shape: shape a₀ of the prior.
+    :param rate: rate b₀ of the prior.
+    :param a: parameters a of the sticks.
+    :param b: parameters b of the sticks.
     :returns: shape and rate.
 
     Source: Blei and Jordan (2006), section 3.2 and appendix A.
@@ -71,18 +82,18 @@ def concentration(
     >>> concentration(torch.tensor(1.0), torch.tensor(1.0), torch.ones(3), torch.ones(3))
     (tensor(4.), tensor(4.0000))
     """
-    log_left = torch.digamma(b) - torch.digamma(a + b)
-    shape, rate = torch.broadcast_tensors(shape + log_left.shape[-1], rate - log_left.sum(-1))
+    log_remainder = torch.digamma(b) - torch.digamma(a + b)
+    shape, rate = torch.broadcast_tensors(shape + log_remainder.shape[-1], rate - log_remainder.sum(-1))
     return shape, rate
 
 
 def dirichlet_weights(
     assignments: Float[Tensor, "*#batch L C"], concentration: Float[Tensor, "*#batch C"]
 ) -> Float[Tensor, "*batch C"]:
-    r"""Weights :math:`\pi \sim \mathrm{Dirichlet}(\alpha_c + \sum_l \phi_{lc})` given assignments.
+    r"""Update the weights :math:`\pi \sim \mathrm{Dirichlet}(\alpha_c + \sum_l \phi_{lc})` given assignments.
 
-    :param assignments: φ.
-    :param concentration: α of the prior.
+    :param assignments: responsibilities φ.
+    :param concentration: concentration α of the prior.
 
     Source: Bishop (2006), eqs. 10.57 and 10.58.
 
@@ -93,9 +104,9 @@ def dirichlet_weights(
 
 
 def dirichlet_log_weights(concentration: Float[Tensor, "*batch C"]) -> Float[Tensor, "*batch C"]:
-    r"""Expected log weights :math:`E \log \pi_c = \psi(\alpha_c) - \psi(\sum_j \alpha_j)` under a Dirichlet.
+    r"""Compute expected log weights :math:`E \log \pi_c = \psi(\alpha_c) - \psi(\sum_j \alpha_j)` under a Dirichlet.
 
-    :param concentration: α.
+    :param concentration: concentration α.
 
     Source: Bishop (2006), eq. 10.66.
 
@@ -108,10 +119,10 @@ def dirichlet_log_weights(concentration: Float[Tensor, "*batch C"]) -> Float[Ten
 def categorical_assignments(
     log_weights: Float[Tensor, "*#batch C"], log_likelihood: Float[Tensor, "*#batch L C"]
 ) -> Float[Tensor, "*batch L C"]:
-    r"""Log responsibilities, :math:`\log \phi_{lc} = E \log \pi_c + E \log p(x_l \mid c)` less what normalises them.
+    r"""Compute normalised log responsibilities, :math:`\log \phi_{lc} = E \log \pi_c + E \log p(x_l \mid c) + \mathrm{const}`.
 
-    :param log_weights: E log π.
-    :param log_likelihood: E log p(x_l | c).
+    :param log_weights: expected log weights E log π.
+    :param log_likelihood: expected log likelihoods E log p(x_l | c).
 
     Source: Bishop (2006), eqs. 10.46 and 10.49.
 

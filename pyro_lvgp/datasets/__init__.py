@@ -1,4 +1,4 @@
-"""The papers' data sets, and generators that need no download."""
+"""Data sets of the papers, and generators of synthetic data."""
 
 from pyro_lvgp.datasets._dataset import Dataset
 from pyro_lvgp.datasets._fetch import list_datasets, load_dataset

@@ -1,4 +1,4 @@
-"""Named arrays with their units and their origin."""
+"""Named arrays with their units and source."""
 
 from collections.abc import Iterator, KeysView, Mapping
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ import numpy as np
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Dataset:
-    """Named arrays, reached as ``data["X"]`` or ``data.X``, with what they are and whom to cite.
+    """Named arrays with description, units, citation and licence; ``data["X"]`` or ``data.X`` returns an array.
 
-    ``dict(data)`` is a plain dictionary of the arrays.  Missing values are NaN in float arrays; other arrays have none.
+    ``dict(data)`` is a dictionary of the arrays.  Missing values are NaN in float arrays; other arrays have none.
 
     :param name: name of the data set.
     :param arrays: the arrays by name.
-    :param description: what was measured.
-    :param units: what each array holds, with its unit, by array name.
+    :param description: description of the measurements.
+    :param units: content of each array, with its unit, by array name.
     :param citation: the publication to cite.
     :param licence: terms of the data, as far as they are known.
-    :param source: where the data come from.
+    :param source: origin of the data.
 
     >>> data = Dataset("demo", {"X": np.zeros((3, 2))}, "Three points.", {"X": "position [m]"}, "none", "none", "here")
     >>> data.X.shape, list(data)
@@ -35,13 +35,13 @@ class Dataset:
     source: str
 
     def __getitem__(self, key: str) -> np.ndarray:
-        """The array called ``key``."""
+        """Return the array of a name."""
         if key not in self.arrays:
             raise KeyError(f"data set {self.name!r}: expected one of the arrays {list(self.arrays)}, got {key!r}.")
         return self.arrays[key]
 
     def __getattr__(self, key: str) -> Any:
-        # Only called for what is no field.  Going through __dict__ keeps copying and unpickling from recursing.
+        # Called for names that are no fields only.  Access by __dict__ avoids infinite recursion in copies and unpickling.
         arrays = self.__dict__.get("arrays", {})
         if key not in arrays:
             raise AttributeError(
@@ -62,7 +62,7 @@ class Dataset:
         return key in self.arrays
 
     def keys(self) -> KeysView[str]:
-        """The names of the arrays."""
+        """Return the names of the arrays."""
         return self.arrays.keys()
 
     def __repr__(self) -> str:
@@ -78,7 +78,9 @@ class Dataset:
 
 
 def num_missing(array: np.ndarray) -> int:
-    """Number of NaN entries of a float array; zero for any other.
+    """Count the NaN entries of a float array; other arrays have none.
+
+    :param array: any array.
 
     >>> num_missing(np.array([1.0, np.nan])), num_missing(np.array(["a"]))
     (1, 0)

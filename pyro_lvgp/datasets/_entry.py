@@ -1,4 +1,4 @@
-"""What the registry knows of a data set."""
+"""Entries of the registry of data sets."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class File(NamedTuple):
-    """A file, or a folder if ``path`` ends with a slash, of a public GitHub repository at a fixed commit."""
+    """File, or folder if ``path`` ends with a slash, of a public GitHub repository at a fixed commit."""
 
     repository: str
     commit: str
@@ -18,13 +18,17 @@ class File(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """One data set.
+    """Entry of one data set.
 
-    :param units: what each array holds, with its unit.
-    :param files: upstream files, in the order ``parse`` wants them.
-    :param parse: turns the downloaded files into the arrays; for a folder it is given the archive of the repository.
-    :param sha256: of the npz file with which the digest was computed.
-    :param digest: of the arrays (see ``_fetch.digest``).
+    :param description: description of the measurements.
+    :param units: content of each array, with its unit.
+    :param citation: the publication to cite.
+    :param licence: terms of the data.
+    :param files: upstream files, in the order in which ``parse`` expects them.
+    :param parse: function from the paths of the downloaded files to the arrays; for a folder the path is that of the archive
+        of its repository.
+    :param sha256: SHA-256 of the npz file from which the digest was computed.
+    :param digest: digest of the arrays (see ``_fetch.digest``).
     """
 
     description: str
@@ -38,7 +42,7 @@ class Entry:
 
     @property
     def source(self) -> str:
-        """The upstream repositories and paths, in words."""
+        """Text with the upstream repositories and paths."""
         by_commit: dict[tuple[str, str], list[str]] = {}
         for file in self.files:
             by_commit.setdefault((file.repository, file.commit[:10]), []).append(file.path)
@@ -50,7 +54,11 @@ class Entry:
 
 
 def at(repository: str, commit: str, *paths: str) -> tuple[File, ...]:
-    """Files of one commit.
+    """Return files of one commit.
+
+    :param repository: owner and name of the repository.
+    :param commit: commit hash.
+    :param paths: paths in the repository.
 
     >>> at("owner/name", "abc", "a.csv", "b.csv")[1].path
     'b.csv'

@@ -1,4 +1,4 @@
-"""Finding, downloading and checking data sets."""
+"""Look-up, download and verification of data sets."""
 
 import difflib
 import hashlib
@@ -22,7 +22,7 @@ _FOLDER_VARIABLE = "PYRO_LVGP_DATA"
 
 
 def list_datasets() -> list[str]:
-    """Names that :func:`load_dataset` knows, sorted.
+    """Return the sorted names of the data sets for :func:`load_dataset`.
 
     >>> list_datasets()[:4]
     ['bridges', 'cifar10_gray', 'cifar10_rgb5k', 'congress109']
@@ -34,8 +34,8 @@ def load_dataset(name: str, *, download: bool = True) -> Dataset:
     """Load one of the papers' data sets.
 
     Looks for ``<name>.npz`` in the folder that the environment variable ``PYRO_LVGP_DATA`` names, then in the cache
-    (``pooch.os_cache("pyro_lvgp")``); then downloads the public files, parses them and caches the arrays.  Whatever the
-    way, the arrays are checked against a recorded digest.  Units, citation, licence and source are in the result.
+    (``pooch.os_cache("pyro_lvgp")``); then downloads the public files, parses them and caches the arrays.  The arrays
+    are always checked against a recorded digest.  Units, citation, licence and source are attributes of the result.
 
     - Small tables: "oilflow" [1000, 12], "wine_red" [1599, 11], "wine_white" [4898, 11], "bridges" [214, 4], "montreal"
       [261, 8], "congress109" [529, 1000], "newsgroups" [2752, 183].
@@ -43,13 +43,13 @@ def load_dataset(name: str, *, download: bool = True) -> Dataset:
     - Images: "frey" [1965, 560], "yale" [165, 1024], "mnist" [60000, 784], "cifar10_gray" [50000, 1024],
       "cifar10_rgb5k" [5000, 32, 32, 3].
 
-    "jura" and "weather_trentino" are R data files, whose download needs ``pip install rdata``.  "newsgroups" is
-    counted from single messages, for which the archive of their whole repository is downloaded.
+    "jura" and "weather_trentino" are R data files, whose download needs ``pip install rdata``.  The words
+    of "newsgroups" are counted from single messages, for which the archive of their whole repository is downloaded.
 
     ``data = load_dataset("oilflow")`` gives ``data.X``, also ``data["X"]``, with the unit ``data.units["X"]``.
 
     :param name: one of :func:`list_datasets`.
-    :param download: whether to download what is neither in the folder nor in the cache.
+    :param download: whether to download data that are neither in the folder nor in the cache.
     :raises ValueError: if the name is unknown, or a file or download does not hold the expected arrays.
     :raises FileNotFoundError: if the data are not on this machine and may not be downloaded.
     :raises OSError: if the download fails.
@@ -71,9 +71,11 @@ def load_dataset(name: str, *, download: bool = True) -> Dataset:
 
 
 def digest(arrays: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 over sorted names, dtypes, shapes and bytes: equal for equal arrays, however they were stored.
+    """Compute the SHA-256 of sorted names, dtypes, shapes and bytes, which is equal for equal arrays.
 
-    Byte order, memory layout, the bits of NaN and the sign of zero do not count.
+    Byte order, memory layout, the bits of NaN and the sign of zero have no influence.
+
+    :param arrays: arrays by name.
 
     >>> digest({"x": np.zeros(2)}) == digest({"x": -np.zeros(2)})
     True
@@ -90,6 +92,7 @@ def digest(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _find(name: str, entry: Entry, download: bool) -> dict[str, np.ndarray]:
+    """Read the arrays from the user's folder or the cache, or download them."""
     folder = _own_folder()
     if folder:
         path = folder / f"{name}.npz"
@@ -106,13 +109,13 @@ def _find(name: str, entry: Entry, download: bool) -> dict[str, np.ndarray]:
             f"data set {name!r}: expected {name}.npz {place}, got none. Allow the download (download=True), or {own}."
         )
     cache.mkdir(parents=True, exist_ok=True)
-    arrays = _download(name, entry, cache, mend=f"Check the network, or {own}.")
+    arrays = _download(name, entry, cache, advice=f"Check the network, or {own}.")
     _write_npz(path, arrays)
     return arrays
 
 
 def _own_folder() -> Path | None:
-    """The user's folder of data, if one is named."""
+    """Return the folder that the environment variable names, or None."""
     folder = os.environ.get(_FOLDER_VARIABLE)
     if folder and not Path(folder).is_dir():
         raise FileNotFoundError(f"expected {_FOLDER_VARIABLE} to name a folder, got {folder!r}. Set or unset it.")
@@ -123,25 +126,25 @@ def _cache_folder() -> Path:
     return Path(pooch.os_cache("pyro_lvgp"))
 
 
-def _read_npz(path: Path, entry: Entry, mend: str) -> dict[str, np.ndarray]:
-    """The arrays of an npz file: the very file recorded, or another with equal arrays."""
+def _read_npz(path: Path, entry: Entry, advice: str) -> dict[str, np.ndarray]:
+    """Read the arrays of an npz file, and check the SHA-256 of the file or the digest of the arrays."""
     got = pooch.file_hash(str(path))
     try:
         # Given the path, NumPy would leave a damaged file open.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
             arrays = {key: content[key] for key in content.files}
-    except Exception as error:  # a damaged file can raise anything
-        raise ValueError(f"{path}: expected sha256 {entry.sha256}, got {got}, not a readable npz. {mend}") from error
+    except Exception as error:  # a damaged file can raise any exception
+        raise ValueError(f"{path}: expected sha256 {entry.sha256}, got {got}, not a readable npz. {advice}") from error
     if got != entry.sha256 and digest(arrays) != entry.digest:
         raise ValueError(
             f"{path}: expected sha256 {entry.sha256}, or arrays of digest {entry.digest}, got sha256 {got} and digest "
-            f"{digest(arrays)}. {mend}"
+            f"{digest(arrays)}. {advice}"
         )
     return arrays
 
 
 def _write_npz(path: Path, arrays: dict[str, Any]) -> None:
-    """Write into a temporary folder beside ``path``, then rename: the file is there whole or not at all."""
+    """Write a file in a temporary folder and rename it, so that it is never incomplete."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         part = Path(folder) / path.name
         np.savez_compressed(part, **arrays)
@@ -149,29 +152,29 @@ def _write_npz(path: Path, arrays: dict[str, Any]) -> None:
 
 
 def _url(file: File) -> str:
-    """Where to download a file; a folder comes in the archive of its repository."""
+    """Return the URL of a file, or of the archive of the repository of a folder."""
     if file.path.endswith("/"):
         return f"{_ARCHIVE_HOST}/{file.repository}/tar.gz/{file.commit}"
     return f"{_FILE_HOST}/{file.repository}/{file.commit}/{file.path}"
 
 
-def _download(name: str, entry: Entry, cache: Path, mend: str) -> dict[str, np.ndarray]:
-    """Fetch the upstream files into a temporary folder, parse them and check the arrays."""
+def _download(name: str, entry: Entry, cache: Path, advice: str) -> dict[str, np.ndarray]:
+    """Download the upstream files into a temporary folder, parse them and check the arrays."""
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         paths = [Path(folder) / f"{i:02d}_{Path(file.path).name}" for i, file in enumerate(entry.files)]
-        single = len(paths) == 1  # a bar over bytes; else a bar over files
+        single = len(paths) == 1  # a progress bar over bytes instead of files
         for file, path in zip(tqdm(entry.files, desc=name, unit="file", disable=single), paths, strict=True):
             url = _url(file)
             try:
                 pooch.HTTPDownloader(progressbar=single)(url, str(path), None)
             except OSError as error:
-                raise OSError(f"data set {name!r}: expected to download {url}, got: {error}. {mend}") from error
-        changed = f"The download was damaged, or a source ({entry.source}) has changed. Try again. {mend}"
+                raise OSError(f"data set {name!r}: expected to download {url}, got: {error}. {advice}") from error
+        changed = f"The download was damaged, or a source ({entry.source}) has changed. Try again. {advice}"
         try:
             arrays = entry.parse(paths)
         except ModuleNotFoundError:
             raise
-        except Exception as error:  # a damaged file can raise anything
+        except Exception as error:  # a damaged file can raise any exception
             raise ValueError(f"data set {name!r}: expected files of known form, got {error!r}. {changed}") from error
     got = digest(arrays)
     if got != entry.digest:

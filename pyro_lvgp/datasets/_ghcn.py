@@ -3,9 +3,9 @@
 import csv
 import gzip
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pooch
@@ -16,8 +16,8 @@ from pyro_lvgp.datasets._fetch import _FOLDER_VARIABLE, _cache_folder, _own_fold
 
 _HOST = "https://www.ncei.noaa.gov/pub/data/ghcn/daily"
 _STATIONS = "ghcnd-stations.txt"
-_MISSING = "-9999"  # where other files of the archive have a place for every day
-# What a count in the files stands for.
+_MISSING = "-9999"  # in files of the archive that have an entry for every day
+# Unit of a count in the files, as a number and in words.
 _VARIABLES = {
     "TMAX": (0.1, "maximum temperature [°C]"),
     "TMIN": (0.1, "minimum temperature [°C]"),
@@ -27,6 +27,19 @@ _VARIABLES = {
     "SNWD": (1.0, "snow depth [mm]"),
     "AWND": (0.1, "average wind speed [m/s]"),
 }
+_UNITS = {
+    "dates": "day of local time",
+    "lat": "latitude [degrees north]",
+    "lon": "longitude [degrees east]",
+    "elev": "elevation [m], NaN if unknown",
+    "station": "identifier",
+    "station_name": "name of the station",
+    "columns": "variables of Y",
+}
+_CITATION = (
+    "Menne, Durre, Vose, Gleason, Houston, An overview of the Global Historical Climatology Network-Daily database, "
+    "J. Atmos. Oceanic Technol. 29 (2012); the data: doi:10.7289/V5D21VHZ"
+)
 
 
 class _Station(NamedTuple):
@@ -43,16 +56,16 @@ def ghcn_daily(
     *,
     download: bool = True,
 ) -> Dataset:
-    """Daily weather at stations of the GHCN-Daily network, one of some 100,000 worldwide.
+    """Load daily weather at stations of the GHCN-Daily network, which has some 100,000 stations worldwide.
 
-    Files of whole stations are looked for in the folder ``ghcn_daily`` of the one that the environment variable
-    ``PYRO_LVGP_DATA`` names, then in the cache, then downloaded.  NOAA updates them daily, so that there is no checksum: keep
-    the files to keep the numbers.  Values that failed a quality check, and counts of -9999, are missing.
+    The file of a station is read from the subfolder ``ghcn_daily`` of the folder that the environment variable
+    ``PYRO_LVGP_DATA`` names, or from the cache, or downloaded.  NOAA updates the files daily, so that there is no checksum:
+    keep the files to reproduce results.  Values that failed a quality check, and counts of -9999, are missing.
 
-    :param stations: identifiers, such as "JA000047662" (Tokyo), or the beginning of all of them, such as "JA" for Japan.
+    :param stations: identifiers, such as "JA000047662" (Tokyo), or the common prefix of identifiers, such as "JA" for Japan.
     :param years: years of the record, in any order.
     :param variables: of "TMAX", "TMIN", "TAVG" [°C], "PRCP", "SNOW", "SNWD" [mm], "AWND" [m/s].
-    :param download: whether to download what is neither in the folder nor in the cache.
+    :param download: whether to download files that are neither in the folder nor in the cache.
     :returns: ``Y`` [days, stations, variables], NaN where missing; ``dates``, ``lat``, ``lon``, ``elev``, ``station``,
         ``station_name`` and ``columns``.
     :raises ValueError: for an unknown station or variable, a variable named twice, no year, or a file in another format.
@@ -70,6 +83,37 @@ def ghcn_daily(
 
     Source: Menne et al. (2012), "An overview of the Global Historical Climatology Network-Daily database".
     """
+    variables = _check_variables(variables, years)
+    dates = _days(years)
+    known = _read_stations(_find(_STATIONS, download))
+    chosen = _choose_stations(stations, known)
+    Y = np.full((len(dates), len(chosen), len(variables)), np.nan, np.float32)
+    for column, name in enumerate(tqdm(chosen, desc="ghcn_daily", unit="station", disable=len(chosen) == 1)):
+        _read_records(_find(f"by_station/{name}.csv.gz", download), dates, variables, Y[:, column])
+    places = [known[name] for name in chosen]
+    arrays = {
+        "Y": Y,
+        "dates": dates,
+        "lat": np.array([place.lat for place in places]),
+        "lon": np.array([place.lon for place in places]),
+        "elev": np.array([place.elev for place in places]),
+        "station": np.array(chosen),
+        "station_name": np.array([place.name for place in places]),
+        "columns": np.array(variables),
+    }
+    return Dataset(
+        "ghcn_daily",
+        arrays,
+        f"Daily weather at {len(chosen)} stations of GHCN-Daily.",
+        {"Y": ", ".join(_VARIABLES[name][1] for name in variables), **_UNITS},
+        _CITATION,
+        "free for use (WMO Resolution 40 may restrict commercial use of some countries' data)",
+        _HOST,
+    )
+
+
+def _check_variables(variables: Iterable[str], years: Any) -> list[str]:
+    """Return the list of variables, or raise an error if a variable is unknown or an argument is no list."""
     if isinstance(years, int | np.integer | str) or isinstance(variables, str):
         raise TypeError(
             f"expected lists of years and of variables, got {years!r} and {variables!r}; write [1980] and ['TMAX']"
@@ -80,53 +124,23 @@ def ghcn_daily(
         raise ValueError(f"expected variables of {', '.join(_VARIABLES)}, got {', '.join(unknown) or 'none'}")
     if len(set(variables)) < len(variables):
         raise ValueError(f"expected each variable once, got {', '.join(variables)}; leave out what is named again")
-    dates = _days(years)
-    known = _read_stations(_find(_STATIONS, download))
-    stations = stations if isinstance(stations, str) else list(map(str, stations))
+    return variables
+
+
+def _choose_stations(stations: str | Iterable[str], known: Mapping[str, _Station]) -> list[str]:
+    """Return the identifiers with a prefix, or the given identifiers, all of which must be known."""
+    stations = stations if isinstance(stations, str) else [str(name) for name in stations]
     if not stations:
         raise ValueError(f"expected stations, got {stations!r}; 'JA' stands for all of Japan")
     chosen = [name for name in known if name.startswith(stations)] if isinstance(stations, str) else stations
     for name in chosen or [str(stations)]:
         if name not in known:
             raise ValueError(f"expected stations of {_STATIONS}, got {name!r}; identifiers have 11 characters")
-    Y = np.full((len(dates), len(chosen), len(variables)), np.nan, np.float32)
-    for column, name in enumerate(tqdm(chosen, desc="ghcn_daily", unit="station", disable=len(chosen) == 1)):
-        _read_records(_find(f"by_station/{name}.csv.gz", download), dates, variables, Y[:, column])
-    where = [known[name] for name in chosen]
-    arrays = {
-        "Y": Y,
-        "dates": dates,
-        "lat": np.array([station.lat for station in where]),
-        "lon": np.array([station.lon for station in where]),
-        "elev": np.array([station.elev for station in where]),
-        "station": np.array(chosen),
-        "station_name": np.array([station.name for station in where]),
-        "columns": np.array(variables),
-    }
-    units = {
-        "Y": ", ".join(_VARIABLES[name][1] for name in variables),
-        "dates": "day of local time",
-        "lat": "latitude [degrees north]",
-        "lon": "longitude [degrees east]",
-        "elev": "elevation [m], NaN if unknown",
-        "station": "identifier",
-        "station_name": "name of the station",
-        "columns": "variables of Y",
-    }
-    return Dataset(
-        "ghcn_daily",
-        arrays,
-        f"Daily weather at {len(chosen)} stations of GHCN-Daily.",
-        units,
-        "Menne, Durre, Vose, Gleason, Houston, An overview of the Global Historical Climatology Network-Daily database, "
-        "J. Atmos. Oceanic Technol. 29 (2012); the data: doi:10.7289/V5D21VHZ",
-        "free for use (WMO Resolution 40 may restrict commercial use of some countries' data)",
-        _HOST,
-    )
+    return chosen
 
 
 def _days(years: Iterable[int | np.integer]) -> np.ndarray:
-    """All days of the years."""
+    """Return all days of the years."""
     chosen = sorted(set(years))
     if not chosen:
         raise ValueError("expected a year or more, got none")
@@ -136,14 +150,14 @@ def _days(years: Iterable[int | np.integer]) -> np.ndarray:
 
 
 def _find(name: str, download: bool) -> Path:
-    """A file of the archive, downloaded unless it is there."""
+    """Return the path of a file of the archive, which is downloaded unless it exists."""
     own, cache = _own_folder(), _cache_folder() / "ghcn_daily"
     for folder in [*([own / "ghcn_daily"] if own else []), cache]:
         if (folder / name).is_file():
             return folder / name
-    mend = f"put it into the folder ghcn_daily of one that the environment variable {_FOLDER_VARIABLE} names"
+    advice = f"put it into the folder ghcn_daily of one that the environment variable {_FOLDER_VARIABLE} names"
     if not download:
-        raise FileNotFoundError(f"expected {name} in {cache}, got none. Allow the download (download=True), or {mend}.")
+        raise FileNotFoundError(f"expected {name} in {cache}, got none. Allow the download (download=True), or {advice}.")
     path, url = cache / name, f"{_HOST}/{name}"
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as temporary:
@@ -151,13 +165,13 @@ def _find(name: str, download: bool) -> Path:
         try:
             pooch.HTTPDownloader()(url, str(part), None)
         except OSError as error:
-            raise OSError(f"expected to download {url}, got: {error}. Check the network, or {mend}.") from error
+            raise OSError(f"expected to download {url}, got: {error}. Check the network, or {advice}.") from error
         part.replace(path)
     return path
 
 
 def _read_stations(path: Path) -> dict[str, _Station]:
-    """The list of stations, in columns of fixed width."""
+    """Read the list of stations, whose columns have fixed widths."""
     stations = {}
     try:
         for line in path.read_text("utf-8").splitlines():
@@ -171,7 +185,7 @@ def _read_stations(path: Path) -> dict[str, _Station]:
 
 
 def _read_records(path: Path, dates: np.ndarray, variables: Sequence[str], Y: np.ndarray) -> None:
-    """Fill in a station's values: a line for each, of station, date, variable, count and flags."""
+    """Write the values of a station into Y; each line of its file has station, date, variable, count and flags."""
     rows = {str(date).replace("-", ""): row for row, date in enumerate(dates)}
     columns = {name: column for column, name in enumerate(variables)}
     try:
@@ -179,5 +193,5 @@ def _read_records(path: Path, dates: np.ndarray, variables: Sequence[str], Y: np
             for _, date, variable, count, _, failed, *_ in csv.reader(file):
                 if date in rows and variable in columns and not failed.strip() and count != _MISSING:
                     Y[rows[date], columns[variable]] = int(count) * _VARIABLES[variable][0]
-    except Exception as error:  # a damaged file can raise anything
+    except Exception as error:  # a damaged file can raise any exception
         raise ValueError(f"{path}: expected records of a station, got {error!r}. Delete the file.") from error

@@ -181,10 +181,10 @@ def _read_rows(path: Path, delimiter: str = ",", encoding: str = "utf-8") -> lis
 def _dated_counts(rows: list[list[str]], first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Counts from column ``first`` on, their names and the dates (dd/mm/yyyy in column 0), less empty columns."""
     header, *body = rows
-    kept = [i for i in range(first, len(header)) if any(row[i] for row in body)]
-    Y = np.array([[int(row[i]) for i in kept] for row in body], dtype=np.int32)
+    nonempty = [i for i in range(first, len(header)) if any(row[i] for row in body)]
+    Y = np.array([[int(row[i]) for i in nonempty] for row in body], dtype=np.int32)
     dates = np.array(["-".join(reversed(row[0].split("/"))) for row in body], dtype="datetime64[D]")
-    return Y, np.array([header[i] for i in kept]), dates
+    return Y, np.array([header[i] for i in nonempty]), dates
 
 
 def _season(dates: np.ndarray) -> np.ndarray:

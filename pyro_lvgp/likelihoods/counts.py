@@ -107,7 +107,7 @@ class Binomial(Logistic):
         shape = self.total_count.shape
         if shape not in ((), (1,), (data_dim,)):
             raise ValueError(
-                f"expected one total_count, or one for each of {data_dim} outputs, got shape {list(shape)}; a "
+                f"expected one total_count, or one for each of {data_dim} outputs, got {list(shape)} of them; a "
                 "count of each row would be unknown for new rows: pass one number, or a tensor with one for each column"
             )
 

@@ -111,8 +111,8 @@ class Ordinal(WithParameter):
         super().check_outputs(data_dim, params)
         if self.edges.dim() == 2 and len(self.edges) not in (1, data_dim):
             raise ValueError(
-                f"expected edges common to all outputs, or of each of {data_dim} outputs, got edges of {len(self.edges)} "
-                "outputs; create the likelihood from as many columns as the model has"
+                f"expected edges common to all outputs, or for each of {data_dim}, got {len(self.edges)} rows of them; create "
+                "the likelihood from as many columns as the model has"
             )
 
 

@@ -1,4 +1,4 @@
-"""Pictures of latent spaces, relevances, bounds, reconstructions, series and fields."""
+"""Plots of latent spaces, relevances, bounds, reconstructions, series and fields."""
 
 from pyro_lvgp.plots._drawing import PALETTE
 from pyro_lvgp.plots.bounds import plot_bounds

@@ -1,4 +1,4 @@
-"""What pictures share: reading arrays, clean axes, colours and thumbnails."""
+"""Common parts of plots: conversion of arrays, style of axes, colours and thumbnails."""
 
 from collections.abc import Sequence
 from datetime import date
@@ -21,7 +21,7 @@ Array = Tensor | np.ndarray | Sequence
 
 
 def as_array(value: Array, name: str, ndim: int | None = None, *, dates: bool = False) -> np.ndarray:
-    """A tensor of any device, or an array, as float64; with ``dates``, dates as datetime64."""
+    """Convert a tensor of any device, or an array, to float64; with ``dates``, convert dates to datetime64."""
     if isinstance(value, Tensor):
         array = value.detach().cpu().double().numpy()
     else:
@@ -37,14 +37,14 @@ def as_array(value: Array, name: str, ndim: int | None = None, *, dates: bool = 
 
 
 def check_shape(array: np.ndarray, shape: tuple[int, ...], name: str) -> np.ndarray:
-    """The array itself, if it has the shape."""
+    """Return the array, or raise a ``ValueError`` if it has another shape."""
     if array.shape != shape:
         raise ValueError(f"{name}: expected shape {list(shape)}, got {list(array.shape)}; give one for each.")
     return array
 
 
 def as_images(images: Array, image_shape: tuple[int, ...] | None, name: str, num: int | None = None) -> np.ndarray:
-    """Images, flat or not, as [N, *image_shape]."""
+    """Reshape images, flat or not, to [N, *image_shape]."""
     array = as_array(images, name)
     if image_shape is None or len(image_shape) not in (2, 3) or (len(image_shape) == 3 and image_shape[2] not in (3, 4)):
         raise ValueError(
@@ -60,7 +60,7 @@ def as_images(images: Array, image_shape: tuple[int, ...] | None, name: str, num
 
 
 def clean_axes(ax: Axes | None, figsize: tuple[float, float]) -> Axes:
-    """Axes with light spines on the left and below; new ones of ``figsize`` inches if there are none."""
+    """Style axes with light spines on the left and at the bottom; None creates a figure of ``figsize`` inches."""
     if ax is None:
         ax = plt.subplots(figsize=figsize, layout="constrained")[1]
     ax.spines[["top", "right"]].set_visible(False)
@@ -68,20 +68,20 @@ def clean_axes(ax: Axes | None, figsize: tuple[float, float]) -> Axes:
     ax.tick_params(color=FAINT, labelcolor=INK, labelsize="small")
     for axis in (ax.xaxis, ax.yaxis):
         axis.label.set_color(INK)
-        if isinstance(axis.get_major_locator(), AutoLocator):  # not that of dates, of a log scale or of someone's choice
+        if isinstance(axis.get_major_locator(), AutoLocator):  # other locators are those of dates, log scales or the user
             axis.set_major_locator(MaxNLocator(5))
     return ax
 
 
 def as_labels(labels: Array) -> np.ndarray:
-    """Classes or numbers, as they are; NaN among text stays a number."""
+    """Convert labels to an array; in lists of mixed types each label keeps its type."""
     if isinstance(labels, Tensor):
         return labels.detach().cpu().numpy()
     return np.asarray(labels, dtype=object if isinstance(labels, list | tuple) else None)
 
 
 def _is_known(value: Any) -> bool:
-    """Whether a label is there: NaN is unlike itself, and pandas' NA neither like nor unlike."""
+    """Return whether a label is not missing: NaN differs from itself, and comparing pandas' NA raises an error."""
     try:
         return value is not None and bool(value == value)
     except TypeError:
@@ -89,7 +89,7 @@ def _is_known(value: Any) -> bool:
 
 
 def _texts(names: np.ndarray) -> list[str]:
-    """Labels in words; numbers with fractions by six digits, if these tell them apart."""
+    """Format labels; floating-point numbers have six digits if they remain distinct."""
     if np.issubdtype(names.dtype, np.floating):
         short = [f"{name:g}" for name in names]
         if len(set(short)) == len(names):
@@ -98,7 +98,7 @@ def _texts(names: np.ndarray) -> list[str]:
 
 
 def color_points(ax: Axes, values: np.ndarray | None, num: int) -> np.ndarray:
-    """Colours of the points, faint where the value is missing, with the legend or colour bar that explains the others."""
+    """Return colours of the points, faint where the value is missing, and add a legend or colour bar to the axes."""
     if values is None:
         return to_rgba_array([PALETTE[0]] * num)
     known = np.array([_is_known(value) for value in values], dtype=bool)
@@ -133,15 +133,15 @@ def color_points(ax: Axes, values: np.ndarray | None, num: int) -> np.ndarray:
 def place_images(
     ax: Axes, xy: np.ndarray, pictures: np.ndarray, colors: Any, num_images: int, image_size: float | int, cmap: str
 ) -> None:
-    """Thumbnails at points that are far apart on the page, each framed in the colour of its point."""
+    """Place thumbnails at points that are far apart on the page, framed in the colours of the points."""
     ax.autoscale_view()
     figure = ax.figure.canvas.figure  # the whole figure, even if these axes lie in a subfigure
-    figure.draw_without_rendering()  # the layout decides where data lie on the page
+    figure.draw_without_rendering()  # computes the layout, and with it the positions of data on the page
     inches = figure.dpi_scale_trans.inverted().transform(ax.transData.transform(xy))
     height, width = pictures.shape[1:3]
-    shape = np.array([image_size * width / height, image_size]) * 1.3  # with its frame and some air
+    shape = np.array([image_size * width / height, image_size]) * 1.3  # with frame and margin
     norm = Normalize(np.nanmin(pictures), np.nanmax(pictures))
-    rows = np.flatnonzero(np.isfinite(xy).all(1))  # others lie nowhere
+    rows = np.flatnonzero(np.isfinite(xy).all(1))  # others have no position
     for i in rows[spread_out(inches[rows] / shape, num_images)]:
         box = OffsetImage(norm(pictures[i]), cmap=cmap, zoom=72 * image_size / height, interpolation="nearest")
         frame = {"edgecolor": colors[i], "linewidth": 1.2}
@@ -149,7 +149,10 @@ def place_images(
 
 
 def spread_out(points: np.ndarray, num: int) -> list[int]:
-    """Greedy farthest points in the maximum norm, from the middle on, while they are at least one unit apart."""
+    """Select points greedily by largest distance to those selected, in the maximum norm, while it is at least one.
+
+    The first point is the one nearest to the median.
+    """
     chosen: list[int] = []
     if not len(points):
         return chosen

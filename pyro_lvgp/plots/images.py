@@ -1,4 +1,4 @@
-"""Images beside what a model makes of them."""
+"""Plot of images and their reconstructions."""
 
 import numpy as np
 from matplotlib import colormaps
@@ -8,6 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from pyro_lvgp.plots._drawing import INK, Array, as_images
+
+__all__ = ["plot_reconstructions"]
 
 _MISSING = "#C9D6E8"
 
@@ -23,17 +25,17 @@ def plot_reconstructions(
     cmap: str = "gray",
     fig: Figure | None = None,
 ) -> Figure:
-    """Rows of images: the original, what the model saw of it, its reconstruction, and how sure of it the model is.
+    """Plot rows of images: originals, inputs of the model, reconstructions, and their standard deviations.
 
-    All images share the colour scale of ``Y``; standard deviations have their own, from zero.  What is missing (NaN) is
-    shown in colour.
+    All images share the colour scale of ``Y``; standard deviations have one of their own, from zero.  Missing pixels (NaN) are
+    blue.
 
     :param Y: [N, …] images, flat or not.
     :param Y_hat: [N, …] reconstructions.
     :param image_shape: (height, width) or (height, width, 3).
-    :param Y_masked: [N, …] images as the model saw them, NaN where missing.
+    :param Y_masked: [N, …] inputs of the model, NaN where missing.
     :param sd: [N, …] standard deviation of the reconstruction.
-    :param num: show the first ``num``.
+    :param num: number of images, the first ones.
     :param cmap: colour map of images without colour.
     :param fig: an empty figure or subfigure to draw in; a new figure by default.
     :raises ValueError: if shapes do not fit.

@@ -1,4 +1,4 @@
-"""Latent spaces: where the data lie in them, and which dimensions matter."""
+"""Plots of latent means, and of the relevance of latent dimensions."""
 
 from collections.abc import Sequence
 
@@ -18,6 +18,8 @@ from pyro_lvgp.plots._drawing import (
     place_images,
 )
 
+__all__ = ["plot_ard", "plot_latents"]
+
 
 def plot_latents(
     mean: Array,
@@ -33,22 +35,22 @@ def plot_latents(
     cmap: str = "gray",
     ax: Axes | None = None,
 ) -> Axes:
-    """Scatter latent means in two dimensions, coloured by label, with uncertainty and images where they lie.
+    """Plot latent means in two dimensions, coloured by label, with standard deviations and images of the points.
 
-    Up to ten distinct labels, or labels that are text, make a legend; other numbers make a colour bar.  Points whose label is
+    Up to ten distinct labels, or labels that are text, have a legend; other numbers have a colour bar.  Points whose label is
     missing (NaN, None, pandas' NA) are grey.
 
     :param mean: [N, Q] latent means.
     :param labels: [N] classes or numbers.
     :param scale: [N, Q] standard deviations; each point gets an ellipse of one standard deviation.
-    :param images: [N, …] images, flat or not, of which up to ``num_images`` are shown, spread out so as not to overlap.
+    :param images: [N, …] images, flat or not, of which up to ``num_images`` are shown without overlap.
     :param image_shape: (height, width) or (height, width, 3) of an image.
     :param dims: the two latent dimensions; by default the most relevant two, or the first two without ``relevance``.
     :param relevance: [Q] relevance of the latent dimensions, 1 / lengthscale.
-    :param num_images: most images to show.
+    :param num_images: largest number of images.
     :param image_size: height of an image, in inches.
     :param cmap: colour map of images without colour; ``"gray_r"`` suits dark strokes on white.
-    :param ax: where to draw; a new figure by default.
+    :param ax: axes to draw in; a new figure by default.
     :raises ValueError: if shapes do not fit.
 
     >>> from matplotlib import pyplot as plt
@@ -60,7 +62,7 @@ def plot_latents(
     X = as_array(mean, "mean", 2)
     if X.shape[1] < 2:
         raise ValueError(f"mean: expected [N, Q] with Q ≥ 2, got {list(X.shape)}; plot one dimension with a histogram.")
-    pair, strength = _choose(X.shape[1], dims, relevance)
+    pair, strength = _choose_dims(X.shape[1], dims, relevance)
     xy = X[:, pair]
     if scale is not None:
         sd = check_shape(as_array(scale, "scale", 2), X.shape, "scale")[:, pair]
@@ -73,20 +75,7 @@ def plot_latents(
     colors = color_points(ax, labels, len(X))
     size = float(np.clip(6000 / len(X), 7, 36))
     if scale is not None:
-        ax.add_collection(
-            EllipseCollection(
-                2.0 * sd[:, 0],
-                2.0 * sd[:, 1],
-                np.zeros(len(X)),
-                units="xy",
-                offsets=xy,
-                offset_transform=ax.transData,
-                facecolors=colors,
-                alpha=0.12,
-                linewidths=0,
-                zorder=1,
-            )
-        )
+        _draw_ellipses(ax, xy, sd, colors)
     ax.scatter(xy[:, 0], xy[:, 1], c=colors, s=size, alpha=0.85, linewidths=0, zorder=2)
     ax.margins(0.06)
     names = [f"latent {dim}" + ("" if strength is None else f"  (relevance {strength[dim]:.2g})") for dim in pair]
@@ -97,11 +86,28 @@ def plot_latents(
     return ax
 
 
+def _draw_ellipses(ax: Axes, xy: np.ndarray, sd: np.ndarray, colors: np.ndarray) -> None:
+    """Draw an ellipse of one standard deviation around each point."""
+    ellipses = EllipseCollection(
+        2.0 * sd[:, 0],
+        2.0 * sd[:, 1],
+        np.zeros(len(xy)),
+        units="xy",
+        offsets=xy,
+        offset_transform=ax.transData,
+        facecolors=colors,
+        alpha=0.12,
+        linewidths=0,
+        zorder=1,
+    )
+    ax.add_collection(ellipses)
+
+
 def plot_ard(relevance: Array, *, ax: Axes | None = None) -> Axes:
-    """Bars of the relevance of every latent dimension, largest first.
+    """Plot the relevance of each latent dimension as a bar, largest first.
 
     :param relevance: [Q] relevance, 1 / lengthscale.
-    :param ax: where to draw; a new figure by default.
+    :param ax: axes to draw in; a new figure by default.
     :raises ValueError: if a relevance is negative or not finite.
 
     >>> from matplotlib import pyplot as plt
@@ -123,7 +129,8 @@ def plot_ard(relevance: Array, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def _choose(num: int, dims: Sequence[int] | None, relevance: Array | None) -> tuple[list[int], np.ndarray | None]:
+def _choose_dims(num: int, dims: Sequence[int] | None, relevance: Array | None) -> tuple[list[int], np.ndarray | None]:
+    """Return the two dimensions to plot, and the relevance of all."""
     strength = None if relevance is None else check_shape(as_array(relevance, "relevance", 1), (num,), "relevance")
     pair = list(dims) if dims is not None else [0, 1] if strength is None else list(np.argsort(-strength)[:2])
     if len(pair) != 2 or len(set(pair)) != 2 or not all(0 <= dim < num for dim in pair):

@@ -1,4 +1,4 @@
-"""Predictions over time, and over places."""
+"""Plots of predictions over time and over space."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +10,8 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 
 from pyro_lvgp.plots._drawing import FAINT, INK, NUMBER_MAP, PALETTE, Array, as_array, check_shape, clean_axes
+
+__all__ = ["plot_field", "plot_series"]
 
 
 def plot_series(
@@ -23,15 +25,15 @@ def plot_series(
     xlabel: str = "time",
     fig: Figure | None = None,
 ) -> Figure:
-    """A panel for each output over time: what was seen, the prediction with a band of two standard deviations, the truth.
+    """Plot a panel for each output over time: data, predictions with a band of two standard deviations, hidden truth.
 
     :param t: [N] times, numbers or dates, in any order.
     :param mean: [N, D] predictions.
     :param stddev: [N, D] their standard deviations.
     :param seen: [N, D] data, NaN where missing.
-    :param truth: [N, D] data with nothing missing; drawn where not seen.
+    :param truth: [N, D] complete data, drawn where ``seen`` is NaN.
     :param names: [D] names of the outputs.
-    :param xlabel: what the times are, with their unit.
+    :param xlabel: label of the time axis, with unit.
     :param fig: an empty figure or subfigure to draw in; a new figure by default.
     :raises ValueError: if shapes do not fit.
 
@@ -56,27 +58,31 @@ def plot_series(
         fig = plt.figure(figsize=(7.5, 0.95 * D + 0.7), layout="constrained")
     panels = fig.subplots(D, sharex=True, squeeze=False)[:, 0]
     for d, (ax, label) in enumerate(zip(panels, labels, strict=True)):
-        if "stddev" in arrays:
-            spread = 2.0 * arrays["stddev"][:, d]
-            ax.fill_between(times, centre[:, d] - spread, centre[:, d] + spread, color=PALETTE[0], alpha=0.18, linewidth=0)
-        if "truth" in arrays:
-            unseen = np.isnan(arrays["seen"][:, d]) if "seen" in arrays else np.ones(N, dtype=bool)
-            shown = np.where(unseen, arrays["truth"][:, d], np.nan)
-            _draw_line(ax, times, shown, PALETTE[1], "hidden truth")
-        _draw_line(ax, times, centre[:, d], PALETTE[0], "prediction ± 2 sd" if stddev is not None else "mean")
-        if "seen" in arrays:
-            ax.plot(times, arrays["seen"][:, d], ".", color=INK, markersize=2.2, label="seen")
+        _draw_output(ax, times, centre[:, d], {name: values[:, d] for name, values in arrays.items()})
         ax.set_ylabel(label, rotation=0, ha="right", va="center", fontsize="small")
         ax.margins(x=0.005)
-        clean_axes(ax, (0.0, 0.0))  # once it is known whether these are dates
+        clean_axes(ax, (0.0, 0.0))  # after plotting, since the locator depends on whether times are dates
     panels[-1].set_xlabel(xlabel)
     handles = {label: line for ax in panels for line, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     fig.legend(handles.values(), handles, loc="outside upper center", ncols=3, frameon=False, fontsize="small")
     return fig
 
 
+def _draw_output(ax: Axes, times: np.ndarray, mean: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
+    """Draw the prediction of one output, and its ``stddev``, ``seen`` and ``truth`` if they are among the arrays."""
+    if "stddev" in arrays:
+        spread = 2.0 * arrays["stddev"]
+        ax.fill_between(times, mean - spread, mean + spread, color=PALETTE[0], alpha=0.18, linewidth=0)
+    if "truth" in arrays:
+        unseen = np.isnan(arrays["seen"]) if "seen" in arrays else np.ones(len(times), dtype=bool)
+        _draw_line(ax, times, np.where(unseen, arrays["truth"], np.nan), PALETTE[1], "hidden truth")
+    _draw_line(ax, times, mean, PALETTE[0], "prediction ± 2 sd" if "stddev" in arrays else "mean")
+    if "seen" in arrays:
+        ax.plot(times, arrays["seen"], ".", color=INK, markersize=2.2, label="seen")
+
+
 def _draw_line(ax: Axes, times: np.ndarray, values: np.ndarray, color: str, label: str) -> None:
-    """A line that is broken where values are NaN, and a dot where one stands alone, between which there is no line."""
+    """Draw a line with gaps where values are NaN, and a dot at each value between two gaps."""
     gaps = np.pad(np.isnan(values), 1, constant_values=True)
     alone = ~gaps[1:-1] & gaps[:-2] & gaps[2:]
     marker = "." if alone.any() else None
@@ -94,16 +100,16 @@ def plot_field(
     limits: tuple[float, float] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """A map of values over a plane: scattered places, or a regular grid, with measured sites on the same colours.
+    """Plot values over a plane, at scattered places or on a regular grid, with measurements in the same colours.
 
     :param places: [N, 2] coordinates.
-    :param values: [N] what is there.
+    :param values: [N] values at the places.
     :param grid: (rows, columns) if the places are a regular grid, row by row, which is then filled.
     :param sites: [M, 2] coordinates of measurements.
-    :param site_values: [M] what was measured; sites are plain dots without.
+    :param site_values: [M] measurements; without them sites are dots of one colour.
     :param label: name and unit of the values.
-    :param limits: of the colours; those of all values by default.
-    :param ax: where to draw; a new figure by default.
+    :param limits: limits of the colour scale; by default the range of all values.
+    :param ax: axes to draw in; a new figure by default.
     :raises ValueError: if shapes do not fit.
 
     >>> ax = plot_field([[0.0, 0.0], [1.0, 0.0]], [1.0, 2.0], label="cadmium [mg/kg]")
@@ -119,8 +125,8 @@ def plot_field(
     measured = None
     if spots is not None and site_values is not None:
         measured = check_shape(as_array(site_values, "site_values", 1), (len(spots),), "site_values")
-    everything = z if measured is None else np.concatenate([z, measured])
-    low, high = (np.nanmin(everything), np.nanmax(everything)) if limits is None else limits
+    all_values = z if measured is None else np.concatenate([z, measured])
+    low, high = (np.nanmin(all_values), np.nanmax(all_values)) if limits is None else limits
     colours: dict[str, Any] = {"cmap": NUMBER_MAP, "vmin": low, "vmax": high}
     ax = clean_axes(ax, (5.2, 4.6))
     drawn: ScalarMappable

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 @pytest.fixture(params=["dense", "state-space"], autouse=True)
 def _method(request, monkeypatch):
     """Processes by matrices, and by Kalman filters."""
-    monkeypatch.setattr(gaussian_process, "_MANY_POINTS", 0 if request.param == "state-space" else 200)
+    monkeypatch.setattr(gaussian_process, "_MIN_STATE_SPACE_POINTS", 0 if request.param == "state-space" else 200)
 
 
 def make_kernel():
@@ -237,7 +237,7 @@ def test_both_methods_agree():
 
 
 def test_which_processes_prefer_the_state_space(monkeypatch):
-    monkeypatch.setattr(gaussian_process, "_MANY_POINTS", 4)
+    monkeypatch.setattr(gaussian_process, "_MIN_STATE_SPACE_POINTS", 4)
     for kernel, shape, expected in (
         (Matern(1), (5, 1), True),
         (Matern(1), (4, 1), False),

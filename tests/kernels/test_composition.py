@@ -7,7 +7,7 @@ import torch
 from pyro import poutine
 from pyro.nn import PyroSample
 
-from pyro_lvgp.kernels import RBF, Linear, Matern, Periodic, Product, Stack, Sum
+from pyro_lvgp.kernels import RBF, Combination, Linear, Matern, Periodic, Product, Stack, Sum
 from tests.helpers.points import rand
 
 
@@ -118,3 +118,21 @@ def test_a_prior_needs_a_batch_of_kernels_in_a_stack():
 def test_stacks_that_make_no_sense(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_combination_of_a_user():
+    class Convex(Combination):
+        def k(self, X, Z, params):
+            first, second = self.covariances(X, Z, params)
+            return 0.3 * first + 0.7 * second
+
+        def k_diagonal(self, X, params):
+            first, second = self.diagonals(X, params)
+            return 0.3 * first + 0.7 * second
+
+    a, b, X = Matern(1), Matern(1, 0.5, variance=2.0, batch_shape=(3,)), torch.randn(4, 1)
+    kernel = Convex(a, b)
+    torch.testing.assert_close(kernel(X), 0.3 * a(X) + 0.7 * b(X))
+    torch.testing.assert_close(kernel.diagonal(X), torch.full((3, 4), 1.7))
+    assert kernel.batch_shape == (3,)
+    assert not kernel.is_markov  # it has no state-space model, even if its parts have

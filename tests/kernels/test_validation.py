@@ -5,7 +5,7 @@ import pytest
 import torch
 from pyro.nn import PyroSample
 
-from pyro_lvgp.kernels import RBF, Kernel, Linear, Matern, Periodic
+from pyro_lvgp.kernels import RBF, Combination, Kernel, Linear, Matern, Periodic
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,14 @@ def test_prior_of_the_wrong_shape_says_so():
 
 
 def test_a_kernel_must_implement_its_two_methods():
-    for call in (Kernel(1), Kernel(1).diagonal):
-        with pytest.raises(NotImplementedError, match="Kernel must implement"):
-            call(torch.ones(2, 1))
+    White = type("White", (Kernel,), {"k": lambda self, X, Z, params: X @ Z.mT})
+    for cls, missing in (
+        (Kernel, "methods k, k_diagonal"),
+        (White, "method k_diagonal"),
+        (Combination, "methods k, k_diagonal"),
+    ):
+        with pytest.raises(TypeError, match=f"instantiate abstract class {cls.__name__} with abstract {missing}"):
+            cls(1)
 
 
 def test_a_diagonal_without_the_batch_of_its_kernel_is_refused():

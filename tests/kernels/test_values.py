@@ -68,6 +68,14 @@ def test_a_subclass_with_another_covariance_has_no_chain_but_its_own(changed):
     assert not (Matern(1) + Other(1)).is_markov
 
 
+def test_a_covariance_that_a_mixin_overrides_has_no_chain_of_matern():
+    class Squared:
+        def k(self, X, Z, params):
+            return super().k(X, Z, params).square()
+
+    assert not type("Mixed", (Squared, Matern), {})(1).is_markov
+
+
 def test_warped_time_is_modelled_beyond_the_points_that_are_taken_by_chains():
     class Warped(Matern):
         def k(self, X, Z, params):

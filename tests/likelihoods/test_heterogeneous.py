@@ -105,7 +105,10 @@ def test_what_stands_in_for_missing_entries_is_in_all_supports():
         def distribution(self, f, params):
             return dist.Uniform(2.0 * torch.ones_like(f), 3.0)
 
-    with pytest.raises(ValueError, match=r"in the support of all, got \[0.0, 2.5\]; derive a likelihood with another"):
+        def inverse_link(self, y):
+            return y
+
+    with pytest.raises(ValueError, match=r"in the support of every part, got \[0.0, 2.5\]; derive a likelihood with another"):
         Heterogeneous([(Poisson(), [0]), (FarAway(), [1])])
 
 

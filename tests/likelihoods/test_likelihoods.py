@@ -386,5 +386,8 @@ def test_a_distribution_without_moments_says_what_to_override():
         def distribution(self, f, params):
             return dist.TransformedDistribution(dist.Bernoulli(logits=f), [dist.transforms.AffineTransform(1.0, 1.0)])
 
+        def inverse_link(self, y):
+            return y
+
     with pytest.raises(NotImplementedError, match=r"mean and variance from OneTwo, got TransformedDistribution; override"):
         OneTwo().moments(torch.zeros(2), torch.ones(2), None)

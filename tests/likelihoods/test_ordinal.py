@@ -98,7 +98,7 @@ def test_what_is_no_level_is_refused(bad, num_levels):
         (torch.zeros(4), ValueError, r"expected Y of shape \[rows, 4\], got \[4\]"),
         (torch.zeros(4, 2).long(), TypeError, "expected Y of a floating-point dtype"),
         (torch.tensor([[0.0, torch.inf]]), ValueError, r"expected finite entries .* got inf at Y\[0, 1\]"),
-        (torch.tensor([[0.0], [4.0e9]]), ValueError, "no more of them than the 2 rows, got one of 4000000000; number them by"),
+        (torch.tensor([[0.0], [4.0e9]]), ValueError, "no more of them than the 2 rows, got level 4000000000; number them by"),
     ],
 )
 def test_what_is_no_table_is_refused(Y, error, match, unchecked):
@@ -108,7 +108,7 @@ def test_what_is_no_table_is_refused(Y, error, match, unchecked):
 
 @pytest.mark.parametrize("edges", [[], [1.0, 1.0], [0.0, math.inf], [0.0, math.nan], [[[0.0]]]])
 def test_edges_that_do_not_rise_are_refused(edges, unchecked):
-    with pytest.raises(ValueError, match=rf"expected edges that rise, .* got {re.escape(str(edges))}"):
+    with pytest.raises(ValueError, match=rf"expected increasing edges, .* got {re.escape(str(edges))}"):
         Ordinal(torch.tensor(edges))
 
 

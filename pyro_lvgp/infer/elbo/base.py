@@ -5,7 +5,9 @@ from typing import Any
 
 import torch
 from pyro.infer import ELBO
+from pyro.infer.enum import get_importance_trace
 from pyro.infer.util import torch_item
+from pyro.poutine import Trace
 from pyro.util import warn_if_nan
 from torch import Tensor
 
@@ -22,6 +24,8 @@ class DifferentiableELBO(ELBO):
     ...     def differentiable_loss(self, model, guide, *args, **kwargs):
     ...         q = poutine.trace(guide).get_trace(*args, **kwargs)
     ...         return q.log_prob_sum() - poutine.trace(poutine.replay(model, q)).get_trace(*args, **kwargs).log_prob_sum()
+    >>> OneSample().loss(lambda: None, lambda: None)
+    0.0
     """
 
     @abstractmethod
@@ -32,6 +36,10 @@ class DifferentiableELBO(ELBO):
         :param guide: its guide.
         :param args: arguments of both.
         """
+
+    def _get_trace(self, model: Any, guide: Any, args: tuple, kwargs: dict) -> tuple[Trace, Trace]:
+        """Trace the guide and then the model at its draws; abstract in Pyro's base class."""
+        return get_importance_trace("flat", self.max_plate_nesting, model, guide, args, kwargs)
 
     def loss(self, model: Any, guide: Any, *args, **kwargs) -> float:
         """Compute minus an estimate of the bound, without gradients."""

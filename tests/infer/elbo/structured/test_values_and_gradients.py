@@ -50,7 +50,7 @@ BOUNDS |= {f"{name}-state-space": BOUNDS[name] for name in ("semi-analytic-path-
 def test_values_and_gradients_have_one_mean(name, monkeypatch):
     options, series = BOUNDS[name]
     if name.endswith("state-space"):
-        monkeypatch.setattr(gaussian_process, "_MANY_POINTS", 0)
+        monkeypatch.setattr(gaussian_process, "_MIN_STATE_SPACE_POINTS", 0)
     model, guide, x, y = make(*series)
     rows = zip(x, y, strict=True) if series else [(x, y)]
     expected = sum(quadrature(model, guide, *row) for row in rows)
