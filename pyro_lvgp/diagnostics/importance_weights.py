@@ -16,6 +16,8 @@ from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.infer import ImportanceWeightedELBO, sample_traces
 from pyro_lvgp.infer.protocols import HasLocalPlate
 
+__all__ = ["effective_sample_size", "log_weights", "pareto_k"]
+
 
 def log_weights(
     model: Callable[..., Any],

@@ -14,6 +14,8 @@ from tqdm import tqdm
 
 from pyro_lvgp._utils.validation import check_tensors
 
+__all__ = ["Predictive", "gap_folds", "held_out_log_prob", "held_out_nll", "stacking_weights"]
+
 
 @runtime_checkable
 class Predictive(Protocol):

@@ -13,8 +13,10 @@ from torch import Tensor
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.diagnostics.importance_weights import log_weights
 from pyro_lvgp.guides import AutoAnnealedLangevin
-from pyro_lvgp.infer.elbo.terms import mask_of
+from pyro_lvgp.infer.elbo._terms import mask_of
 from pyro_lvgp.infer.protocols import HasLikelihoodTerm
+
+__all__ = ["Sandwich", "bound_sandwich"]
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ from pyro_lvgp.guides._sampled import direction
 from pyro_lvgp.infer.protocols import HasInitialValues
 from pyro_lvgp.networks.pyro_module import adopt
 
+__all__ = ["MeanFieldGuide"]
+
 
 class MeanFieldGuide(ModelGuide):
     r"""Mean-field Gaussian guide that emits plain distributions.

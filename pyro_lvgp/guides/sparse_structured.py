@@ -25,6 +25,8 @@ from pyro_lvgp.networks import NeighbourNet, OffsetNet
 from pyro_lvgp.ops import sparse_sites
 from pyro_lvgp.ops.sparse_sites import Sites
 
+__all__ = ["Memory", "SparseStructuredGPGuide"]
+
 
 class _PointSites(NamedTuple):
     """Sites on linear functions of the whitened inducing values, with a dimension for the plate of the points.

@@ -18,7 +18,9 @@ from torch import Tensor
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.infer._sites import SampledSite, SiteLayout, entries, is_deterministic, is_undeclared, same, stack
-from pyro_lvgp.infer.elbo.terms import share_masks, trace_guide
+from pyro_lvgp.infer.elbo._terms import share_masks, trace_guide
+
+__all__ = ["SampledTraces", "sample_traces"]
 
 _DRAWS = "_pyro_lvgp_draws"
 

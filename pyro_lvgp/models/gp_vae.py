@@ -16,6 +16,8 @@ from pyro_lvgp.likelihoods import Likelihood
 from pyro_lvgp.models.latent_process_model import LatentProcessModel, as_inputs
 from pyro_lvgp.ops.quasi_monte_carlo import qmc_normal
 
+__all__ = ["GPVAE"]
+
 
 class GPVAE(LatentProcessModel):
     r"""Independent Gaussian processes over time or space, decoded point by point; missing entries are NaN.

@@ -24,6 +24,8 @@ from pyro_lvgp.models.initialization import InitialLatents, cluster_centres
 from pyro_lvgp.ops.expected_log_likelihood import Quadratic, RBFScore, evaluate, gaussian_quadratic, gradient, rbf_score
 from pyro_lvgp.ops.linalg import invert_lower, safe_cholesky, solve_lower, sparse_conditional
 
+__all__ = ["BayesianGPLVM", "Statistics"]
+
 
 class _Shared(NamedTuple):
     """Sites and parameters that all rows share, at their present values.

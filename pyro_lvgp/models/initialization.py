@@ -11,6 +11,8 @@ from sklearn.decomposition import PCA, FactorAnalysis
 from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
+__all__ = ["cluster_centres", "latent_mixture", "linear_latents"]
+
 InitialLatents = Literal["pca", "factor-analysis"]
 
 

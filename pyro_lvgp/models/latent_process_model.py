@@ -34,6 +34,8 @@ from pyro_lvgp.models.prediction import Prediction
 from pyro_lvgp.networks.pyro_module import adopt
 from pyro_lvgp.ops.quasi_monte_carlo import qmc_normal
 
+__all__ = ["LatentProcessModel", "as_inputs"]
+
 
 class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
     """Base of models with latent processes ``f`` over inputs, seen point by point through a decoder.

@@ -29,6 +29,8 @@ from pyro_lvgp.models.initialization import InitialLatents
 from pyro_lvgp.models.latent_variable_model import Guide
 from pyro_lvgp.ops.linalg import function_variance
 
+__all__ = ["RandomFeatureLVM"]
+
 _REACH, _NUM_DRAWS = 3.0, 100
 
 

@@ -22,6 +22,8 @@ from pyro_lvgp.models.latent_variable_model import check_all_given
 from pyro_lvgp.networks.pyro_module import replace_parameter
 from pyro_lvgp.ops.quasi_monte_carlo import qmc_normal
 
+__all__ = ["SparseGPVAE"]
+
 
 class SparseGPVAE(LatentProcessModel):
     r"""The :class:`~pyro_lvgp.models.GPVAE` with inducing points, for many points.

@@ -41,6 +41,8 @@ from pyro_lvgp.guides.mean_field import MeanFieldGuide
 from pyro_lvgp.infer.elbo.handlers import marginalizes_gaussians
 from pyro_lvgp.infer.protocols import HasLocalPlate, HasLogJoint
 
+__all__ = ["AutoAnnealedLangevin"]
+
 
 class AutoAnnealedLangevin(SampledGuide):
     r"""Guide that anneals a Gaussian base towards the posterior by K Langevin transitions.

@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+__all__ = ["State", "anneal", "check_finite", "initial_state", "overdamped_step", "underdamped_step"]
+
 Coordinates = tuple[Tensor, ...]
 Score = Callable[[Coordinates], Coordinates]
 Dynamics = Literal["overdamped", "underdamped"]

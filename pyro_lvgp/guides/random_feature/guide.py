@@ -26,6 +26,8 @@ from pyro_lvgp.infer.protocols import RandomFeatureModel
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.networks.pyro_module import adopt
 
+__all__ = ["RandomFeatureGuide"]
+
 Frequencies = Literal["mixture", "gaussian"]
 Weights = Literal["collapsed", "filled", "explicit", "shared"]
 _EXPLICIT = ("explicit", "shared")  # from step to step, as parameters

@@ -9,6 +9,8 @@ from pyro.infer.util import torch_item
 from pyro.util import warn_if_nan
 from torch import Tensor
 
+__all__ = ["DifferentiableELBO"]
+
 
 class DifferentiableELBO(ELBO):
     """Base of bounds whose gradient is that of one differentiable estimate.

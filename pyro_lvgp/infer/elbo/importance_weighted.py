@@ -12,8 +12,10 @@ from torch import Tensor
 
 from pyro_lvgp.distributions.normal import without_independent
 from pyro_lvgp.distributions.path_delta import PathDelta
+from pyro_lvgp.infer.elbo._terms import Sites, log_ratio
 from pyro_lvgp.infer.elbo.local_plate import SAMPLES, LocalELBO
-from pyro_lvgp.infer.elbo.terms import Sites, log_ratio
+
+__all__ = ["ImportanceWeightedELBO"]
 
 
 class ImportanceWeightedELBO(LocalELBO):

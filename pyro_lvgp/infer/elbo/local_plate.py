@@ -18,9 +18,11 @@ from torch import Tensor
 
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.infer._sites import is_deterministic, is_undeclared
+from pyro_lvgp.infer.elbo._terms import Sites, check_reparameterised, share_masks, trace_guide
 from pyro_lvgp.infer.elbo.base import DifferentiableELBO
 from pyro_lvgp.infer.elbo.handlers import EvaluateBound, MarginalizeGaussians
-from pyro_lvgp.infer.elbo.terms import Sites, check_reparameterised, share_masks, trace_guide
+
+__all__ = ["LocalELBO"]
 
 SAMPLES = "_local_samples"
 

@@ -4,8 +4,10 @@ import math
 
 from torch import Tensor
 
+from pyro_lvgp.infer.elbo._terms import Sites, log_ratio
 from pyro_lvgp.infer.elbo.local_plate import LocalELBO
-from pyro_lvgp.infer.elbo.terms import Sites, log_ratio
+
+__all__ = ["MeanFieldELBO"]
 
 
 class MeanFieldELBO(LocalELBO):

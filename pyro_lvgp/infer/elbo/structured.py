@@ -20,11 +20,13 @@ from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes, position_of_data
 from pyro_lvgp.distributions.gaussian_process import GaussianProcess, StructuredPosterior
 from pyro_lvgp.distributions.normal import without_independent
+from pyro_lvgp.infer.elbo._terms import Sites, check_reparameterised, known_same, log_ratio, share_masks, trace_guide
 from pyro_lvgp.infer.elbo.base import DifferentiableELBO
 from pyro_lvgp.infer.elbo.handlers import EvaluateBound, MarginalizeGaussians
-from pyro_lvgp.infer.elbo.terms import Sites, check_reparameterised, known_same, log_ratio, share_masks, trace_guide
 from pyro_lvgp.networks.corruption import Corruption
 from pyro_lvgp.ops import gaussian_sites
+
+__all__ = ["StructuredELBO", "structured"]
 
 Value = Literal["semi-analytic", "doubly-stochastic"]
 GradientEstimator = Literal["path", "score"]
