@@ -14,7 +14,7 @@ from torch import Tensor
 from pyro_lvgp.infer.protocols import HasEventDims
 from pyro_lvgp.infer.sampling import SampledSite, sample_traces
 
-__all__ = ["Groups", "Positions", "to_arviz"]
+__all__ = ["to_arviz"]
 
 Groups = dict[str, dict[str, np.ndarray]]
 Positions = dict[str, tuple[str, np.ndarray]]

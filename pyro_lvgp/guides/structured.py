@@ -27,7 +27,7 @@ from pyro_lvgp.infer.elbo.handlers import MarginalizeOwnGaussians
 from pyro_lvgp.infer.protocols import HasConditionalSite, HasInitialValues, HasProcessSite, SubsamplesPoints
 from pyro_lvgp.networks.pyro_module import adopt
 
-__all__ = ["Method", "StructuredGPGuide"]
+__all__ = ["StructuredGPGuide"]
 
 Method = Literal["auto", "dense", "state-space"]
 

@@ -28,6 +28,8 @@ from pyro_lvgp.ops.linalg import invert_lower, solve_lower, sparse_conditional
 
 __all__ = ["BayesianGPLVM", "Statistics"]
 
+__all__ = ["BayesianGPLVM", "Statistics"]
+
 
 class _Shared(NamedTuple):
     """Sites and parameters that all rows share, at their present values.

@@ -11,7 +11,7 @@ from sklearn.decomposition import PCA, FactorAnalysis
 from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
-__all__ = ["InitialLatents", "cluster_centres", "latent_mixture", "linear_latents"]
+__all__ = ["cluster_centres", "latent_mixture", "linear_latents"]
 
 InitialLatents = Literal["pca", "factor-analysis"]
 

@@ -29,7 +29,7 @@ from pyro_lvgp.models._laplace import Entries
 from pyro_lvgp.models._new_rows import LogLikelihood, best_candidates, by_laplace, variational
 from pyro_lvgp.models.prediction import Coords, Prediction
 
-__all__ = ["Guide", "LatentVariableModel", "Latents", "Method", "check_all_given"]
+__all__ = ["LatentVariableModel", "check_all_given"]
 
 Guide = Callable[..., Any]
 Latents = Float[Tensor, "B Q"] | TorchDistributionMixin

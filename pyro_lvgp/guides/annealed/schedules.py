@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["AnnealingSchedule", "fixed_schedule", "increasing_schedule", "power_schedule", "sigmoid_schedule"]
+__all__ = ["fixed_schedule", "increasing_schedule", "power_schedule", "sigmoid_schedule"]
 
 AnnealingSchedule = Literal["learned", "linear", "sigmoid"] | float
 

@@ -13,19 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = [
-    "STEPS",
-    "Coordinates",
-    "Dynamics",
-    "Score",
-    "State",
-    "Transition",
-    "anneal",
-    "check_finite",
-    "initial_state",
-    "overdamped_step",
-    "underdamped_step",
-]
+__all__ = ["State", "anneal", "check_finite", "initial_state", "overdamped_step", "underdamped_step"]
 
 Coordinates = tuple[Tensor, ...]
 Score = Callable[[Coordinates], Coordinates]

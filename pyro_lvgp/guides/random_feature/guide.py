@@ -26,7 +26,7 @@ from pyro_lvgp.infer.protocols import RandomFeatureModel
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.networks.pyro_module import adopt
 
-__all__ = ["Frequencies", "RandomFeatureGuide", "Weights"]
+__all__ = ["RandomFeatureGuide"]
 
 Frequencies = Literal["mixture", "gaussian"]
 Weights = Literal["collapsed", "filled", "explicit", "shared"]

@@ -22,7 +22,7 @@ from pyro_lvgp.infer.elbo._terms import Sites, check_reparameterised, share_mask
 from pyro_lvgp.infer.elbo.base import DifferentiableELBO
 from pyro_lvgp.infer.elbo.handlers import EvaluateBound, MarginalizeGaussians
 
-__all__ = ["SAMPLES", "LocalELBO"]
+__all__ = ["LocalELBO"]
 
 SAMPLES = "_local_samples"
 

@@ -26,7 +26,7 @@ from pyro_lvgp.infer.elbo.handlers import EvaluateBound, MarginalizeGaussians
 from pyro_lvgp.networks.corruption import Corruption
 from pyro_lvgp.ops import gaussian_sites
 
-__all__ = ["GradientEstimator", "StructuredELBO", "Value", "structured"]
+__all__ = ["StructuredELBO", "structured"]
 
 Value = Literal["semi-analytic", "doubly-stochastic"]
 GradientEstimator = Literal["path", "score"]
