@@ -5,7 +5,7 @@ from pyro.nn import PyroModule, PyroParam
 from pyro.nn.module import to_pyro_module_
 from torch import Tensor, nn
 
-__all__ = ["adopt", "as_pyro_module"]
+__all__ = ["adopt", "as_pyro_module", "replace_parameter"]
 
 
 def as_pyro_module(network: nn.Module) -> nn.Module:
