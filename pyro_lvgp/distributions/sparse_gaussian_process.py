@@ -16,7 +16,7 @@ from pyro_lvgp.ops import sparse_sites
 from pyro_lvgp.ops.linalg import solve_lower
 from pyro_lvgp.ops.sparse_sites import Sites
 
-__all__ = ["InducingValues", "SparseProcess"]
+__all__ = ["InducingValues", "SparseProcess", "inducing_posterior"]
 
 
 class SparseProcess:
