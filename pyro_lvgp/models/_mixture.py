@@ -70,7 +70,7 @@ def systematic_counts(weights: Float[Tensor, " draws"], num_samples: int) -> Int
     Their means are :math:`n w_s`, and they differ from those by less than 1.
 
     :param weights: :math:`w_s`, in any unit.
-    :param num_samples: n.
+    :param num_samples: number n of samples.
 
     >>> systematic_counts(torch.tensor([1.0, 0.0, 3.0]), 8)
     tensor([2, 0, 6])

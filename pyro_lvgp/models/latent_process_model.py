@@ -117,7 +117,7 @@ class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         :param params: parameter of the likelihood.
         :param y: observations, NaN where missing; None to generate.
         :param contexts: plates and scales over series and points.
-        :returns: y.
+        :returns: the value of the site y.
         :raises ValueError: if the decoder does not fit the data or the likelihood.
         """
         if self.independent_dim:

@@ -82,7 +82,7 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
 
         :param y: observations, NaN where missing; None to generate.
         :param idx: indices of the rows in y; None for all rows.
-        :returns: y.
+        :returns: the value of the site y.
         """
 
     @abstractmethod

@@ -14,7 +14,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pyro_lvgp.guides._coordinates import SiteCoordinates
-from pyro_lvgp.guides.annealed.transitions import STEPS, Coordinates, Dynamics, State, check_finite
+from pyro_lvgp.guides.annealed.transitions import Coordinates, State, Transition, check_finite
 from pyro_lvgp.infer.elbo.handlers import MarginalizeGaussians
 from pyro_lvgp.infer.protocols import HasLogJoint
 
@@ -46,7 +46,7 @@ def pure_score(
 
 
 def pure_transition(
-    dynamics: Dynamics,
+    transition: Transition,
     model: HasLogJoint,
     sites: Whitened,
     shared: tuple[Bases, Any, Tensor, bool],
@@ -57,7 +57,7 @@ def pure_transition(
     """One transition along the pure score, as a step of :class:`~pyro_lvgp.infer._compiled_loop.CompiledLoop`."""
     bases, statistics, momentum_persistence, differentiable = shared
     score = partial(pure_score, model, sites, bases, statistics, differentiable)
-    return STEPS[dynamics](score, state, noise, *schedule, momentum_persistence)
+    return transition(score, state, noise, *schedule, momentum_persistence)
 
 
 def read_statistics(model: HasLogJoint, drawn: Trace, marginalize: bool, args: tuple, kwargs: dict) -> Any:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Any, get_args
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -36,7 +36,7 @@ from pyro_lvgp.guides.annealed._targets import (
     replayable,
 )
 from pyro_lvgp.guides.annealed.schedules import AnnealingSchedule
-from pyro_lvgp.guides.annealed.transitions import STEPS, Coordinates, Dynamics, Score, State
+from pyro_lvgp.guides.annealed.transitions import Coordinates, Dynamics, Score, State, Transition
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
 from pyro_lvgp.infer._compiled_loop import CompiledLoop
 from pyro_lvgp.infer.elbo.handlers import marginalizes_gaussians
@@ -70,7 +70,7 @@ class AutoAnnealedLangevin(SampledGuide):
         it has one, else None: all sites are annealed jointly.
     :param sites: anneal these only.
     :param num_steps: number K of transitions.
-    :param dynamics: ``"underdamped"`` Langevin, with a momentum, or ``"overdamped"``.
+    :param dynamics: ``"underdamped"`` Langevin, with a momentum, ``"overdamped"``, or a :class:`Transition` of your own.
     :param annealing_schedule: β_1 … β_K: ``"learned"``, ``"linear"``, ``"sigmoid"``, or the power p of ``(k / K)^p``.
     :param step_size: initial step size η, in units of the base's standard deviation; a gradient moves a datum by η² / 2 of
         itself, or by η if overdamped.
@@ -116,7 +116,7 @@ class AutoAnnealedLangevin(SampledGuide):
         local_plate: str | None = None,
         sites: Sequence[str] | None = None,
         num_steps: int = 8,
-        dynamics: Dynamics = "underdamped",
+        dynamics: Dynamics | Transition = "underdamped",
         annealing_schedule: AnnealingSchedule = "learned",
         step_size: float = 0.4,
         learn_step_size: bool = True,
@@ -129,7 +129,7 @@ class AutoAnnealedLangevin(SampledGuide):
         compile: bool = False,
         create_plates: Callable[..., Any] | None = None,
     ):
-        _check_chain(num_steps, dynamics, step_size, max_step_size, momentum_persistence)
+        _check_chain(num_steps, step_size, max_step_size, momentum_persistence)
         schedules.fixed_schedule(annealing_schedule, num_steps)
         if isinstance(sites, str):
             raise ValueError(f"expected a list of sites, got {sites!r}; write [{sites!r}]")
@@ -137,7 +137,8 @@ class AutoAnnealedLangevin(SampledGuide):
         base_guide = base_guide or MeanFieldGuide(model, create_plates=create_plates)
         create_plates = create_plates or base_guide.create_plates
         super().__init__(model, create_plates=create_plates)
-        self.num_steps, self.dynamics, self.differentiate_score = num_steps, dynamics, differentiate_score
+        self.num_steps, self.differentiate_score = num_steps, differentiate_score
+        self.transition = transitions.as_transition(dynamics)
         self.local_plate: str | None = local_plate or (model.local_plate if isinstance(model, HasLocalPlate) else None)
         self._requested, self._requested_plate = sites, local_plate
         self.annealed: tuple[str, ...] = ()
@@ -221,7 +222,7 @@ class AutoAnnealedLangevin(SampledGuide):
             self.increments = PyroParam(loc.new_ones(self.num_steps), constraints.positive)
         else:
             self.register_buffer("beta", beta.to(loc))
-        if self.dynamics == "underdamped":
+        if self.transition.has_momentum:
             self.momentum_persistence = PyroParam(loc.new_tensor(self._momentum_persistence), constraints.unit_interval)
 
     def forward(self, *args, **kwargs) -> dict[str, Tensor]:
@@ -340,20 +341,20 @@ class AutoAnnealedLangevin(SampledGuide):
             eta.reshape(eta.shape[:1] + (1,) * (x.dim() - eta.dim() + 1) + eta.shape[1:])
             for eta, x in zip(step_size, z, strict=True)
         )
-        momentum_persistence: Any = self.momentum_persistence if self.dynamics == "underdamped" else torch.zeros(())
+        momentum_persistence: Any = self.momentum_persistence if self.transition.has_momentum else torch.zeros(())
         through = self.differentiate_score and torch.is_grad_enabled()
         if not self._pure:
             score: Score = self._traced_score(bases, drawn, through, args, kwargs)
         else:
             statistics = read_statistics(self.model, drawn, marginalizes_gaussians(), args, kwargs)
             score = partial(pure_score, self.model, self._whitened, bases, statistics, through)
-        state = transitions.initial_state(score, z, self.dynamics)
+        state = transitions.initial_state(score, z, self.transition)
         if not self._compile:
             return transitions.anneal(
-                partial(STEPS[self.dynamics], score, momentum_persistence=momentum_persistence), state, beta, step_size
+                partial(self.transition, score, momentum_persistence=momentum_persistence), state, beta, step_size
             )
         if self._compiled is None:
-            self._compiled = CompiledLoop(partial(pure_transition, self.dynamics, self.model, self._whitened))
+            self._compiled = CompiledLoop(partial(pure_transition, self.transition, self.model, self._whitened))
         noise = [tuple(map(torch.randn_like, state.z)) for _ in range(self.num_steps)]
         return self._compiled((bases, statistics, momentum_persistence, through), state, (beta, step_size), noise)
 
@@ -377,12 +378,8 @@ def _has_log_joint_of(model: Any, sites: Sequence[str]) -> bool:
     return cls.forward is cls.log_joint_forward
 
 
-def _check_chain(
-    num_steps: int, dynamics: Dynamics, step_size: float, max_step_size: float, momentum_persistence: float
-) -> None:
+def _check_chain(num_steps: int, step_size: float, max_step_size: float, momentum_persistence: float) -> None:
     check_sizes(num_steps=num_steps)
-    if dynamics not in get_args(Dynamics):
-        raise ValueError(f"expected dynamics in {get_args(Dynamics)}, got {dynamics!r}")
     if not 0 < step_size < max_step_size:
         raise ValueError(f"expected 0 < step_size < max_step_size, got {step_size} and {max_step_size}")
     if not 0 < momentum_persistence < 1:

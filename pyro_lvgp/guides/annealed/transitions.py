@@ -6,23 +6,33 @@ Everything happens in whitened coordinates z, in which the base is :math:`q_0 = 
 ends of a transition: K transitions cost K + 1 of them.  A state is a tuple of tensors, one for each site.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["State", "anneal", "check_finite", "initial_state", "overdamped_step", "underdamped_step"]
+__all__ = [
+    "OverdampedLangevin",
+    "State",
+    "Transition",
+    "UnderdampedLangevin",
+    "anneal",
+    "as_transition",
+    "check_finite",
+    "initial_state",
+]
 
 Coordinates = tuple[Tensor, ...]
 Score = Callable[[Coordinates], Coordinates]
 Dynamics = Literal["overdamped", "underdamped"]
-Transition = Callable[["State", Coordinates, Tensor, Coordinates], "State"]
+Step = Callable[["State", Coordinates, Tensor, Coordinates], "State"]
 
 
 class State(NamedTuple):
-    """Where a chain is.
+    """State of a chain.
 
     :param z: position.
     :param score: ∇ log p(z), unannealed.
@@ -36,9 +46,51 @@ class State(NamedTuple):
     log_ratio: Coordinates
 
 
-def overdamped_step(
-    score: Score, state: State, noise: Coordinates, beta: Tensor, step_size: Coordinates, momentum_persistence: Tensor
-) -> State:
+class Transition(ABC):
+    r"""Transition of an annealed chain, and the log ratio of its reverse and forward densities.
+
+    Subclasses implement ``__call__``, which moves the chain from :math:`z_{k-1}` to :math:`z_k` by a forward density
+    :math:`t_k(z_k \mid z_{k-1})` and adds :math:`\log r_k(z_{k-1} \mid z_k) - \log t_k(z_k \mid z_{k-1})` to
+    ``state.log_ratio``, entry by entry.  The weight of the chain then has :math:`E[w] = Z` for every reverse density
+    :math:`r_k`.  An instance is the argument ``dynamics`` of :class:`~pyro_lvgp.guides.AutoAnnealedLangevin`.
+
+    A random walk, whose forward and reverse densities are equal:
+
+    >>> class RandomWalk(Transition):
+    ...     def __call__(self, score, state, noise, beta, step_size, momentum_persistence):
+    ...         z = tuple(z + (2.0 * eta).sqrt() * e for z, eta, e in zip(state.z, step_size, noise))
+    ...         return State(z, score(z), (), state.log_ratio)
+    >>> state = initial_state(lambda z: (-z[0],), (torch.zeros(1),), RandomWalk())
+    >>> RandomWalk()(lambda z: (-z[0],), state, (torch.ones(1),), torch.ones(()), (torch.tensor(0.5),), torch.zeros(())).z
+    (tensor([1.]),)
+    """
+
+    has_momentum: ClassVar[bool] = False
+    """Whether states have a momentum, which is standard normal at the start of a chain."""
+
+    @abstractmethod
+    def __call__(
+        self,
+        score: Score,
+        state: State,
+        noise: Coordinates,
+        beta: Tensor,
+        step_size: Coordinates,
+        momentum_persistence: Tensor,
+    ) -> State:
+        """Move the chain by one transition.
+
+        :param score: gradient of the unannealed log density, z ↦ ∇ log p(z).
+        :param state: state before the transition.
+        :param noise: standard normal noise, one tensor for each site.
+        :param beta: inverse temperature β, the same at both ends.
+        :param step_size: η of each site, broadcast against z.
+        :param momentum_persistence: γ between 0 and 1, the share of the momentum that persists; learned by the guide.
+        :returns: state after the transition.
+        """
+
+
+class OverdampedLangevin(Transition):
     r"""One unadjusted Langevin transition.
 
     .. math::
@@ -47,35 +99,36 @@ def overdamped_step(
         \tilde\epsilon = -\big[\sqrt{\eta/2}\,(g(z) + g(z')) + \epsilon\big], \qquad
         \log r - \log t = \tfrac12 (\epsilon^2 - \tilde\epsilon^2)
 
-    :param score: z ↦ ∇ log p(z).
-    :param state: where the chain is.
-    :param noise: ε, standard normal.
-    :param beta: β, the same at both ends.
-    :param step_size: η, broadcast against z.
-    :param momentum_persistence: not used.
-
     Source: eqs. 14 and 15 of the annealed-GPLVM paper (its algorithm 1 has a sign wrong).
 
     >>> score = lambda z: (-4.0 * z[0],)  # of N(0, 1/4)
-    >>> at, eta, one = initial_state(score, (torch.ones(1),), "overdamped"), (torch.tensor(0.1),), torch.ones(())
-    >>> moved = overdamped_step(score, at, (torch.zeros(1),), one, eta, torch.zeros(()))
+    >>> at, eta, one = initial_state(score, (torch.ones(1),), OverdampedLangevin()), (torch.tensor(0.1),), torch.ones(())
+    >>> moved = OverdampedLangevin()(score, at, (torch.zeros(1),), one, eta, torch.zeros(()))
     >>> moved.z, moved.score, moved.log_ratio
     ((tensor([0.6000]),), (tensor([-2.4000]),), (tensor([-1.0240]),))
     """
-    g = _annealed(state.z, state.score, beta)
-    z = tuple(z + eta * g + (2.0 * eta).sqrt() * e for z, eta, g, e in zip(state.z, step_size, g, noise, strict=True))
-    s = score(z)
-    # −ε̃: only its square counts.
-    reverse = tuple(
-        (0.5 * eta).sqrt() * (g + g_new) + e
-        for eta, g, g_new, e in zip(step_size, g, _annealed(z, s, beta), noise, strict=True)
-    )
-    return State(z, s, (), _gain(state, noise, reverse))
+
+    def __call__(
+        self,
+        score: Score,
+        state: State,
+        noise: Coordinates,
+        beta: Tensor,
+        step_size: Coordinates,
+        momentum_persistence: Tensor,
+    ) -> State:
+        g = _annealed(state.z, state.score, beta)
+        z = tuple(z + eta * g + (2.0 * eta).sqrt() * e for z, eta, g, e in zip(state.z, step_size, g, noise, strict=True))
+        s = score(z)
+        # −ε̃: only its square counts.
+        reverse = tuple(
+            (0.5 * eta).sqrt() * (g + g_new) + e
+            for eta, g, g_new, e in zip(step_size, g, _annealed(z, s, beta), noise, strict=True)
+        )
+        return State(z, s, (), _gain(state, noise, reverse))
 
 
-def underdamped_step(
-    score: Score, state: State, noise: Coordinates, beta: Tensor, step_size: Coordinates, momentum_persistence: Tensor
-) -> State:
+class UnderdampedLangevin(Transition):
     r"""Refresh the momentum, then one leapfrog step of the Hamiltonian ``−log q_k(z) + ½ ‖ρ‖²``.
 
     .. math::
@@ -85,59 +138,78 @@ def underdamped_step(
         \rho' = \rho_{1/2} + \tfrac{\eta}{2} g(z'), \quad
         \log r - \log t = \tfrac12 (\hat\rho^2 - \rho'^2)
 
-    :param score: z ↦ ∇ log p(z).
-    :param state: where the chain is.
-    :param noise: ξ, standard normal.
-    :param beta: β, the same at both ends.
-    :param step_size: η, broadcast against z.
-    :param momentum_persistence: γ between 0 and 1; 0 draws the momentum anew.
-
     Source: Geffner and Domke (2021), "MCMC variational inference via uncorrected Hamiltonian annealing"; Zhang et al. (2021),
     "Differentiable annealed importance sampling and the perils of gradient noise".
 
     >>> score = lambda z: (-4.0 * z[0],)  # of N(0, 1/4)
-    >>> at, eta, one = initial_state(score, (torch.ones(1),), "underdamped"), (torch.tensor(0.1),), torch.ones(())
-    >>> moved = underdamped_step(score, at, (torch.zeros(1),), one, eta, torch.zeros(()))
+    >>> at, eta, one = initial_state(score, (torch.ones(1),), UnderdampedLangevin()), (torch.tensor(0.1),), torch.ones(())
+    >>> moved = UnderdampedLangevin()(score, at, (torch.zeros(1),), one, eta, torch.zeros(()))
     >>> moved.z, moved.momentum, moved.log_ratio
     ((tensor([0.9800]),), (tensor([-0.3960]),), (tensor([-0.0784]),))
     """
-    fresh = (1.0 - momentum_persistence.square()).sqrt()
-    before = tuple(momentum_persistence * rho + fresh * e for rho, e in zip(state.momentum, noise, strict=True))
-    g = _annealed(state.z, state.score, beta)
-    half = tuple(rho + 0.5 * eta * g for rho, eta, g in zip(before, step_size, g, strict=True))
-    z = tuple(z + eta * rho for z, eta, rho in zip(state.z, step_size, half, strict=True))
-    s = score(z)
-    after = tuple(rho + 0.5 * eta * g for rho, eta, g in zip(half, step_size, _annealed(z, s, beta), strict=True))
-    return State(z, s, after, _gain(state, before, after))
+
+    has_momentum = True
+
+    def __call__(
+        self,
+        score: Score,
+        state: State,
+        noise: Coordinates,
+        beta: Tensor,
+        step_size: Coordinates,
+        momentum_persistence: Tensor,
+    ) -> State:
+        fresh = (1.0 - momentum_persistence.square()).sqrt()
+        before = tuple(momentum_persistence * rho + fresh * e for rho, e in zip(state.momentum, noise, strict=True))
+        g = _annealed(state.z, state.score, beta)
+        half = tuple(rho + 0.5 * eta * g for rho, eta, g in zip(before, step_size, g, strict=True))
+        z = tuple(z + eta * rho for z, eta, rho in zip(state.z, step_size, half, strict=True))
+        s = score(z)
+        after = tuple(rho + 0.5 * eta * g for rho, eta, g in zip(half, step_size, _annealed(z, s, beta), strict=True))
+        return State(z, s, after, _gain(state, before, after))
 
 
-STEPS: dict[Dynamics, Callable[..., State]] = {"overdamped": overdamped_step, "underdamped": underdamped_step}
+TRANSITIONS: dict[Dynamics, Transition] = {"overdamped": OverdampedLangevin(), "underdamped": UnderdampedLangevin()}
 
 
-def initial_state(score: Score, z: Coordinates, dynamics: Dynamics) -> State:
-    """A chain about to leave z, with its first score and, underdamped, a random momentum.
+def as_transition(dynamics: Dynamics | Transition) -> Transition:
+    """Return a transition by name, or the transition itself.
+
+    :param dynamics: ``"overdamped"``, ``"underdamped"``, or a :class:`Transition`.
+    :raises ValueError: for another name.
+
+    >>> as_transition("underdamped").has_momentum
+    True
+    """
+    if isinstance(dynamics, Transition):
+        return dynamics
+    if dynamics not in TRANSITIONS:
+        raise ValueError(f"expected dynamics in {tuple(TRANSITIONS)} or a Transition, got {dynamics!r}")
+    return TRANSITIONS[dynamics]
+
+
+def initial_state(score: Score, z: Coordinates, transition: Transition) -> State:
+    """Initial state of a chain, with its first score and a standard normal momentum if the transition has one.
 
     :param score: z ↦ ∇ log p(z).
     :param z: where it starts.
-    :param dynamics: ``"overdamped"`` or ``"underdamped"``.
+    :param transition: the transition of the chain.
 
-    >>> initial_state(lambda z: (-z[0],), (torch.ones(1),), "overdamped")
+    >>> initial_state(lambda z: (-z[0],), (torch.ones(1),), OverdampedLangevin())
     State(z=(tensor([1.]),), score=(tensor([-1.]),), momentum=(), log_ratio=(tensor([0.]),))
     """
-    momentum = tuple(map(torch.randn_like, z)) if dynamics == "underdamped" else ()
+    momentum = tuple(map(torch.randn_like, z)) if transition.has_momentum else ()
     return State(z, score(z), momentum, tuple(map(torch.zeros_like, z)))
 
 
-def anneal(
-    transition: Transition, state: State, beta: Float[Tensor, " K"], step_size: tuple[Float[Tensor, "K ..."], ...]
-) -> State:
+def anneal(step: Step, state: State, beta: Float[Tensor, " K"], step_size: tuple[Float[Tensor, "K ..."], ...]) -> State:
     r"""Run a chain: K transitions.
 
     From :math:`z_0 \sim N(0, I)` upwards, the weight :math:`\log w = \log p(z_K) - \log q_0(z_0) + \sum` ``log_ratio`` has
     :math:`E[w] = Z`.  From an exact draw :math:`z_K \sim p / Z` downwards, with ``beta`` and ``step_size`` flipped and the
     sign of ``log_ratio`` turned, the same expression has :math:`E[1 / w] = 1 / Z`.
 
-    :param transition: (state, noise, β, η) ↦ state, one of ``STEPS`` with its score and momentum_persistence.
+    :param step: (state, noise, β, η) ↦ state: a :class:`Transition` with its score and momentum_persistence.
     :param state: start.
     :param beta: β of each transition.
     :param step_size: η of each transition for each site; the rest of its shape is broadcast against z.
@@ -147,14 +219,14 @@ def anneal(
     >>> from functools import partial
     >>> from pyro_lvgp.guides.annealed.schedules import power_schedule
     >>> score = lambda z: (-4.0 * z[0],)  # of N(0, 1/4)
-    >>> state = initial_state(score, (torch.zeros(1000, 1),), "overdamped")
-    >>> transition = partial(overdamped_step, score, momentum_persistence=torch.zeros(()))
-    >>> anneal(transition, state, power_schedule(2, 1.0), (torch.full((2, 1), 0.1),)).z[0].shape
+    >>> state = initial_state(score, (torch.zeros(1000, 1),), OverdampedLangevin())
+    >>> step = partial(OverdampedLangevin(), score, momentum_persistence=torch.zeros(()))
+    >>> anneal(step, state, power_schedule(2, 1.0), (torch.full((2, 1), 0.1),)).z[0].shape
     torch.Size([1000, 1])
     """
     for k in range(len(beta)):
         noise = tuple(map(torch.randn_like, state.z))
-        state = transition(state, noise, beta[k], tuple(eta[k] for eta in step_size))
+        state = step(state, noise, beta[k], tuple(eta[k] for eta in step_size))
     return state
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.distributions import Normal
 
 from pyro_lvgp.guides.annealed.schedules import increasing_schedule, power_schedule, sigmoid_schedule
-from pyro_lvgp.guides.annealed.transitions import STEPS, anneal, initial_state
+from pyro_lvgp.guides.annealed.transitions import TRANSITIONS, anneal, initial_state
 
 PRECISION = torch.tensor([[3.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
 MEAN = torch.tensor([1.0, -0.5], dtype=torch.float64)
@@ -32,8 +32,8 @@ def run(dynamics, num_steps, start, *, downwards=False, score=score):
     beta = power_schedule(num_steps, 1.0).double()
     beta = beta.flip(0) if downwards else beta
     step_size = (torch.full((num_steps, 1), STEP_SIZE[dynamics], dtype=torch.float64),)
-    transition = partial(STEPS[dynamics], score, momentum_persistence=DAMPING)
-    return anneal(transition, initial_state(score, (start,), dynamics), beta, step_size)
+    transition = partial(TRANSITIONS[dynamics], score, momentum_persistence=DAMPING)
+    return anneal(transition, initial_state(score, (start,), TRANSITIONS[dynamics]), beta, step_size)
 
 
 def log_weights(dynamics, num_steps):
@@ -46,7 +46,7 @@ def standard_error(x):
     return x.std() / len(x) ** 0.5
 
 
-@pytest.mark.parametrize("dynamics", list(STEPS))
+@pytest.mark.parametrize("dynamics", list(TRANSITIONS))
 @pytest.mark.parametrize("num_steps", [1, 4, 16, 64])
 def test_weights_are_unbiased_for_the_evidence(dynamics, num_steps):
     w = (log_weights(dynamics, num_steps) - LOG_Z).exp()
@@ -54,7 +54,7 @@ def test_weights_are_unbiased_for_the_evidence(dynamics, num_steps):
     assert abs(w.mean() - 1.0) < 3.0 * standard_error(w)
 
 
-@pytest.mark.parametrize("dynamics", list(STEPS))
+@pytest.mark.parametrize("dynamics", list(TRANSITIONS))
 def test_bound_rises_with_the_number_of_steps_and_stays_below_the_evidence(dynamics):
     bounds = [log_weights(dynamics, num_steps).mean().item() for num_steps in (1, 4, 16, 64)]
     assert all(longer > shorter + 0.05 for shorter, longer in itertools.pairwise(bounds))
@@ -62,7 +62,7 @@ def test_bound_rises_with_the_number_of_steps_and_stays_below_the_evidence(dynam
     assert bounds[-1] > LOG_Z - 0.25
 
 
-@pytest.mark.parametrize("dynamics", list(STEPS))
+@pytest.mark.parametrize("dynamics", list(TRANSITIONS))
 def test_downwards_from_exact_draws_the_inverse_weights_are_unbiased(dynamics):
     posterior = torch.distributions.MultivariateNormal(MEAN, precision_matrix=PRECISION)
     z = posterior.sample((NUM_DRAWS,))
@@ -78,8 +78,8 @@ def test_log_ratio_is_that_of_the_transition_densities():
     """One overdamped step against log N(z; z' + η g(z'), 2η) − log N(z'; z + η g(z), 2η), written out."""
     z, noise = torch.randn(2, 7, 2, dtype=torch.float64)
     beta, eta = torch.tensor(0.3, dtype=torch.float64), torch.tensor([0.1, 0.4], dtype=torch.float64)
-    state = initial_state(score, (z,), "overdamped")
-    new = STEPS["overdamped"](score, state, (noise,), beta, (eta,), DAMPING)
+    state = initial_state(score, (z,), TRANSITIONS["overdamped"])
+    new = TRANSITIONS["overdamped"](score, state, (noise,), beta, (eta,), DAMPING)
 
     def drifted(z):
         return z + eta * (beta * score((z,))[0] - (1.0 - beta) * z)
@@ -94,9 +94,9 @@ def test_leapfrog_retraces_its_steps_with_the_momentum_turned():
     z, noise = torch.randn(2, 7, 2, dtype=torch.float64)
     beta, eta, keep = (torch.tensor(x, dtype=torch.float64) for x in (0.3, 0.4, 1.0))
     step = partial(
-        STEPS["underdamped"], score, noise=(torch.zeros_like(z),), beta=beta, step_size=(eta,), momentum_persistence=keep
+        TRANSITIONS["underdamped"], score, noise=(torch.zeros_like(z),), beta=beta, step_size=(eta,), momentum_persistence=keep
     )
-    state = initial_state(score, (z,), "underdamped")._replace(momentum=(noise,))
+    state = initial_state(score, (z,), TRANSITIONS["underdamped"])._replace(momentum=(noise,))
     there = step(state)
     back = step(there._replace(momentum=(-there.momentum[0],)))
     assert torch.allclose(back.z[0], z)
@@ -104,7 +104,7 @@ def test_leapfrog_retraces_its_steps_with_the_momentum_turned():
     assert torch.allclose(back.log_ratio[0], torch.zeros_like(z), atol=1e-12)
 
 
-@pytest.mark.parametrize("dynamics", list(STEPS))
+@pytest.mark.parametrize("dynamics", list(TRANSITIONS))
 def test_a_chain_of_k_steps_evaluates_k_plus_one_scores(dynamics):
     calls = []
 
@@ -126,8 +126,10 @@ def test_sites_of_a_state_do_not_mix():
     beta, eta = torch.tensor(0.5, dtype=torch.float64), torch.tensor([0.1, 0.2], dtype=torch.float64)
 
     def moved(sites):
-        state = initial_state(score, tuple(z[i] for i in sites), "overdamped")
-        return STEPS["overdamped"](score, state, tuple(noise[i] for i in sites), beta, tuple(eta[i] for i in sites), DAMPING)
+        state = initial_state(score, tuple(z[i] for i in sites), TRANSITIONS["overdamped"])
+        return TRANSITIONS["overdamped"](
+            score, state, tuple(noise[i] for i in sites), beta, tuple(eta[i] for i in sites), DAMPING
+        )
 
     both = moved((0, 1))
     for i in (0, 1):

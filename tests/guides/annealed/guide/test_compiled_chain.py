@@ -10,7 +10,7 @@ from pyro import poutine
 
 from pyro_lvgp._compile.recording import record_pure
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
-from pyro_lvgp.guides.annealed.transitions import STEPS
+from pyro_lvgp.guides.annealed.transitions import TRANSITIONS
 from pyro_lvgp.infer import _compiled_loop
 from pyro_lvgp.likelihoods import Bernoulli, Gaussian, NegativeBinomial
 from pyro_lvgp.models import BayesianGPLVM
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 @pytest.mark.parametrize("covariance", ["diagonal", "full"])
 @pytest.mark.parametrize("loss", list(LOSSES))
-@pytest.mark.parametrize("dynamics", list(STEPS))
+@pytest.mark.parametrize("dynamics", list(TRANSITIONS))
 def test_traced_and_pure_paths_agree(dynamics, loss, covariance):
     def make(target):
         base = MeanFieldGuide(target, covariance={"X": covariance})

@@ -10,7 +10,7 @@ import torch
 from pyro.infer import TraceMeanField_ELBO
 
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
-from pyro_lvgp.guides.annealed.transitions import STEPS
+from pyro_lvgp.guides.annealed.transitions import TRANSITIONS
 from pyro_lvgp.infer import ImportanceWeightedELBO
 from tests.guides.annealed.guide._models import LOSSES, Traced, at_its_start, gplvm, standard_error, value_and_gradients
 from tests.helpers.annealed import small
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.mark.parametrize("pure", [True, False], ids=["pure", "traced"])
-@pytest.mark.parametrize("dynamics", list(STEPS))
+@pytest.mark.parametrize("dynamics", list(TRANSITIONS))
 def test_gradients_are_those_of_finite_differences(dynamics, pure):
     model, Y = small()
     target = model if pure else Traced(model)

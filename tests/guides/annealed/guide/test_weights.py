@@ -13,7 +13,7 @@ from pyro.infer import Trace_ELBO
 
 from pyro_lvgp.diagnostics import log_weights
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
-from pyro_lvgp.guides.annealed.transitions import STEPS
+from pyro_lvgp.guides.annealed.transitions import TRANSITIONS, State, Transition
 from pyro_lvgp.infer import ImportanceWeightedELBO
 from pyro_lvgp.kernels import Linear
 from pyro_lvgp.likelihoods import Gaussian, Poisson
@@ -47,7 +47,7 @@ def weights_given(model, guide, u, Y, num_samples):
     return log_weights(*given(model, guide, u), Y, num_samples=num_samples, local_plate="data")
 
 
-@pytest.mark.parametrize("dynamics", list(STEPS))
+@pytest.mark.parametrize("dynamics", list(TRANSITIONS))
 @pytest.mark.parametrize("num_steps", [1, 4, 16, 64])
 @pytest.mark.parametrize("latent_dim", [1, 2])
 def test_weights_of_a_gplvm_are_unbiased(latent_dim, num_steps, dynamics):
@@ -61,7 +61,7 @@ def test_weights_of_a_gplvm_are_unbiased(latent_dim, num_steps, dynamics):
     assert ((w.mean(0) - 1.0).abs() < 3.0 * standard_error(w)).all()
 
 
-@pytest.mark.parametrize("dynamics", list(STEPS))
+@pytest.mark.parametrize("dynamics", list(TRANSITIONS))
 def test_bound_of_a_gplvm_rises_with_the_number_of_steps(dynamics):
     model, u, Y = gplvm(2)
     evidence, bounds = evidence_by_quadrature(model, u, Y).sum(), []
@@ -75,7 +75,7 @@ def test_bound_of_a_gplvm_rises_with_the_number_of_steps(dynamics):
     assert all(longer > shorter for shorter, longer in pairwise(bounds))
 
 
-@pytest.mark.parametrize("dynamics", list(STEPS))
+@pytest.mark.parametrize("dynamics", list(TRANSITIONS))
 @pytest.mark.parametrize("num_steps", [1, 4, 16, 64])
 def test_weights_with_a_linear_kernel_are_unbiased_for_factor_analysis(num_steps, dynamics):
     """With M ≥ Q nothing is lost to inducing points: y_n | u ~ N(0, W Wᵀ + σ² I)."""
@@ -118,7 +118,7 @@ def _log_beta(a):
     return a.lgamma().sum() - a.sum().lgamma()
 
 
-@pytest.mark.parametrize("dynamics", list(STEPS))
+@pytest.mark.parametrize("dynamics", list(TRANSITIONS))
 @pytest.mark.parametrize(
     ("model", "y", "plate", "evidence"),
     [
@@ -182,3 +182,26 @@ def test_the_gaussian_term_sampled_is_annealed_as_its_expectation():
 def test_weights_are_those_of_all_sites_before_the_first_call_too():
     y, guide = torch.randn(5), AutoAnnealedLangevin(hierarchy, num_steps=2)
     assert [log_weights(hierarchy, guide, y, num_samples=4).shape for _ in range(2)] == [(4,), (4,)]
+
+
+class RandomWalk(Transition):
+    """Forward and reverse densities are equal, and the score is not used."""
+
+    def __call__(self, score, state, noise, beta, step_size, momentum_persistence):
+        z = tuple(z + (2.0 * eta).sqrt() * e for z, eta, e in zip(state.z, step_size, noise, strict=True))
+        return State(z, score(z), (), state.log_ratio)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_weights_under_a_transition_of_the_user_are_unbiased(compile):
+    model, u, Y = gplvm(1)
+    base = MeanFieldGuide(model, init_scale=1.0)
+    guide = AutoAnnealedLangevin(model, num_steps=3, dynamics=RandomWalk(), base_guide=base, step_size=0.02, compile=compile)
+    w = (weights_given(model, guide, u, Y, 20_000) - evidence_by_quadrature(model, u, Y)).exp()
+    assert (standard_error(w) < 0.1).all()
+    assert ((w.mean(0) - 1.0).abs() < 3.0 * standard_error(w)).all()
+
+
+def test_a_transition_without_a_call_is_refused():
+    with pytest.raises(TypeError, match="abstract"):
+        type("Nothing", (Transition,), {})()
