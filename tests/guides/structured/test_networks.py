@@ -33,7 +33,7 @@ def test_frozen_parameters_of_networks_stay_frozen(local):
 def test_networks_that_share_a_parameter_are_refused():
     first, second = nn.Linear(Q, Q), nn.Linear(Q, Q)
     second.weight = first.weight
-    with pytest.raises(ValueError, match=r"'0\.weight' and '2\.weight' as one"):
+    with pytest.raises(ValueError, match=r"one shared by '0\.weight' and '2\.weight'"):
         GPVAE(RBF(1, batch_shape=(Q,)), nn.Sequential(first, nn.Tanh(), second))
     twice = nn.Linear(Q, Q)
     GPVAE(RBF(1, batch_shape=(Q,)), nn.Sequential(twice, nn.Tanh(), twice))
