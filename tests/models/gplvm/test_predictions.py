@@ -140,7 +140,7 @@ def test_predictions_refuse_guides_that_lack_a_site(Y):
     X = torch.zeros(2, 2)
     for use in (lambda: model.predict(guide, X), lambda: model.predictive(guide, X), lambda: model.reconstruct(guide, Y)):
         with pytest.raises(
-            ValueError, match=r"a guide that knows all latent sites .* got one without \['kernel.lengthscale'\]"
+            ValueError, match=r"a guide of all latent sites .* got one without \['kernel.lengthscale'\]"
         ):
             use()
 
