@@ -209,5 +209,5 @@ def test_prediction_wants_the_guide_to_know_all_that_has_a_prior(name):
     setattr(owner, attribute, PyroSample(dist.LogNormal(0.0, 2.0).expand(value.shape).to_event(value.dim())))
     guide = StructuredGPGuide(poutine.condition(model, {name: value}), encoders={"f": FactorNet(D, 1, [2])})
     guide(x, y)
-    with pytest.raises(ValueError, match=rf"got one without \['{name}'\].*a parameter that is held"):
+    with pytest.raises(ValueError, match=rf"got one without \['{name}'\].*a frozen parameter"):
         model.predict(guide, x, y)
