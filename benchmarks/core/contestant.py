@@ -35,7 +35,7 @@ class Case(NamedTuple):
 
 
 def moved(case: Case, device: str) -> Case:
-    """The case with model, guide and data on a device."""
+    """Move model, guide and data of a case to a device."""
     for part in (case.model, case.guide):
         if isinstance(part, nn.Module):
             part.to(device)
@@ -43,7 +43,7 @@ def moved(case: Case, device: str) -> Case:
 
 
 class Contestant:
-    """A fit with its own Pyro parameter store, and the wall seconds of its steps.
+    """Fit with its own Pyro parameter store, and the wall seconds of its steps.
 
     :param make: function that makes the case, called once, within that store.
     :param device: device to fit on; None for that of the model and the data.
@@ -63,7 +63,7 @@ class Contestant:
         self.seconds: list[float] = []
 
     def own_parameters(self) -> AbstractContextManager:
-        """Context in which Pyro's parameter store is that of this contestant."""
+        """Return a context in which Pyro's parameter store is that of this contestant."""
         return pyro.get_param_store().scope(self._store)
 
     @property
@@ -90,6 +90,6 @@ class Contestant:
         return seconds
 
     def negative_bound(self, *, num_evaluations: int, seed: int = 0) -> float:
-        """Minus the bound on all data per datum, averaged over draws of all sites that are not marginalised."""
+        """Compute minus the bound on all data per datum, averaged over draws of all sites that are not marginalised."""
         with self.own_parameters(), seeded(seed):
             return negative_bound(self._case.bound, self.model, self.guide, *self._case.args, draws=num_evaluations)

@@ -22,13 +22,14 @@ NUM_THREADS = 1
 PEER = f"NumPyro {numpyro.__version__}"
 PUBLISHED: list[Row] = []
 NOTES = """\
-One model, one start, one Adam rate; K transitions for all.  AutoSemiDAIS anneals the latents of the rows in a mini-batch, as
-ours does; AutoDAIS anneals latents and inducing outputs together, on all rows at every step.  Bounds are each library's own:
-both bound the same evidence; NumPyro draws u, ours integrates it out.  Our chains are underdamped.  Both compile a whole step,
-ours by `CompiledELBO`; "compile" is what our slowest step takes over the median, a part of "fit", and for NumPyro the time of
-`lower().compile()`, which "fit" leaves out; torch finds earlier compilations on the
-disk.  Blocks of steps alternate between the methods, and each has one core at most.  NumPyro's guides are mended in two
-places, see `benchmarks/peers/numpyro_dais.py`; with what they come with, AutoDAIS does not follow the hyperparameters."""
+All methods have the same model, initial values, learning rate of Adam and number K of transitions. AutoSemiDAIS anneals the
+latents of the rows in a mini-batch, as our guide does. AutoDAIS anneals latents and inducing values together, on all rows at
+every step. The bounds of both libraries are lower bounds of the same evidence; NumPyro draws u, our bound marginalises u. Our
+chains are underdamped. Both libraries compile a whole step, ours by `CompiledELBO`. "compile" of ours is the time of the
+slowest step minus the median, which is a part of "fit"; torch reuses earlier compilations in its cache on disk. "compile" of
+NumPyro is the time of `lower().compile()`, which is not a part of "fit". Blocks of steps alternate between the methods, and
+each method has at most one core. NumPyro's guides are corrected in two places, see `benchmarks/peers/numpyro_dais.py`; without
+the corrections AutoDAIS does not use the learned hyperparameters."""
 
 
 class Ours(Contestant):
