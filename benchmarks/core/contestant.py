@@ -1,15 +1,16 @@
 """Contestants: fits that are trained in turn, each with its own parameters and step times."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyro
 import torch
 from pyro.params.param_store import StateDict
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from benchmarks.core.scores import negative_bound
 from pyro_lvgp._utils.seeding import seeded
@@ -93,3 +94,32 @@ class Contestant:
         """Compute minus the bound on all data per datum, averaged over draws of all sites that are not marginalised."""
         with self.own_parameters(), seeded(seed):
             return negative_bound(self._case.bound, self.model, self.guide, *self._case.args, draws=num_evaluations)
+
+
+class Trainable(Protocol):
+    """Method that can be trained step by step."""
+
+    def train(self, num_steps: int, *, seed: int) -> list[float]:
+        """Take steps; return the wall seconds of each."""
+        ...
+
+
+def train_in_turn(
+    methods: Mapping[str, Trainable], num_steps: int, *, block: int, seed: int, description: str
+) -> dict[str, list[float]]:
+    """Train methods alternately, a block of steps each, and return the wall seconds of all steps by name.
+
+    :param methods: methods by name.
+    :param num_steps: number of steps of each method.
+    :param block: number of steps of a method before the next one continues.
+    :param seed: seed of mini-batches and noise.
+    :param description: text of the progress bar.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
+    with tqdm(total=num_steps * len(methods), desc=description, unit="step") as bar:
+        for done in range(0, num_steps, block):
+            for name, method in methods.items():
+                steps = min(block, num_steps - done)
+                seconds[name] += method.train(steps, seed=seed * num_steps + done)
+                bar.update(steps)
+    return seconds

@@ -8,9 +8,8 @@ import jax
 import numpyro
 from jaxtyping import Float
 from torch import Tensor
-from tqdm import tqdm
 
-from benchmarks.core.contestant import Case, Contestant
+from benchmarks.core.contestant import Case, Contestant, train_in_turn
 from benchmarks.core.report import Measurement, Row, Settings
 from benchmarks.peers.numpyro_dais import NumPyroDAIS
 from benchmarks.tasks.oilflow import BATCH_SIZE, LATENT_DIM, LEARNING_RATE, NUM_INDUCING, standardised
@@ -92,13 +91,7 @@ def measure(
             batch_size=batch_size,
             guide="semi" if batch_size else "full",
         )
-    seconds: dict[str, list[float]] = {name: [] for name in methods}
-    with tqdm(total=num_steps * len(methods), desc=f"annealed_peers, seed {seed}", unit="step") as bar:
-        for done in range(0, num_steps, block):
-            for name, method in methods.items():
-                steps = min(block, num_steps - done)
-                seconds[name] += method.train(steps, seed=seed * num_steps + done)
-                bar.update(steps)
+    seconds = train_in_turn(methods, num_steps, block=block, seed=seed, description=f"annealed_peers, seed {seed}")
     settings: Settings = {
         "Q": LATENT_DIM,
         "M": NUM_INDUCING,

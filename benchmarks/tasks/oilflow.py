@@ -10,9 +10,8 @@ import torch
 from jaxtyping import Float
 from pyro import poutine
 from torch import Tensor
-from tqdm import tqdm
 
-from benchmarks.core.contestant import Case, Contestant
+from benchmarks.core.contestant import Case, Contestant, train_in_turn
 from benchmarks.core.report import Measurement, Row, Settings
 from benchmarks.peers.gpytorch_gplvm import GPyTorchGPLVM
 from pyro_lvgp.datasets import load_dataset
@@ -121,13 +120,7 @@ def measure(*, num_steps: int, seed: int, block: int = 250) -> Iterator[Measurem
         methods[f"{PEER}, {start}"] = GPyTorchGPLVM(
             Y, ours.model, ours.guide, batch_size=BATCH_SIZE, learning_rate=LEARNING_RATE
         )
-    seconds: dict[str, list[float]] = {name: [] for name in methods}
-    with tqdm(total=num_steps * len(methods), desc=f"oilflow, seed {seed}", unit="step") as bar:
-        for done in range(0, num_steps, block):
-            for name, method in methods.items():
-                steps = min(block, num_steps - done)
-                seconds[name] += method.train(steps, seed=seed * num_steps + done)
-                bar.update(steps)
+    seconds = train_in_turn(methods, num_steps, block=block, seed=seed, description=f"oilflow, seed {seed}")
 
     step_time = {name: statistics.median(times) for name, times in seconds.items()}
     for name, method in methods.items():
