@@ -19,7 +19,7 @@ from benchmarks.core.report import Measurement, aggregate, environment, to_markd
 
 
 def find_benchmarks() -> dict[str, ModuleType]:
-    """Modules of ``benchmarks.tasks`` that define ``run``, by name."""
+    """Find the modules of ``benchmarks.tasks`` that define ``run``, by name."""
     names = [info.name for info in pkgutil.iter_modules(tasks.__path__)]
     modules = {name: importlib.import_module(f"benchmarks.tasks.{name}") for name in names}
     return {name: module for name, module in modules.items() if hasattr(module, "run")}
@@ -29,8 +29,8 @@ def main(argv: Sequence[str] | None = None, known: Mapping[str, ModuleType] | No
     """Run the benchmark that the command line names, and print its table.
 
     A benchmark is a module with a docstring, ``run(*, quick, seeds)`` that yields a Measurement for each seed and metric,
-    ``PUBLISHED`` rows to set beside them, ``NOTES`` on how to read the table, and ``NUM_THREADS`` for torch.  A benchmark of
-    several parts has them by name in ``TASKS``, and its ``run`` takes ``only``.
+    ``PUBLISHED`` rows for comparison, ``NOTES`` on how to read the table, and ``NUM_THREADS`` for torch.  A benchmark of
+    several parts has a dictionary ``TASKS`` of the parts by name, and an argument ``only`` of ``run``.
 
     :param argv: arguments; those of the process by default.
     :param known: benchmarks by name; those of this package by default.
@@ -62,7 +62,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=benchmarks.__doc__)
     parser.add_argument("name", nargs="?", metavar="NAME", help="the benchmark to run")
     parser.add_argument("--list", action="store_true", help="list the benchmarks")
-    parser.add_argument("--quick", action="store_true", help="few steps and one seed: does it run?")
+    parser.add_argument("--quick", action="store_true", help="few steps and one seed, to check that it runs")
     parser.add_argument("--seeds", type=int, metavar="N", help="number of seeds; 3, or 1 with --quick")
     parser.add_argument("--only", metavar="PART", help="one part of a benchmark of several")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="device to fit on, for benchmarks that can use a GPU")
@@ -71,7 +71,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _options_of_run(parser: argparse.ArgumentParser, args: argparse.Namespace, benchmark: ModuleType) -> dict[str, Any]:
-    """Arguments of ``benchmark.run``, after checks of the command line."""
+    """Check the command line, and return the arguments of ``benchmark.run``."""
     seeds = args.seeds if args.seeds is not None else (1 if args.quick else 3)
     if seeds < 1:
         parser.error(f"expected --seeds of 1 or more, got {seeds}")

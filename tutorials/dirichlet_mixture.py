@@ -7,7 +7,7 @@
 """A Dirichlet process mixture in closed form: `python -m tutorials.dirichlet_mixture [--steps N] [--out FOLDER]`."""
 
 # %% [markdown]
-# # How many kinds of wine?
+# # Groups of wines
 #
 # 178 wines of three cultivars, 13 chemical measurements of each, reduced to the first two principal components.  A
 # mixture of Gaussians with a Dirichlet process prior finds groups without a given number of them.  Model and guide are plain
@@ -77,7 +77,7 @@ class Wishart(dist.Wishart):
 
 
 def model(x: Tensor) -> None:
-    """A truncated Dirichlet process mixture."""
+    """Truncated Dirichlet process mixture."""
     components = prior(x)
     alpha = pyro.sample("alpha", dist.Gamma(*x.new_tensor(CONCENTRATION)))
     with pyro.plate("sticks", NUM_COMPONENTS - 1):
@@ -102,7 +102,7 @@ class Guide(PyroModule):
     """q(α) q(v) q(μ, Σ) q(z).
 
     :param x: the data.
-    :param labels: which component each wine starts in.
+    :param labels: initial component of each wine.
     """
 
     def __init__(self, x: Tensor, labels: Tensor):
@@ -204,7 +204,7 @@ def negative_bound(model: object, guide: Guide, x: Tensor) -> Tensor:
 
 # %%
 class Fit(NamedTuple):
-    """A fit from one set of initial groups."""
+    """Fit from one set of initial groups."""
 
     guide: Guide
     bounds: list[float]  # after each sweep
@@ -212,7 +212,7 @@ class Fit(NamedTuple):
 
     @property
     def groups(self) -> Tensor:
-        """The most probable component of each wine."""
+        """Most probable component of each wine."""
         return self.guide.z.log_probs.argmax(-1)
 
 
@@ -276,7 +276,7 @@ def best(fits: list[Fit]) -> Fit:
 
 
 # %% [markdown]
-# ## Do they agree?
+# ## Comparison
 #
 # All bounds are those of our function at the factors of each fit.  `effective` is the exponential of the entropy of the
 # weights, `Rand` the adjusted Rand index of groups and cultivars: 1 where they are the same, 0 by chance.

@@ -7,10 +7,10 @@
 """Item response by your own Pyro model: `python -m tutorials.item_response [--steps N] [--out FOLDER]`."""
 
 # %% [markdown]
-# # Which skill does a pupil lack?
+# # Item response
 #
-# 400 pupils answer 12 questions: an easy one on reading, a hard one on arithmetic, and ten word problems that need both.  Who
-# fails at word problems may lack either skill: the posterior of the two abilities is curved, and no Gaussian fits it.
+# 400 pupils answer 12 questions: an easy one on reading, a hard one on arithmetic, and ten word problems that need both.
+# A pupil who fails at word problems may lack either skill: the posterior of the two abilities is curved, not Gaussian.
 # We write the model in plain Pyro and fit it by four guides: Pyro's `AutoNormal`, Gaussians with full covariances, and
 # `AutoAnnealedLangevin` with two kinds of dynamics.  As there are only two abilities, quadrature gives the exact posterior.
 
@@ -71,7 +71,7 @@ def model(answers: Tensor | None, idx: Tensor | None = None) -> Tensor:
 
 
 def plates(answers: Tensor, idx: Tensor | None = None) -> pyro.plate:
-    """The plate that a mini-batch subsamples."""
+    """Return the plate that a mini-batch subsamples."""
     return pyro.plate("persons", NUM_PERSONS, subsample=idx)
 
 
@@ -132,7 +132,7 @@ GRID = torch.cartesian_prod(AXIS, AXIS)
 
 
 class Verdict(NamedTuple):
-    """A guide and the exact posterior, at the same items."""
+    """Draws from a guide and the exact posterior, for the same items."""
 
     log_w: Tensor  # log weights [draw, person]
     draws: Tensor  # abilities [draw, person, skill]

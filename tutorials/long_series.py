@@ -75,7 +75,7 @@ class Data(NamedTuple):
 
 
 def load(num_days: int | None) -> Data:
-    """The first days of the series, or all."""
+    """Select the first days of the series, or all."""
     weather = load_dataset("weather_trentino")
     columns = [list(weather["station"]).index(name) for name in STATIONS]
     Y = torch.as_tensor(weather["Y"][:num_days, columns, 1], dtype=torch.float64)
@@ -120,7 +120,7 @@ def make(method: Any = "auto") -> tuple[GPVAE, StructuredGPGuide]:
 
 
 # %% [markdown]
-# ## Is it linear?
+# ## Cost of a step
 #
 # Seconds of a training step, forward and backward, on the first days.  `method="dense"` takes the Cholesky factor.
 
@@ -235,7 +235,7 @@ def draw_gap(guess: Guess, draws: Tensor, data: Data, gap: int = 5) -> plt.Figur
 
 # %%
 def all_warm(Y: Tensor, data: Data) -> Tensor:
-    """Whether all days of each gap were warmer than the cycle [..., gap, station]."""
+    """Compute whether all days of each gap were warmer than the cycle [..., gap, station]."""
     anomalies = Y - data.cycle
     return torch.stack([(anomalies[..., start : start + GAP, :] > 0.0).all(-2) for start in data.gaps], -2).double()
 

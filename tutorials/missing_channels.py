@@ -7,10 +7,10 @@
 """Missing data in a multichannel series: `python -m tutorials.missing_channels [--steps N] [--out FOLDER]`."""
 
 # %% [markdown]
-# # Three electrodes fall off
+# # Missing channels of an EEG
 #
-# Seven electrodes record an EEG for a second.  In its last 100 samples three of them, FZ, F1 and F2, are hidden.  What did
-# they record?  A GP-VAE explains all channels by a few latent processes, and predicts hidden entries from the observed
+# Seven electrodes record an EEG for a second.  In its last 100 samples three of them, FZ, F1 and F2, are hidden.
+# A GP-VAE explains all channels by a few latent processes, and predicts hidden entries from the observed
 # channels and from neighbouring samples.  We fit it twice: by the plain bound, and with `corruption`, which hides gaps like
 # those of the data from the encoder, so that it learns to fill them.
 
@@ -41,7 +41,7 @@ from pyro_lvgp.networks import Corruption, IndexNet, mask_like_shifted
 
 
 class Recording(NamedTuple):
-    """An EEG, standardised by the moments of its observed entries."""
+    """EEG, standardised by the moments of its observed entries."""
 
     t: Tensor  # seconds [sample, 1]
     truth: Tensor  # [sample, electrode]
@@ -75,7 +75,7 @@ SMOOTH, WHITE = 2, 4
 
 
 class Filled(NamedTuple):
-    """A fit and its predictions of all entries."""
+    """Fit and its predictions of all entries."""
 
     mean: Tensor
     stddev: Tensor
@@ -139,7 +139,7 @@ def ridge(recording: Recording) -> tuple[Tensor, Tensor]:
 
 # %%
 def draw_latents(t: Tensor, filled: Filled) -> Figure:
-    """The processes, with bands of two standard deviations."""
+    """Plot the latent processes, with bands of two standard deviations."""
     figure, ax = plt.subplots(figsize=(7.5, 2.6), layout="constrained")
     for k, (mean, stddev) in enumerate(zip(filled.latents[0].T, filled.latents[1].T, strict=True)):
         ax.fill_between(t[:, 0], mean - 2 * stddev, mean + 2 * stddev, color=plots.PALETTE[k], alpha=0.2, linewidth=0)

@@ -7,9 +7,9 @@
 """Spatial interpolation of several metals in soil: `python -m tutorials.soil [--steps N] [--out FOLDER]`."""
 
 # %% [markdown]
-# # How much cadmium is in the soil?
+# # Cadmium in soil
 #
-# Cadmium, nickel and zinc were measured in the soil of 359 places of the Swiss Jura.  Cadmium is expensive: at 100 places only
+# Cadmium, nickel and zinc were measured in the soil of 359 places of the Swiss Jura.  At 100 places only
 # the other two are known.  A GP-VAE over the plane interpolates cadmium from cadmium near by, and from the other metals at the
 # place.  Concentrations are positive and skewed: we model their logarithms, so that predictions are log-normal.
 
@@ -50,7 +50,7 @@ class Survey(NamedTuple):
 
 
 def load() -> Survey:
-    """The survey, with cadmium hidden at the places of the test set."""
+    """Load the survey, with cadmium hidden at the sites of the test set."""
     data = load_dataset("jura")
     columns = [list(data["columns"]).index(metal) for metal in METALS]
     metals = torch.as_tensor(data["Y"])[:, columns]

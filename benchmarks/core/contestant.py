@@ -1,15 +1,16 @@
 """Contestants: fits that are trained in turn, each with its own parameters and step times."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyro
 import torch
 from pyro.params.param_store import StateDict
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from benchmarks.core.scores import negative_bound
 from pyro_lvgp._utils.seeding import seeded
@@ -35,7 +36,7 @@ class Case(NamedTuple):
 
 
 def moved(case: Case, device: str) -> Case:
-    """The case with model, guide and data on a device."""
+    """Move model, guide and data of a case to a device."""
     for part in (case.model, case.guide):
         if isinstance(part, nn.Module):
             part.to(device)
@@ -43,7 +44,7 @@ def moved(case: Case, device: str) -> Case:
 
 
 class Contestant:
-    """A fit with its own Pyro parameter store, and the wall seconds of its steps.
+    """Fit with its own Pyro parameter store, and the wall seconds of its steps.
 
     :param make: function that makes the case, called once, within that store.
     :param device: device to fit on; None for that of the model and the data.
@@ -63,7 +64,7 @@ class Contestant:
         self.seconds: list[float] = []
 
     def own_parameters(self) -> AbstractContextManager:
-        """Context in which Pyro's parameter store is that of this contestant."""
+        """Return a context in which Pyro's parameter store is that of this contestant."""
         return pyro.get_param_store().scope(self._store)
 
     @property
@@ -90,6 +91,35 @@ class Contestant:
         return seconds
 
     def negative_bound(self, *, num_evaluations: int, seed: int = 0) -> float:
-        """Minus the bound on all data per datum, averaged over draws of all sites that are not marginalised."""
+        """Compute minus the bound on all data per datum, averaged over draws of all sites that are not marginalised."""
         with self.own_parameters(), seeded(seed):
             return negative_bound(self._case.bound, self.model, self.guide, *self._case.args, draws=num_evaluations)
+
+
+class Trainable(Protocol):
+    """Method that can be trained step by step."""
+
+    def train(self, num_steps: int, *, seed: int) -> list[float]:
+        """Take steps; return the wall seconds of each."""
+        ...
+
+
+def train_in_turn(
+    methods: Mapping[str, Trainable], num_steps: int, *, block: int, seed: int, description: str
+) -> dict[str, list[float]]:
+    """Train methods alternately, a block of steps each, and return the wall seconds of all steps by name.
+
+    :param methods: methods by name.
+    :param num_steps: number of steps of each method.
+    :param block: number of steps of a method before the next one continues.
+    :param seed: seed of mini-batches and noise.
+    :param description: text of the progress bar.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
+    with tqdm(total=num_steps * len(methods), desc=description, unit="step") as bar:
+        for done in range(0, num_steps, block):
+            for name, method in methods.items():
+                steps = min(block, num_steps - done)
+                seconds[name] += method.train(steps, seed=seed * num_steps + done)
+                bar.update(steps)
+    return seconds

@@ -1,4 +1,4 @@
-"""Isolated runs: no parameter and no random state passes from one fit to the next."""
+"""Isolated runs, between which neither parameters nor random states are shared."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ def isolated(seed: int) -> Iterator[None]:
 
 
 def timed(function: Callable[[], T], *, seed: int) -> tuple[T, float]:
-    """Return value of a function in an isolated run, and its wall seconds."""
+    """Call a function in an isolated run, and return its result and wall seconds."""
     start = time.perf_counter()
     with isolated(seed):
         result = function()

@@ -21,13 +21,13 @@ def write_pictures(
     """Fit and write figures, with the options of a command line.
 
     :param benchmark: name of the benchmark, with which the names of the files begin.
-    :param draw: function that returns figures by name; its argument says whether to take few steps only.
+    :param draw: function that returns figures by name; its argument is the option ``--quick``.
     :param argv: arguments; those of the process by default.
     :param num_threads: number of threads of torch.
     """
     argv = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{benchmark}_pictures")
-    parser.add_argument("--quick", action="store_true", help="few steps: does it run?")
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.tasks.{benchmark}_pictures")
+    parser.add_argument("--quick", action="store_true", help="take few steps, to check that it runs")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder for the pictures")
     options = parser.parse_args(argv)
     options.out.mkdir(parents=True, exist_ok=True)

@@ -17,12 +17,12 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Measurement:
-    """One number from one seed.
+    """Value of a metric for one seed.
 
     :param dataset: name of the data.
-    :param method: what was fitted, and by which library.
-    :param metric: what was measured, with its unit.
-    :param value: the number.
+    :param method: name of the fitted method and of its library.
+    :param metric: name of the metric, with its unit.
+    :param value: value of the metric.
     :param seconds: wall seconds of the fit.
     :param settings: settings of the method, the same for every seed.
     """
@@ -37,7 +37,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Row:
-    """One metric of one method over seeds; or a published figure, which has no seconds.
+    """Mean of a metric of a method over seeds, or a published figure, which has no seconds.
 
     :param sd: sample standard deviation over seeds; None for one seed.
     :param seeds: number of seeds.
@@ -55,7 +55,7 @@ class Row:
 
 
 def aggregate(measurements: Iterable[Measurement]) -> list[Row]:
-    """Mean and standard deviation over seeds for each dataset, method and metric, in order of first appearance.
+    """Compute mean and standard deviation over seeds for each dataset, method and metric, in order of first appearance.
 
     :raises ValueError: if the settings of a method differ between seeds.
 
@@ -82,7 +82,7 @@ def aggregate(measurements: Iterable[Measurement]) -> list[Row]:
 
 
 def to_markdown(rows: Sequence[Row]) -> str:
-    """A table for each dataset, a line for each method and a column for each metric; settings below."""
+    """Format a table for each dataset, with a line for each method and a column for each metric, and settings below."""
     return "\n\n".join(_table([row for row in rows if row.dataset == name]) for name in _unique(r.dataset for r in rows))
 
 
@@ -92,7 +92,7 @@ def write_json(rows: Sequence[Row], path: Path) -> None:
 
 
 def environment() -> str:
-    """Versions and hardware of the process."""
+    """Describe versions and hardware of the process."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA"
     return (
         f"torch {torch.__version__}, {torch.get_num_threads()} thread(s), {device}, "

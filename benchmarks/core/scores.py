@@ -1,4 +1,4 @@
-"""Scores of fits: the same estimators for every guide and bound, and for latents of any method."""
+"""Scores of fits, with the same estimators for all guides and bounds, and scores of latents of any method."""
 
 import math
 import statistics
@@ -22,13 +22,13 @@ from pyro_lvgp.models.latent_variable_model import Guide
 def negative_bound(
     loss: DifferentiableELBO | CompiledELBO, model: BayesianGPLVM, guide: Guide, Y: Float[Tensor, "N D"], *, draws: int = 8
 ) -> float:
-    """Negative bound on all rows, in nats per row, averaged over draws."""
+    """Compute the negative bound on all rows, in nats per row, averaged over draws."""
     return statistics.mean(loss.loss(model, guide, Y) for _ in range(draws)) / len(Y)
 
 
 @torch.no_grad()
 def expected_log_likelihood(model: BayesianGPLVM, guide: Guide, Y: Float[Tensor, "N D"], *, draws: int = 8) -> float:
-    """``E_q[log p(y_n | x_n, u)]`` in nats per row, averaged over draws of everything."""
+    """Estimate ``E_q[log p(y_n | x_n, u)]`` in nats per row, averaged over draws of all latent variables."""
     total = 0.0
     for _ in range(draws):
         trace = poutine.trace(poutine.replay(model, poutine.trace(guide).get_trace(Y))).get_trace(Y)
@@ -40,7 +40,7 @@ def expected_log_likelihood(model: BayesianGPLVM, guide: Guide, Y: Float[Tensor,
 def reconstruction(
     model: BayesianGPLVM, guide: Guide, Y: Float[Tensor, "N D"], truth: Float[Tensor, "N D"], hidden: Bool[Tensor, "N D"]
 ) -> tuple[float, float]:
-    """Mean squared error of the posterior mean of f at entries seen, and root mean squared error at entries hidden."""
+    """Compute the MSE of the posterior mean of f at observed entries, and its RMSE at hidden entries."""
     error = (model.reconstruct(guide, Y, num_samples=16).f_mean - truth).square()
     return error[~hidden].mean().item(), error[hidden].mean().sqrt().item() if hidden.any() else math.nan
 
@@ -48,10 +48,10 @@ def reconstruction(
 def held_out_log_likelihood(
     model: BayesianGPLVM, guide: Guide, Y: Float[Tensor, "N D"], *, draws: int, widen: float = 1.3, prior: float = 0.1
 ) -> float:
-    """``log ∫ p(y_n | x) p(x) dx`` in nats per row, for rows outside the training set, by importance sampling.
+    """Estimate ``log ∫ p(y_n | x) p(x) dx`` in nats per row, for rows outside the training set, by importance sampling.
 
-    The proposal is a mixture of the prior and of a Gaussian fitted to each row, widened.  The estimate is low by what the
-    proposal misses.
+    The proposal is a mixture of the prior and of a Gaussian fitted to each row, widened.  The estimate is too low if the
+    proposal has little mass in a region of high posterior density.
 
     :param draws: importance samples of each row.
     :param widen: factor on the standard deviations of the Gaussian.
@@ -74,6 +74,6 @@ def held_out_log_likelihood(
 
 
 def neighbour_accuracy(X: Float[np.ndarray, "N Q"], classes: Shaped[np.ndarray, " N"], *, seed: int) -> float:
-    """Accuracy of one nearest neighbour in the latents, the mean over five folds."""
+    """Compute the accuracy of one nearest neighbour in the latents, the mean over five folds."""
     neighbours = KNeighborsClassifier(1, algorithm="kd_tree" if X.shape[1] < 8 else "brute")
     return float(cross_val_score(neighbours, X, classes, cv=KFold(5, shuffle=True, random_state=seed)).mean())

@@ -55,7 +55,7 @@ class State:
     theta: Theta
 
     def function(self, X: Float[Tensor, "S N Q"]) -> Float[Tensor, "S N D"]:
-        """Outputs without noise at latents."""
+        """Compute outputs without noise at latents."""
         return random_features(X, self.omega) @ self.weights.mT
 
 
@@ -63,30 +63,31 @@ class State:
 class GibbsRFLVM:
     r"""Gibbs sampler of the posterior of a :class:`~pyro_lvgp.models.RandomFeatureLVM` with one Gaussian noise variance.
 
-    A sweep draws frequencies, some at a time, by elliptical slices with the weights integrated out; then weights,
-    assignments, sticks, concentration and θ from their exact conditionals, and each row of X by an elliptical slice given the
-    weights.  Where θ is unknown it has a prior, :math:`\sigma_{cq}^2 \sim s^2\, \mathrm{InvGamma}(3, 2)` and
-    :math:`\mu_{cq} \sim N(0, \sigma_{cq}^2)`, with s of a kernel of lengthscale √Q, and InvGamma(3, 2) for both variances.
+    A sweep draws blocks of frequencies by elliptical slice sampling with the weights marginalised; then weights,
+    assignments, sticks, concentration and θ from their exact conditionals, and each row of X by elliptical slice sampling
+    given the weights.  If θ is unknown it has the prior :math:`\sigma_{cq}^2 \sim s^2\, \mathrm{InvGamma}(3, 2)` and
+    :math:`\mu_{cq} \sim N(0, \sigma_{cq}^2)`, where s is that of a kernel with lengthscale √Q.  Both variances have the prior
+    InvGamma(3, 2).
 
-    :param held: θ, if it is known: the posterior is that of the library's model with these parameters.
+    :param fixed: θ, if it is known: the posterior is that of the library's model with these parameters.
     :param concentration: shape and rate of the prior of α.
-    :param block_size: frequencies moved together.
+    :param block_size: number of frequencies drawn together.
 
     Source: Gundersen, Zhang and Engelhardt (2021), "Latent variable modeling with random features", with the library's
     truncated sticks for their Chinese restaurant process; Murray, Adams and MacKay (2010), "Elliptical slice sampling".
     """
 
-    held: Theta | None = None
+    fixed: Theta | None = None
     concentration: tuple[float, float] = (1.0, 1.0)
     block_size: int = 5
 
     def prior(self, N: int, D: int, Q: int, *, F: int, C: int, num_chains: int = 1) -> State:
-        """Independent draws from the prior."""
+        """Draw independent states from the prior."""
         one = torch.ones(num_chains, dtype=torch.float64)
         alpha = Gamma(self.concentration[0] * one, self.concentration[1] * one).sample()
         rest = Beta(alpha[:, None], one[:, None].expand(-1, C - 1)).sample()
         z = Categorical(_component_weights(rest)).sample(torch.Size([F])).mT
-        theta = self.held or _components(torch.zeros_like(z[:, :0]), one[:, None, None].expand(-1, 0, Q), C)._replace(
+        theta = self.fixed or _components(torch.zeros_like(z[:, :0]), one[:, None, None].expand(-1, 0, Q), C)._replace(
             kernel_variance=_inverse_gamma(_SHAPE * one, _RATE * one), noise=_inverse_gamma(_SHAPE * one, _RATE * one)
         )
         omega = _of(theta.locs, z) + _of(theta.scales, z) * one.new_empty(num_chains, F, Q).normal_()
@@ -99,7 +100,7 @@ class GibbsRFLVM:
             state = _move_frequencies(state, Y, block)
         state = replace(state, weights=_draw_weights(state, Y))
         state = self._draw_assignments(replace(state, X=_move_latents(state, Y)))
-        if self.held is not None:
+        if self.fixed is not None:
             return state
         residual = Y - state.function(state.X)
         kernel_variance, noise = map(_draw_variance, (state.weights, residual))
@@ -124,7 +125,9 @@ def elliptical_slice(
     loc: Float[Tensor, "*batch K"],
     scale: Float[Tensor, "*batch K"],
 ) -> Float[Tensor, "*batch K"]:
-    """One elliptical slice for each of a batch: leaves ``N(x; loc, scale²) exp(log_likelihood(x))`` invariant.
+    """Take one step of elliptical slice sampling for each chain of a batch.
+
+    The step leaves ``N(x; loc, scale²) exp(log_likelihood(x))`` invariant.
 
     :param log_likelihood: from [*batch, K] to [*batch].
     :param current: current states of the chains.
@@ -136,20 +139,22 @@ def elliptical_slice(
     threshold = threshold + torch.rand_like(threshold).log()
     angle = 2.0 * math.pi * torch.rand_like(threshold)
     low, high = angle - 2.0 * math.pi, angle
-    found, waiting = current, torch.ones_like(threshold, dtype=torch.bool)
+    state, waiting = current, torch.ones_like(threshold, dtype=torch.bool)
     while waiting.any():
         proposal = loc + centred * angle.cos()[..., None] + other * angle.sin()[..., None]
         accepted = waiting & (log_likelihood(proposal) > threshold)
-        found = torch.where(accepted[..., None], proposal, found)
-        # An interval that has shrunk to nothing is the point itself.
+        state = torch.where(accepted[..., None], proposal, state)
+        # In an interval of length zero the proposal is the current point.
         waiting = waiting & ~accepted & (high - low > 1e-9)
         low, high = torch.where(angle < 0.0, angle, low), torch.where(angle < 0.0, high, angle)
         angle = low + (high - low) * torch.rand_like(angle)
-    return found
+    return state
 
 
 def mean_latents(sampler: GibbsRFLVM, state: State, Y: Float[Tensor, "#S N D"], *, num_sweeps: int) -> Float[Tensor, "S N Q"]:
-    """Mean of X over the second half of the sweeps, each draw aligned with the last, since the posterior ignores rotations.
+    """Average X over the second half of the sweeps.
+
+    Each draw is aligned with the last one, since the posterior is invariant to rotations.
 
     :param state: initial state.
     """
@@ -162,16 +167,16 @@ def mean_latents(sampler: GibbsRFLVM, state: State, Y: Float[Tensor, "#S N D"], 
 
 
 def start(sampler: GibbsRFLVM, Y: Float[Tensor, "N D"], latent_dim: int, *, F: int, C: int) -> State:
-    """A draw from the prior, with X at the principal components of the data and half of their variance as noise."""
+    """Draw an initial state from the prior, with X at principal components and half of the variance of the data as noise."""
     N, D = Y.shape
     state = sampler.prior(N, D, latent_dim, F=F, C=C)
     X = linear_latents(Y.double(), latent_dim)[0]
     half = 0.5 * Y.double().var()[None]
-    return replace(state, X=X[None], theta=sampler.held or state.theta._replace(kernel_variance=half, noise=half))
+    return replace(state, X=X[None], theta=sampler.fixed or state.theta._replace(kernel_variance=half, noise=half))
 
 
 def turned(X: Float[Tensor, "*S N Q"], towards: Float[Tensor, "*S N Q"]) -> Float[Tensor, "*S N Q"]:
-    """X rotated or reflected to be nearest to other latents."""
+    """Rotate or reflect X to be nearest to other latents."""
     U, _, Vh = torch.linalg.svd(X.mT @ towards)
     return X @ U @ Vh
 
@@ -183,8 +188,8 @@ def _move_frequencies(state: State, Y: Tensor, block: Tensor) -> State:
     def log_likelihood(points: Tensor) -> Tensor:
         return log_partition(weight_posterior(*_sites(moved(points), Y))).sum(-1)
 
-    everyone = (state.omega, _of(state.theta.locs, state.z), _of(state.theta.scales, state.z))
-    return moved(elliptical_slice(log_likelihood, *(values[:, block].flatten(-2) for values in everyone)))
+    gaussian = (state.omega, _of(state.theta.locs, state.z), _of(state.theta.scales, state.z))
+    return moved(elliptical_slice(log_likelihood, *(values[:, block].flatten(-2) for values in gaussian)))
 
 
 def _move_latents(state: State, Y: Tensor) -> Tensor:
@@ -195,7 +200,7 @@ def _move_latents(state: State, Y: Tensor) -> Tensor:
 
 
 def _sites(state: State, Y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Features of variance σ_k², and the Gaussian sites of their outputs."""
+    """Compute features of variance σ_k², and the Gaussian sites of their outputs."""
     kernel_stddev, precision = state.theta.kernel_variance.sqrt(), state.theta.noise.reciprocal()[:, None, None]
     features = kernel_stddev[:, None, None] * random_features(state.X, state.omega)
     return features, precision * Y, precision.expand(*features.shape[:-1], 1)
@@ -209,13 +214,13 @@ def _draw_weights(state: State, Y: Tensor) -> Tensor:
 
 
 def _draw_variance(values: Tensor) -> Tensor:
-    """Draw of the variance of the entries of a matrix with mean zero."""
+    """Draw the variance of the entries of a matrix with mean zero."""
     squares = values.square().sum((-1, -2))
     return _inverse_gamma(_SHAPE + 0.5 * values[0].numel() * torch.ones_like(squares), _RATE + 0.5 * squares)
 
 
 def _components(z: Tensor, omega: Tensor, number: int) -> Theta:
-    """Draw of means and scales of the components, given their frequencies; variances are not drawn."""
+    """Draw means and scales of the components given their frequencies; kernel and noise variances are NaN."""
     (S, _, Q), member = omega.shape, one_hot(z, number).to(omega).mT
     counts = member.sum(-1, keepdim=True)
     mean = member @ omega / (1.0 + counts)
@@ -226,7 +231,7 @@ def _components(z: Tensor, omega: Tensor, number: int) -> Theta:
 
 
 def _of(values: Tensor, z: Tensor) -> Tensor:
-    """Rows of the components of the frequencies."""
+    """Select the row of the component of each frequency."""
     rows = values.expand(len(z), *values.shape[-2:])
     return rows.gather(-2, z[..., None].expand(*z.shape, rows.shape[-1]))
 

@@ -15,23 +15,23 @@ from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.models import BayesianGPLVM
 
-# That of our models, and in float32 what GPyTorch's own strategy would add.
+# In float64 that of our models, in float32 the default of GPyTorch.
 _JITTER = {torch.float64: 1e-8, torch.float32: 1e-4}
 
 
 class GPyTorchGPLVM:
-    """The model, guide and bound of ``BayesianGPLVM`` with ``MeanFieldGuide``, in GPyTorch's own classes.
+    """Model, guide and bound of ``BayesianGPLVM`` with ``MeanFieldGuide``, in GPyTorch's own classes.
 
     Whitened ``VariationalStrategy`` with inducing points shared by all outputs, ``CholeskyVariationalDistribution`` for each
     output, one noise, zero mean, and ``VariationalLatentVariable``.  The training loop is that of GPyTorch's
-    tutorial: all latents are drawn at every step, and a mini-batch of them used.
+    tutorial, which draws all latents at every step, and uses those of a mini-batch.
 
     :param Y: all data, with columns of mean 0; steps are of their dtype, float64 or float32.
-    :param model: start from its inducing points, RBF kernel and noise.
-    :param guide: start from its q(X) and q(u).
+    :param model: model with the initial inducing points, RBF kernel and noise.
+    :param guide: guide with the initial q(X) and q(u).
     :param batch_size: rows in a mini-batch.
-    :param learning_rate: of Adam.
-    :raises ValueError: if a column of Y has a mean other than 0, which is the mean of f here.
+    :param learning_rate: learning rate of Adam.
+    :raises ValueError: if a column of Y has a mean other than 0, which is the mean of f in this model.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class GPyTorchGPLVM:
         self._model.covar_module.base_kernel.lengthscale = model.kernel.lengthscale
         self._likelihood.noise = model.likelihood.variance
         q_x.q_mu.copy_(guide.locs.X)
-        q_x.q_log_sigma.copy_(guide.scales.X.expm1().log())  # the scale is its softplus
+        q_x.q_log_sigma.copy_(guide.scales.X.expm1().log())  # GPyTorch applies softplus
         q_u.variational_mean.copy_(guide.locs.u)
         q_u.chol_variational_covar.copy_(guide.scales.u)
         # Otherwise the first call sets q(u) to the prior.
@@ -97,7 +97,7 @@ class GPyTorchGPLVM:
 
     @torch.no_grad()
     def negative_bound(self, *, num_evaluations: int, seed: int = 0) -> float:
-        """Minus the bound on all data per datum by GPyTorch's own code, averaged over draws of the latents."""
+        """Compute minus the bound on all data per datum by GPyTorch's own code, averaged over draws of the latents."""
         self._model.train()
         rows = torch.arange(len(self._Y))
         with seeded(seed):
@@ -105,7 +105,7 @@ class GPyTorchGPLVM:
 
     @torch.no_grad()
     def predict(self) -> Float[Tensor, "N D"]:
-        """Predictive mean at the posterior-mean latents, by GPyTorch's own code."""
+        """Compute the predictive mean at the posterior-mean latents, by GPyTorch's own code."""
         self._model.eval()
         return self._model(self._model.X.q_mu).mean.mT
 

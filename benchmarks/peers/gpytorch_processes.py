@@ -34,12 +34,12 @@ class _Process(gpytorch.models.ExactGP):
 
 
 class GroupedProcess:
-    """A Gaussian process with a sum of kernels over groups that share its hyperparameters and nothing else.
+    """Gaussian process with a sum of kernels for each of several groups, which share hyperparameters only.
 
     :param x: inputs of every group.
     :param y: one output, NaN where missing.
     :param make_kernel: class of the kernels.
-    :param kernels: variance and lengthscales that each kernel starts from.
+    :param kernels: initial variance and lengthscales of each kernel.
     """
 
     def __init__(
@@ -71,14 +71,15 @@ class GroupedProcess:
 
     @torch.no_grad()
     def predict(self, y: Float[Tensor, "B N"]) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B N"]]:
-        """Mean and standard deviation of observations at all inputs, group by group."""
+        """Compute mean and standard deviation of observations at all inputs, group by group."""
         self.model.eval()
         moments = []
         for row in y:
             self.model.set_train_data(*self._seen(row), strict=False)
-            with gpytorch.settings.debug(False):  # which takes a group with nothing missing for a mistake
-                found = self.model.likelihood(self.model(self.x))
-            moments.append(torch.stack([found.mean, found.stddev]))
+            # In debug mode GPyTorch warns if the inputs are the training inputs, as they are for a complete group.
+            with gpytorch.settings.debug(False):
+                predicted = self.model.likelihood(self.model(self.x))
+            moments.append(torch.stack([predicted.mean, predicted.stddev]))
         mean, stddev = torch.stack(moments, 1)
         return mean, stddev
 

@@ -8,12 +8,12 @@ from torch.nn.functional import softplus
 
 
 class LinearDynamics(nn.Module):
-    """``z' = A z + noise,  y = C z + c + noise`` for sequences of one length with nothing missing.
+    """Linear dynamical system ``z' = A z + noise,  y = C z + c + noise`` of complete sequences of one length.
 
-    It starts from principal components and the least-squares step between them.
+    Initial values are principal components and the least-squares map from one to the next.
 
     :param Y: training sequences.
-    :param state_dim: size of z.
+    :param state_dim: dimension of z.
     """
 
     def __init__(self, Y: Float[Tensor, "S T D"], state_dim: int):
@@ -34,7 +34,7 @@ class LinearDynamics(nn.Module):
         )
 
     def process(self, num_steps: int) -> dist.GaussianHMM:
-        """Distribution of sequences minus the offset, as row vectors times matrices."""
+        """Construct the distribution of sequences minus the offset, as row vectors times matrices."""
         scales = {name: softplus(raw) + 1e-3 for name, raw in self.noises.items()}
         start, step, emission = (
             dist.Normal(torch.zeros_like(scales[name]), scales[name]).to_event(1) for name in ("start", "step", "emission")
@@ -53,7 +53,7 @@ class LinearDynamics(nn.Module):
 
     @torch.no_grad()
     def forecast(self, prefix: Float[Tensor, "S t D"], num_steps: int) -> Float[Tensor, "S steps D"]:
-        """Means of the next steps."""
+        """Compute the means of the next steps."""
         z = self.process(prefix.shape[1]).filter(prefix - self.offset).mean
         ahead = []
         for _ in range(num_steps):

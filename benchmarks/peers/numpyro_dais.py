@@ -39,15 +39,15 @@ class NumPyroDAIS:
     Gaussian with diagonal covariance, on all rows at every step.
 
     Everything is in float64, switched on inside the methods of this class only.  Kuu gets a jitter of 1e-8 times its mean
-    diagonal; where that is too little the bound becomes NaN, because a compiled program cannot try again with more.
+    diagonal; if that is not enough the bound becomes NaN, because a compiled program cannot try larger ones.
 
-    NumPyro 0.22 as it is, but for two repairs.  The chain of ``AutoDAIS`` keeps to the hyperparameters' first values, while
-    the bound uses the learned ones: here it follows them.  ``AutoSemiDAIS`` ignores ``gamma_init``: here it does not.
+    Two defects of NumPyro 0.22 are corrected.  The chain of ``AutoDAIS`` uses the initial values of the hyperparameters, and
+    the bound the learned ones; here both use the learned ones.  ``AutoSemiDAIS`` ignores ``gamma_init``; here it has effect.
 
     :param Y: all data, NaN where missing.
-    :param model: initialised; start from its inducing points, RBF kernel, noise, mean, latents and inducing outputs.
+    :param model: initialised model, with the initial inducing points, RBF kernel, noise, mean, latents and inducing values.
     :param num_steps: length K of the chain.
-    :param learning_rate: of Adam.
+    :param learning_rate: learning rate of Adam.
     :param batch_size: rows in a mini-batch; None for all rows.
     :param guide: ``"semi"`` or ``"full"``.
     :param options: ``eta_init``, ``eta_max`` and ``gamma_init`` of NumPyro's guide, with its own defaults.
@@ -83,17 +83,16 @@ class NumPyroDAIS:
                 return _model_and_guide(self._gplvm, start, batch_size, guide, K=num_steps, **options)
 
             self._svi = SVI(*pair(self._batch_size), numpyro.optim.Adam(learning_rate), Trace_ELBO())
-            # Traced as one function, of which only the parameters remain, the set-up of a guide takes one compilation
-            # rather than one for each operation.
+            # As one traced function, the set-up of a guide takes one compilation instead of one for each operation.
             rows = jnp.arange(self._batch_size)
             self._state = jax.jit(lambda: self._svi.init(jax.random.key(0), rows, init_params=first))()
             loss, draw = _on_all_rows(*pair(self._num_data), self._num_data)
-            # The first call sets the guide up by a key of its own, which is not to come out of the seeds of the others.
+            # The first call sets up the guide by a key of its own, so that later calls depend on their seeds alone.
             jax.eval_shape(draw, jax.random.key(0), self._svi.get_params(self._state))
             self._loss, self._draw = jax.jit(loss), jax.jit(draw)
 
     def train(self, num_steps: int, *, seed: int) -> list[float]:
-        """Take Adam steps on shuffled mini-batches; return the wall seconds of each, compilation left out."""
+        """Take Adam steps on shuffled mini-batches; return the wall seconds of each, without compilation."""
         with jax.enable_x64(True):
             self._state = self._state._replace(rng_key=jax.random.key(seed))
             if self._update is None:
@@ -108,14 +107,14 @@ class NumPyroDAIS:
         return np.diff(times).tolist()
 
     def negative_bound(self, *, num_evaluations: int, seed: int = 0) -> float:
-        """Minus the bound on all data per datum by NumPyro's own code, averaged over runs of the chain."""
+        """Compute minus the bound on all data per datum by NumPyro's own code, averaged over runs of the chain."""
         with jax.enable_x64(True):
             params = self._svi.get_params(self._state)
             keys = jax.random.split(jax.random.key(seed), num_evaluations)
             return float(np.mean([self._loss(key, params) for key in keys])) / self._num_data
 
     def predict(self) -> Float[Tensor, "N D"]:
-        """Mean of f at the posterior-mean X and u, the means over the ends of 64 chains; that of a Gaussian u is exact."""
+        """Compute the mean of f at the posterior means of X and u, over the ends of 64 chains; exact for a Gaussian u."""
         with jax.enable_x64(True):
             params = self._svi.get_params(self._state)
             draws = [self._draw(key, params) for key in jax.random.split(jax.random.key(0), _NUM_DRAWS)]
@@ -134,7 +133,7 @@ class _Hyperparameters(NamedTuple):
 
 
 class _GPLVM:
-    """The model, whose hyperparameters are parameters of NumPyro, initialised at those of our model.
+    """Model whose hyperparameters are parameters of NumPyro, initialised at those of our model.
 
     ``AutoSemiDAIS`` needs it in two parts: ``outputs()`` draws u, and ``rows(u, batch_size)`` X and y given u.
     """
@@ -165,7 +164,7 @@ class _GPLVM:
     def function(
         self, X: Float[Array, "B Q"], u: Float[Array, "D M"], hyperparameters: _Hyperparameters
     ) -> tuple[Float[Array, "B D"], Float[Array, "B 1"]]:
-        """Mean and variance of f given u."""
+        """Compute mean and variance of f given u."""
         Z, lengthscale, variance, _ = hyperparameters
         Kuu = _rbf(Z, Z, lengthscale, variance)
         Luu = jnp.linalg.cholesky(Kuu + _JITTER * jnp.diagonal(Kuu).mean() * jnp.eye(len(Z)))
@@ -229,12 +228,12 @@ def _model_and_guide(
         with substitute(data={"data": idx}):
             return auto()
 
-    # Bounds give the model the rows of the guide.
+    # NumPyro's bounds substitute the rows of the guide into the model.
     return lambda idx: model(), guide
 
 
 def _on_all_rows(model: Callable, guide: Callable, num_data: int) -> tuple[Callable, Callable]:
-    """Minus the bound, and the draws of the guide, as functions of a key and parameters."""
+    """Return minus the bound, and draws of the guide, as functions of a key and parameters."""
 
     def loss(key: Array, params: dict[str, Array]) -> Float[Array, ""]:
         return Trace_ELBO().loss(key, params, model, guide, jnp.arange(num_data))
@@ -246,7 +245,7 @@ def _on_all_rows(model: Callable, guide: Callable, num_data: int) -> tuple[Calla
 
 
 def _batches(num_data: int, batch_size: int, num_steps: int, seed: int) -> Iterator[Int[np.ndarray, " B"]]:
-    """Shuffled without replacement; a last short batch of an epoch is dropped, as in our fits."""
+    """Iterate over rows shuffled without replacement, without the last, shorter batch of an epoch, as in our fits."""
     random, rows = np.random.default_rng(seed), np.arange(num_data)
     per_epoch = num_data // batch_size
     for step in range(num_steps):

@@ -20,17 +20,18 @@ from pyro_lvgp.models import BayesianGPLVM
 
 NUM_THREADS = 1
 NUM_INDUCING, BATCH_SIZE, LEARNING_RATE, CLIP_FACTOR = 30, 200, 5e-3, 10.0
-COMPILED_FROM = 10_000  # steps, of which so many make up for the time that compiling takes
+COMPILED_FROM = 10_000  # steps; in shorter fits compilation takes longer than it saves
 PUBLISHED: list[Row] = []
 NOTES = """\
-Every method has the same model, start (`initialize`, mean-field scales 0.1), mini-batches, Adam rate and number of steps; u is
-integrated out in every bound.  One row in ten is never trained on: "held-out" is its log likelihood, importance-sampled with
-the same proposal for all (see `benchmarks/scores.py`).  The negative bound is each method's own, on the rows trained on.
-"IW, S = 11" evaluates as many gradients of the log joint as "annealed, K = 10", and so does mean field with 11 draws.  The MSE
-is that of the posterior mean of f at the entries seen.  Annealed guides are underdamped unless it says otherwise, and their
-transitions compiled; in fits of 20 000 steps all steps of all methods are; "fit" includes both.  In the image sets three
-quarters of the pixels of 5 % of the rows are hidden, and "hidden RMSE" is in units of grey level / 255; all else is in units
-in which the variance over all pixels is 1."""
+All methods have the same model, initial values (`initialize`, mean-field scales of 0.1), mini-batches, learning rate of Adam
+and number of steps. The inducing values u are marginalised in all bounds. One row in ten is not used for training; "held-out
+log lik." is the log likelihood of these rows, estimated by importance sampling with the same proposal for all methods (see
+`benchmarks/core/scores.py`). The negative bound of a method is that of its own bound, on the training rows. "IW, S = 11" and
+mean field with 11 draws evaluate as many gradients of the log joint as "annealed, K = 10". The MSE is that of the posterior
+mean of f at the observed entries. Annealed guides are underdamped unless stated otherwise, and their transitions are compiled;
+in fits of 20 000 steps all steps of all methods are compiled. "fit" includes compilation. In the image data three quarters of
+the pixels of 5 % of the rows are hidden. "hidden RMSE" is in units of grey level / 255. All other metrics are in units in
+which the variance over all pixels is 1."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Task:
     """Scaled data and the methods to fit.
 
     :param Y: rows.
-    :param scale: what one unit of Y is in the unit of "hidden RMSE".
+    :param scale: factor from the unit of Y to that of "hidden RMSE".
     :param hidden: mask of the entries hidden from the fit.
     :param methods: methods to fit; all by default.
     """
@@ -54,11 +55,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Method:
-    """A guide and a bound.
+    """Settings of a guide and a bound.
 
     :param num_steps: transitions K of the annealed guide; 0 for mean field.
-    :param dynamics: of its chain.
-    :param step_size: at its start.
+    :param dynamics: dynamics of its chains.
+    :param step_size: initial step size.
     :param num_samples: draws S of each latent.
     :param weighted: whether the draws are importance weighted, or averaged over.
     """
@@ -102,7 +103,7 @@ def table(name: str) -> Task:
 def images(pixels: Float[Tensor, "N D"], latent_dim: int) -> Task:
     """Task of images scaled to a total pixel variance of 1, in float32; 75 % of the pixels of 5 % of the rows are hidden."""
     scale = pixels.std().item()
-    generator = torch.Generator().manual_seed(2026)  # not one that chooses the rows held out
+    generator = torch.Generator().manual_seed(2026)  # another generator than that of the held-out rows
     rows = torch.rand(len(pixels), 1, generator=generator) < 0.05
     hidden = rows & (torch.rand(pixels.shape, generator=generator) < 0.75)
     return Task((pixels - pixels.mean()) / scale, latent_dim, (500,), scale, hidden, draws=300)

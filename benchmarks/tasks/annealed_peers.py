@@ -8,9 +8,8 @@ import jax
 import numpyro
 from jaxtyping import Float
 from torch import Tensor
-from tqdm import tqdm
 
-from benchmarks.core.contestant import Case, Contestant
+from benchmarks.core.contestant import Case, Contestant, train_in_turn
 from benchmarks.core.report import Measurement, Row, Settings
 from benchmarks.peers.numpyro_dais import NumPyroDAIS
 from benchmarks.tasks.oilflow import BATCH_SIZE, LATENT_DIM, LEARNING_RATE, NUM_INDUCING, standardised
@@ -22,13 +21,14 @@ NUM_THREADS = 1
 PEER = f"NumPyro {numpyro.__version__}"
 PUBLISHED: list[Row] = []
 NOTES = """\
-One model, one start, one Adam rate; K transitions for all.  AutoSemiDAIS anneals the latents of the rows in a mini-batch, as
-ours does; AutoDAIS anneals latents and inducing outputs together, on all rows at every step.  Bounds are each library's own:
-both bound the same evidence; NumPyro draws u, ours integrates it out.  Our chains are underdamped.  Both compile a whole step,
-ours by `CompiledELBO`; "compile" is what our slowest step takes over the median, a part of "fit", and for NumPyro the time of
-`lower().compile()`, which "fit" leaves out; torch finds earlier compilations on the
-disk.  Blocks of steps alternate between the methods, and each has one core at most.  NumPyro's guides are mended in two
-places, see `benchmarks/peers/numpyro_dais.py`; with what they come with, AutoDAIS does not follow the hyperparameters."""
+All methods have the same model, initial values, learning rate of Adam and number K of transitions. AutoSemiDAIS anneals the
+latents of the rows in a mini-batch, as our guide does. AutoDAIS anneals latents and inducing values together, on all rows at
+every step. The bounds of both libraries are lower bounds of the same evidence; NumPyro draws u, our bound marginalises u. Our
+chains are underdamped. Both libraries compile a whole step, ours by `CompiledELBO`. "compile" of ours is the time of the
+slowest step minus the median, which is a part of "fit"; torch reuses earlier compilations in its cache on disk. "compile" of
+NumPyro is the time of `lower().compile()`, which is not a part of "fit". Blocks of steps alternate between the methods, and
+each method has at most one core. NumPyro's guides are corrected in two places, see `benchmarks/peers/numpyro_dais.py`; without
+the corrections AutoDAIS does not use the learned hyperparameters."""
 
 
 class Ours(Contestant):
@@ -91,13 +91,7 @@ def measure(
             batch_size=batch_size,
             guide="semi" if batch_size else "full",
         )
-    seconds: dict[str, list[float]] = {name: [] for name in methods}
-    with tqdm(total=num_steps * len(methods), desc=f"annealed_peers, seed {seed}", unit="step") as bar:
-        for done in range(0, num_steps, block):
-            for name, method in methods.items():
-                steps = min(block, num_steps - done)
-                seconds[name] += method.train(steps, seed=seed * num_steps + done)
-                bar.update(steps)
+    seconds = train_in_turn(methods, num_steps, block=block, seed=seed, description=f"annealed_peers, seed {seed}")
     settings: Settings = {
         "Q": LATENT_DIM,
         "M": NUM_INDUCING,

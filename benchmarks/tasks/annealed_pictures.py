@@ -23,7 +23,7 @@ NUM_FACES, FACE = 8, (28, 20)
 
 
 class Fitted(NamedTuple):
-    """A fit and its learning curve."""
+    """Fit and its learning curve."""
 
     start: Start
     history: FitResult
@@ -59,14 +59,14 @@ def draw_curves(fits: Mapping[str, Fitted]) -> Figure:
     )
     plots.plot_bounds(losses, per=num_rows, ylabel="negative bound [nats/row]", ax=left)
     plots.plot_bounds(losses, seconds=seconds, per=num_rows, ylabel="", ax=right)
-    left.legend(frameon=False, fontsize="small", loc="upper right")  # unlike bounds, their negatives fall
+    left.legend(frameon=False, fontsize="small", loc="upper right")  # negative bounds decrease
     right.get_legend().remove()
     right.set_xlabel("wall seconds, compilation included")
     return figure
 
 
 def draw_latents(fits: Mapping[str, Fitted], labels: np.ndarray) -> Figure:
-    """The two most relevant latents of every row, above the relevances of all."""
+    """Plot the two most relevant latents of every row, above the relevances of all."""
     figure = plt.figure(figsize=(9.5, 6.8), layout="constrained")
     figure.suptitle("Oil flow: posterior medians of the latents, in standard deviations of their prior", fontsize="medium")
     axes = figure.subplots(2, len(fits), height_ratios=(2.0, 1.0), sharey="row")
@@ -77,7 +77,7 @@ def draw_latents(fits: Mapping[str, Fitted], labels: np.ndarray) -> Figure:
         plots.plot_latents(guide.median(Y)["X"], regimes, relevance=relevance, ax=top)
         plots.plot_ard(relevance, ax=bottom)
         top.set_title(name, fontsize="medium")
-    axes[0, 0].get_legend().remove()  # one explains both
+    axes[0, 0].get_legend().remove()  # one legend for both panels
     axes[1, 1].set_ylabel("")
     return figure
 

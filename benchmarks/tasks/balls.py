@@ -28,13 +28,14 @@ NUM_TRAINED, NUM_TESTED, NUM_TIMES = 80, 10, 50
 AHEAD, NUM_STATES = (1, 2, 5, 10, 20), 8
 PUBLISHED: list[Row] = []
 NOTES = """\
-80 sequences of 50 images to train on, 10 others to foresee.  MAE at τ steps: mean absolute error of the noiseless pixels τ
-steps after each prefix (eq. 5.7 of the thesis).  One ball: 12 pixels, one latent with a periodic kernel, networks with two
-layers of 50, as in the thesis; its figures are printed as curves only.  Two balls, one of which falls: 50 pixels of which half
-are missing, a latent for each with a periodic kernel, IndexNet with networks of 32.  Periods start at 1.1 times the truth.
-"rank correlation" is that of a ball's place with the latent that follows it best, over all test sequences, since latents
-are places up to a bend and a sign; "other" is that with the other latent.  The linear dynamical system has eight states and
-sees every pixel; its likelihood is climbed by Adam from principal components."""
+Training data are 80 sequences of 50 images, test data 10 other sequences. The MAE at τ steps is the mean absolute error of the
+noiseless pixels τ steps after each prefix (eq. 5.7 of the thesis). One ball: 12 pixels, one latent process with a periodic
+kernel, networks with two layers of 50, as in the thesis, which shows its errors as curves only. Two balls, one of which falls:
+50 pixels of which half are missing, a latent process with a periodic kernel for each ball, IndexNet with networks of 32.
+Periods are initialised at 1.1 times the true ones. "rank correlation" is that of the position of a ball with the latent
+process of highest correlation, over all test sequences, since latent processes are monotone functions of positions, of either
+sign. "other" is that with the other latent process. The linear dynamical system has eight states and observes all pixels. Its
+likelihood is maximised by Adam, from principal components."""
 
 
 @dataclass(frozen=True)

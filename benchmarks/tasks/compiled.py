@@ -28,16 +28,16 @@ NUM_THREADS = 1
 LEARNING_RATE, BATCH_SIZE = 1e-3, 200
 PUBLISHED: list[Row] = []
 NOTES = """\
-"steps": each model, guide and bound with `CompiledELBO` and without; medians of the steps of `fit`, of which blocks alternate
-between the two.  "compile" is what the slowest step takes over the median, with nothing compiled before, and "pays after" the
-number of steps whose savings make up for it.  The Bayesian GPLVM is of oil flow: 1000 × 12, mini-batches of 200, Q = 10, M =
-30.  GP-VAEs are of the EEG: 256 × 7 with gaps, Q = 3, IndexNet, a decoder with one layer of 20; mini-batches of 100, as in the
-thesis, or all points and 30 inducing points.  The user's own model is Poisson factorisation of 500 × 30 counts with a latent
-of 5 dimensions for each row, of which 100 make a mini-batch.
+"steps": steps of each model, guide and bound with and without `CompiledELBO`. Step times are medians of the steps of `fit`;
+blocks of steps alternate between the two. "compile" is the time of the slowest step minus the median, with an empty cache, and
+"pays after" the number of steps whose savings equal that time. The data of the Bayesian GPLVM are oil flow: 1000 × 12,
+mini-batches of 200, Q = 10, M = 30. The data of the GP-VAEs are the EEG: 256 × 7 with gaps, Q = 3, IndexNet, a decoder with
+one layer of 20; mini-batches of 100, as in the thesis, or all points and 30 inducing points. The user's own model is Poisson
+factorisation of 500 × 30 counts with a latent of 5 dimensions for each row, on mini-batches of 100 rows.
 
-"chains": annealed guides of the Bayesian GPLVM, all rows at each step, in float32: as they are; "transition", with one
-transition compiled by `AutoAnnealedLangevin(compile=True)`; "all", with all of a step compiled by `CompiledELBO`; and "both",
-where what is compiled of a step calls one compiled transition again and again."""
+"chains": annealed guides of the Bayesian GPLVM, all rows at each step, in float32: not compiled; "transition", with one
+transition compiled by `AutoAnnealedLangevin(compile=True)`; "all", with the whole step compiled by `CompiledELBO`; and "both",
+where the compiled step calls one compiled transition repeatedly."""
 
 
 def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:

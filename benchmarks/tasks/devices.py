@@ -23,9 +23,9 @@ NUM_THREADS = os.cpu_count() or 1
 LEARNING_RATE = 1e-3
 PUBLISHED: list[Row] = []
 NOTES = """\
-Medians of the steps of `fit` in float32, with all cores of the CPU; a step ends when its loss is known on the CPU.  "times
-fewer" is the first over the second.  Data are random: B rows in a mini-batch of N, with D columns; GP-VAEs have all points at
-each step.  "compile" is what the slowest compiled step takes over the median."""
+Step times are medians of the steps of `fit` in float32, with all cores of the CPU. A step ends when its loss is known on the
+CPU. "times fewer" is the first time divided by the second. Data are random: B rows in a mini-batch of N, with D columns;
+GP-VAEs have all points at each step. "compile" is the time of the slowest compiled step minus the median."""
 
 
 def run(*, quick: bool, seeds: int, only: str | None = None, device: str = "cuda") -> Iterator[Measurement]:
@@ -83,14 +83,14 @@ def gplvm(
     bound: LocalELBO,
     guide: Callable[[BayesianGPLVM], Any] = MeanFieldGuide,
 ) -> Case:
-    """A Bayesian GPLVM with ten latent dimensions."""
+    """Bayesian GPLVM with ten latent dimensions."""
     Y = waves(torch.randn(num_data, 2), data_dim)
     model = BayesianGPLVM(num_data, data_dim, 10, num_inducing=num_inducing).initialize(Y)
     return Case(model, guide(model), bound, (Y,), batch_size, LEARNING_RATE)
 
 
 def gpvae(num_points: int, num_inducing: int | None = None) -> Case:
-    """A GP-VAE of one series of 20 channels, with three latents; sparse if it is given inducing points."""
+    """GP-VAE of one series of 20 channels, with three latent processes; sparse if a number of inducing points is given."""
     x = torch.linspace(0.0, 1.0, num_points)[:, None]
     Y = waves(20.0 * x, 20)
     kernel, decoder = RBF(1, lengthscale=torch.full((3, 1), 0.05), batch_shape=(3,)), MLP(3, 20, (20,))

@@ -25,11 +25,12 @@ NUM_POINTS, NUM_EPOCHS, NUM_CHECKPOINTS, NUM_DRAWS = 100, 5000, 20, 50
 THESIS: Settings = {"epochs": NUM_EPOCHS}
 PUBLISHED = [Row("toy", "doubly-stochastic, path (thesis, section 5.2.1)", "bound [nats]", -19.17, None, 1, None, THESIS)]
 NOTES = """\
-Four functions of one input at 100 points (section 5.2 of the thesis), standardised; two latents with RBF kernels, two-layer
-networks of 20, one draw a step, all points at every step, Adam at 1e-3.  The thesis says neither how the inputs are drawn
-(ours are uniform on its interval) nor which encoder it took (nothing is missing: ours is ZeroImputation).  "bound" is the mean
-of semi-analytic values over 100 draws at the end of training; "sd" are standard deviations of single values then, each
-estimator of the value on every fit.  The thesis gives the bound of one of its fits, and "less than -110" for the others."""
+Four functions of one input at 100 points (section 5.2 of the thesis), standardised; two latent processes with RBF kernels,
+networks with two layers of 20, one draw per step, all points at every step, Adam with a learning rate of 1e-3. The thesis does
+not state how the inputs are drawn (ours are uniform on its interval), nor the encoder (no entries are missing, and ours is
+ZeroImputation). "bound" is the mean of semi-analytic values over 100 draws at the end of training. "sd" is the standard
+deviation of single values there, for each estimator of the value on every fit. The thesis gives the bound of one of its fits,
+and "less than -110" for the others."""
 
 ESTIMATORS: list[tuple[Value, GradientEstimator]] = list(itertools.product(get_args(Value), get_args(GradientEstimator)))
 

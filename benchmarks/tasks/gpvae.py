@@ -35,46 +35,50 @@ from pyro_lvgp.networks import (
 )
 
 NUM_THREADS = 1
-KEPT = 2 / 3
+BEST_SHARE = 2 / 3
 NOTES = """\
-"eeg" and "jura" follow the thesis: mini-batches of 100 points, 3000 epochs (their last short batch left out), Adam at 1e-3,
-networks with two layers of 20 and ReLU between them (PointNet and IndexNet: one each side of a 20-dimensional sum), and of
-the runs the two thirds with the highest bound.  Inputs are as they come, outputs standardised by what is observed of them.
-"eeg_narrow" starts where the thesis's authors' code does, which the thesis does not tell: standard deviations of 0.1 of sites
-and noise, the noise of each output its own, and one hidden layer in the decoder; 9000 steps, three for an epoch.
-"eeg_sizes" and "eeg_variants" change one thing of its IndexNet: how many latents, the decoder, or what the encoder sees.
-"eeg_composite" adds a periodic kernel to that of each smooth latent: of "eeg_narrow", of "eeg", and of "eeg_selected", beside
-the last without it.
-"eeg_stopped" keeps the state that predicts a block of training entries best, looked at every 250 steps and not fitted to.
-The row "white latents" has one smooth and four white ones.
-"eeg_defaults" and "jura_defaults" (in logarithms) are the defaults of the library, all runs of them: 1000 steps of `fit` on
-all points, noise of 0.3, encoders as they come, a network of two layers of 64; "as docs/gp_vae.md begins" has a linear decoder
-instead, four white latents beside the smooth ones, noise of each output, and is shown gaps like those of the data.
-"jura_encoders" is the model of "jura_selected" with the lowest error, which was found in hindsight, with each of the encoders.
-"eeg_selected" and "jura_selected" choose among candidates by what they predict of training entries hidden in addition: three
-folds, of which each hides a third of the rows in the columns that have gaps, one fit for each fold and candidate
-("held-out NLL", of standardised entries; `pyro_lvgp.diagnostics`).  Then each is fitted to all training entries.  They take
-all points at every step, Adam from 0.01 by cosine to 0, a linear decoder, noise of each output, SiLU, and encoders that are
-shown gaps like those of the data (`pyro_lvgp.networks`); Jura in logarithms, in fewer steps, and with two candidates more,
-which were added after test errors of such models had been seen.  "selected" is the candidate with the lowest held-out NLL;
-"stacked" is the mixture of all, one run of each, with the weights that make the held-out entries likeliest; "together" that
-of all runs. Metrics are in the units of the data.  SMSE is averaged over the columns with hidden entries; NLL is the mean
-negative log density per hidden entry of a Gaussian with the predictive moments (a log-normal for logarithms, whose median is
-what MAE is of), "mixture NLL" that of the mixture over 200 draws.  Rows without a spread do not depend on a seed, or are one
-run."""
+"eeg" and "jura" follow the thesis: mini-batches of 100 points, 3000 epochs without their last, shorter batch, Adam with a
+learning rate of 1e-3, networks with two layers of 20 and ReLU (PointNet and IndexNet: one layer on each side of a
+20-dimensional sum), and the two thirds of the runs with the highest bounds. Inputs are not scaled; outputs are standardised by
+the moments of their observed entries. "eeg_narrow" has the initial values of the code of the thesis's authors, which the
+thesis does not state: standard deviations of 0.1 for sites and noise, a noise variance for each output, and one hidden layer
+in the decoder; 9000 steps, three per epoch. "eeg_sizes" and "eeg_variants" change one setting of the IndexNet of "eeg_narrow":
+the number of latents, the decoder, or the input corruption. "eeg_composite" adds a periodic kernel to that of each smooth
+latent: of "eeg_narrow", of "eeg", and of "eeg_selected", which is shown without it too. "eeg_stopped" restores the parameters
+that predict a block of training entries best, which the fit does not use and which are evaluated every 250 steps. The row
+"white latents" has one smooth and four white ones.
+
+"eeg_defaults" and "jura_defaults" (in logarithms) have the defaults of the library, and all runs: 1000 steps of `fit` on all
+points, noise of 0.3, default encoders, a network with two layers of 64 as decoder. "as docs/gp_vae.md begins" has a linear
+decoder instead, four white latents beside the smooth ones, a noise variance for each output, and input corruption with gaps
+like those of the data. "jura_encoders" is the model of "jura_selected" with the lowest test error, with each of the encoders.
+
+"eeg_selected" and "jura_selected" select among candidates by their predictions of additionally hidden training entries: three
+folds, each of which hides a third of the rows in the columns that have gaps, and one fit for each fold and candidate
+("held-out NLL", of standardised entries; `pyro_lvgp.diagnostics`). Then each candidate is fitted to all training entries.
+Candidates use all points at every step, a learning rate of Adam that falls from 0.01 to 0 along a cosine, a linear decoder, a
+noise variance for each output, SiLU, and input corruption with gaps like those of the data (`pyro_lvgp.networks`). Those of
+Jura model logarithms, take fewer steps, and include two more candidates, which were added after test errors of such models had
+been seen. "selected" is the candidate with the lowest held-out NLL. "stacked" is the mixture of all candidates, one run of
+each, with the weights under which the held-out entries have the highest density. "together" is the mixture of all runs.
+
+Metrics are in the units of the data. SMSE is averaged over the columns with hidden entries. NLL is the mean negative log
+density per hidden entry of a Gaussian with the predictive moments (for logarithms, of a log-normal, whose median is the
+prediction in the MAE). "mixture NLL" is that of the mixture over 200 draws. Rows without a standard deviation do not depend on
+a seed, or are one run."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A table with hidden entries.
+    """Table with hidden entries.
 
     :param x: inputs.
     :param Y: truth, in units of the data.
-    :param hidden: which entries to predict.
-    :param lengthscale: initial, of all latents.
+    :param hidden: mask of the entries to predict.
+    :param lengthscale: initial lengthscale of all latents.
     :param latent_dim: number of smooth latents.
     :param error: ``"SMSE"`` or ``"MAE"``.
-    :param gaps: the masking that makes gaps like those of the data.
+    :param gaps: input corruption with gaps like those of the data.
     :param log: whether to model logarithms.
     """
 
@@ -89,12 +93,12 @@ class Task:
 
     @property
     def candidates(self) -> dict[str, "Method"]:
-        """GP-VAEs among which model selection chooses."""
+        """GP-VAEs for model selection."""
         return OVER_PLACES if self.x.shape[-1] > 1 else CANDIDATES
 
     @property
     def values(self) -> Float[Tensor, "N D"]:
-        """Values that are modelled: the data, or their logarithms."""
+        """Modelled values: the data, or their logarithms."""
         return self.Y.log() if self.log else self.Y
 
     def scores(self, mean: Tensor, stddev: Tensor) -> dict[str, float]:
@@ -132,26 +136,26 @@ class Task:
 
 @dataclass(frozen=True)
 class Method:
-    """A GP-VAE, and how to fit it.
+    """Settings of a GP-VAE and of its fit.
 
     :param encoder: class of its encoders.
-    :param activation: of its networks.
+    :param activation: activation of its networks.
     :param linear: whether the decoder is linear.
     :param smooth: number of smooth latents; that of the task if None.
     :param white: number of independent latents.
-    :param own_noise: whether each output has its own.
-    :param noise: variance to start from, or squared scale.
-    :param df: degrees of freedom of noise with Student's t; None for Gaussian noise.
-    :param init_scale: standard deviation of sites to start from.
+    :param own_noise: whether each output has a noise variance of its own.
+    :param noise: initial noise variance, or squared scale.
+    :param df: degrees of freedom of Student's t noise; None for Gaussian noise.
+    :param init_scale: initial standard deviation of the sites.
     :param decoder_dims: hidden layers of the decoder.
-    :param corruption: what the encoder is not shown, eq. 5.6; ``"gaps"`` for gaps like those of the data.
-    :param periodic: add a periodic kernel to each.
-    :param rough: Matérn-1/2 kernels, with lengthscales from a tenth to a half of the task's.
-    :param isotropic: one lengthscale for all inputs.
-    :param num_steps: of a fit.
-    :param batch_size: points of a step; all of them if None.
+    :param corruption: input corruption (eq. 5.6 of the thesis); ``"gaps"`` for gaps like those of the data.
+    :param periodic: whether each kernel has a periodic kernel added to it.
+    :param rough: whether kernels are Matérn-1/2, with lengthscales from a tenth to a half of the task's.
+    :param isotropic: whether a kernel has one lengthscale for all inputs.
+    :param num_steps: number of steps of a fit.
+    :param batch_size: number of points in a step; all of them if None.
     :param cosine: whether Adam's learning rate falls to zero along a cosine.
-    :param stop_early: by what is predicted of a third of the rows without gaps, in the columns that have some.
+    :param stop_early: whether to stop early, by predictions of a third of the rows without gaps, in the columns with gaps.
     """
 
     encoder: type[nn.Module] = IndexNet
@@ -341,7 +345,7 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
 
 def each(name: str, task: Task, seeds: int, num_steps: int | None) -> Iterator[Measurement]:
     """Scores of all methods over all of their runs, or over those with the highest bounds, as in the thesis."""
-    settings: Settings = {"runs": seeds, "kept": seeds if name in ALL_RUNS else int(np.ceil(KEPT * seeds))}
+    settings: Settings = {"runs": seeds, "kept": seeds if name in ALL_RUNS else int(np.ceil(BEST_SHARE * seeds))}
     for method_name, method in tqdm((BY_BOUND | ALL_RUNS)[name].items(), desc=name, unit="method"):
         runs = [fit_to(task, method, task.data[0], seed=seed, num_steps=num_steps) for seed in range(seeds)]
         runs.sort(key=lambda run: -run.bound)

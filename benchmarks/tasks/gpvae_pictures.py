@@ -35,7 +35,7 @@ def draw_estimators(num_epochs: int) -> Figure:
 
 
 def draw_balls(name: str, num_steps: int | None) -> Figure:
-    """A test sequence: truth, observed pixels, predictions given a prefix, and latents."""
+    """Plot a test sequence: truth, observed pixels, predictions given a prefix, and latent processes."""
     task = balls.TASKS[name](SEED)
     fitted = balls.train(task, seed=SEED, num_steps=num_steps, progress=True)
     model, guide, row = fitted.model, fitted.guide, balls.NUM_TRAINED

@@ -34,20 +34,22 @@ NUM_FITS = {"IW, S = 5, locally linear": 5, "RandomFeatureLVM": 5}  # one of all
 TAILED = ("IW, S = 5, locally linear",)  # methods whose new rows may have noise with heavy tails
 PUBLISHED: list[Row] = []
 NOTES = """\
-Oil flow: 900 complete rows to train on, 100 others with 6 entries hidden each, standardised by the training rows.  RMSE and
-mean negative log predictive density (NLPD) of the hidden entries, each given the observed ones of its row.  The prior of new
-rows' latents is a mixture of 20 Gaussians fitted to the training latents; their posteriors are 16 Gaussians with diagonal
-covariances for each row (`infer_latents(num_starts=16)`), or by "Laplace" one with a full covariance for each of the 20
-(`infer_latents(method="laplace")`); predictions are mixtures over 2000 draws of them.  Median NLPD is that of the entries'
-NLPD.  "fit" is without these.  Kernels are ARD RBF; "locally linear" is RBF(x₁, x₂) + RBF(x₁, x₂) · Linear(x) + Linear(x),
-which starts with little noise.  With "Student's t" the noise of new rows is not the Gaussian that was fitted, but a t of four
-degrees of freedom and the same scale; that was tried after errors of one split had been seen.  "5 fits" is an equal mixture
-of the predictions of five, with other seeds; "all of these" is that of all predictions of a model, "together" that of all
-models, and "stacked" the mixture whose weights make a third of the observed entries of the same rows, which are hidden too
-and found again by the first fits, likeliest (`pyro_lvgp.diagnostics.stacking_weights`).  Steps of the models with inducing
-points are compiled (`fit(compile=True)`).
-Frey: 75 % of the pixels of 5 % of the rows hidden, all other rows complete; RMSE in grey level / 255.  All that is seen is
-trained on; the random-feature model is fitted as in the benchmark `imputation`."""
+Oil flow: 900 complete training rows, and 100 other rows with 6 hidden entries each, standardised by the training rows. Metrics
+are RMSE and mean negative log predictive density (NLPD) of the hidden entries, given the observed entries of their row. The
+prior of the latents of new rows is a mixture of 20 Gaussians fitted to the latents of the training rows. Posteriors are
+mixtures of 16 Gaussians with diagonal covariances for each row (`infer_latents(num_starts=16)`), or in "Laplace" one Gaussian
+with full covariance for each of the 20 components (`infer_latents(method="laplace")`). Predictions are mixtures over 2000
+draws of the latents. Median NLPD is the median over entries. "fit" does not include inference of latents and predictions.
+Kernels are ARD RBF; "locally linear" is RBF(x₁, x₂) + RBF(x₁, x₂) · Linear(x) + Linear(x), with a small initial noise. In
+"Student's t" the noise of new rows is not the fitted Gaussian, but a Student's t distribution with four degrees of freedom and
+the same scale, which was tried after errors of one split had been seen. "5 fits" is an equal mixture of the predictions of
+five fits with different seeds. "all of these" is the mixture of all predictions of a model, "together" that of all models.
+"stacked" has the weights under which a third of the observed entries of the same rows, which are hidden too and predicted by
+the first fits, have the highest density (`pyro_lvgp.diagnostics.stacking_weights`). Steps of the models with inducing points
+are compiled (`fit(compile=True)`).
+
+Frey: 75 % of the pixels of 5 % of the rows are hidden, all other rows are complete; RMSE in grey level / 255. All observed
+entries are training data; the random-feature model is fitted as in the benchmark `imputation`."""
 
 
 class Predicted(NamedTuple):
@@ -145,7 +147,7 @@ def pooled(parts: Sequence[Predicted], shares: Sequence[float] | None = None) ->
 
 
 class Fitted(NamedTuple):
-    """A model of the training rows, its seconds and its settings."""
+    """Model of the training rows, its seconds and its settings."""
 
     model: BayesianGPLVM | RandomFeatureLVM
     guide: Guide
@@ -290,7 +292,7 @@ def moments(
     model: BayesianGPLVM | RandomFeatureLVM, guide: Guide, q: TorchDistributionMixin, truth: Float[Tensor, "B D"]
 ) -> Predicted:
     """Predictive mean, and log density at the truth, of each entry given latents of this distribution."""
-    # Each part with a draw of its own of what rows share.
+    # Each part of the rows has a draw of its own of the global variables.
     draws = q.sample((NUM_DRAWS,)).split(NUM_DRAWS // 10)
     rows = truth.expand(len(draws[0]), *truth.shape).flatten(0, 1)
     parts = [model.predictive(guide, X.flatten(0, 1)) for X in draws]

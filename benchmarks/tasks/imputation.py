@@ -29,13 +29,13 @@ QUICK_STEPS, QUICK_ROWS, QUICK_RATES = 2, 100, (0.6,)
 HIDDEN, ALL = "MSE of hidden entries", "MSE of all entries"
 PUBLISHED: list[Row] = []
 NOTES = """\
-A part of the entries, drawn anew for each seed, is hidden.  Mean squared errors in (grey level / 255)²: of the hidden entries,
-and of all entries against the model's expectation of all, observed ones too; with nothing hidden, that is how well a picture
-is rebuilt.  Nearest neighbours leave observed entries as they are, so they have no second error.  cifar is `srflvm`'s, 2000
-pictures of 20 x 20 pixels; frey is 1965 faces of 28 x 20.  PPCA has as many factors as the random-feature model has latents.
-The SRFLVM paper's Table V (cifar 0.022, 0.026, 0.039, 0.048 and Frey 0.004, 0.009, 0.042, 0.152 at 0, 10, 30, 60 %) does not
-say of which entries, nor how many latents.  Our model is fitted with weights "filled", by compiled steps (`CompiledELBO`), and
-predicts with weights "collapsed"."""
+A share of the entries, drawn anew for each seed, is hidden. Metrics are mean squared errors in (grey level / 255)²: of the
+hidden entries, and of all entries compared with the expectations by the model, also of observed entries. If no entry is
+hidden, the second error is the reconstruction error. Nearest neighbours return observed entries unchanged, and have no second
+error. cifar is that of `srflvm`, 2000 images of 20 x 20 pixels; frey has 1965 faces of 28 x 20. PPCA has as many factors as
+the random-feature model has latents. Table V of the SRFLVM paper (cifar 0.022, 0.026, 0.039, 0.048 and Frey 0.004, 0.009,
+0.042, 0.152 at 0, 10, 30, 60 %) states neither the entries nor the number of latents. Our model is fitted with weights
+"filled", by compiled steps (`CompiledELBO`), and predicts with weights "collapsed"."""
 
 
 @dataclass(frozen=True)

@@ -37,10 +37,11 @@ SETTINGS: Settings = {
 }
 PUBLISHED: list[Row] = []
 NOTES = f"""\
-A step is the bound on all points and its gradients, at the parameters that every method starts from, with one draw.  Memory is
-that of all tensors alive at once beyond those before the step, on the way forward or back.  Growth is the exponent of N, the
-slope in logarithms over the three largest sizes.  The bounds of the dense and the state-space form are one number.  The sparse
-form has {NUM_INDUCING} inducing points, evenly spaced, whatever N: they say ever less about each point."""
+A step evaluates the bound on all points and its gradients, with one draw, at the initial parameters, which are the same for
+all methods. Memory is the largest size of all tensors alive at once during the forward and backward pass, beyond those before
+the step. Growth is the exponent of N, the slope of logarithms over the three largest sizes. The bounds of the dense and of the
+state-space method are equal. The sparse method has {NUM_INDUCING} inducing points, evenly spaced, for all N, so that its
+approximation becomes coarser as N grows."""
 
 
 class Fit(NamedTuple):
@@ -76,7 +77,7 @@ def kernel() -> Matern:
 
 
 class Task(NamedTuple):
-    """A method and the lengths of series at which it is measured."""
+    """Method, and the lengths of series at which it is measured."""
 
     make: Callable[[Tensor], Fit]
     sizes: tuple[int, ...]

@@ -22,10 +22,11 @@ NUM_POINTS, NUM_STEPS, NUM_BATCHES = 1000, 1000, 40
 NOISE = 0.3
 PUBLISHED: list[Row] = []
 NOTES = f"""\
-Four sines over time, one after the other, at {NUM_POINTS} times with noise of variance {NOISE**2:.2f}; two latents with RBF
-kernels, 20 inducing points, {NUM_STEPS} steps.  "on batches" is minus the bound as it is climbed, the mean over {NUM_BATCHES}
-mini-batches after the fit; "on all" minus the bound of the same model and guide that are shown all points.  Where the first is
-below the second, batches promise what is not there.  RMSE is that of the predicted sines."""
+Data are four sines over time, one after the other, at {NUM_POINTS} times with noise of variance {NOISE**2:.2f}. The model has
+two latent processes with RBF kernels and 20 inducing points, and is fitted in {NUM_STEPS} steps. "on batches" is minus the
+bound that the fit maximises, the mean over {NUM_BATCHES} mini-batches after the fit. "on all" is minus the bound of the same
+model and guide on all points. If the first is below the second, the bound on mini-batches is too optimistic. RMSE is that of
+the predicted sines."""
 
 WAYS = {"all encoded, all scored": 0.0, "half held out": 0.5, "free q(u)": None}
 

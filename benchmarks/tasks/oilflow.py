@@ -10,9 +10,8 @@ import torch
 from jaxtyping import Float
 from pyro import poutine
 from torch import Tensor
-from tqdm import tqdm
 
-from benchmarks.core.contestant import Case, Contestant
+from benchmarks.core.contestant import Case, Contestant, train_in_turn
 from benchmarks.core.report import Measurement, Row, Settings
 from benchmarks.peers.gpytorch_gplvm import GPyTorchGPLVM
 from pyro_lvgp.datasets import load_dataset
@@ -22,7 +21,7 @@ from pyro_lvgp.models import BayesianGPLVM
 
 LATENT_DIM, NUM_INDUCING, BATCH_SIZE, LEARNING_RATE = 10, 30, 200, 5e-3
 NUM_EVALUATIONS = 64
-# Matrices of 30 rows gain nothing from a second thread, and threads that wait for a busy core measure the waiting.
+# A second thread does not help for matrices of 30 rows, and on a busy machine step times would include waiting threads.
 NUM_THREADS = 1
 BOUND, MSE = "negative bound [nats/datum]", "reconstruction MSE [per entry]"
 SETTINGS: Settings = {
@@ -44,14 +43,14 @@ PUBLISHED = [
     for metric, mean, sd in [(BOUND, -3.07, 0.06 * math.sqrt(3)), (MSE, 2.79, 0.055 * math.sqrt(3))]
 ]
 NOTES = """\
-Both libraries start from the same values, either those of our ``initialize`` (u by regression on the first latents), or with
-u at its prior, where GPyTorch's own class starts.  The bound of every fit is evaluated by our code: GPyTorch's parameters are
-copied into our model and guide; "by its own code" is what GPyTorch says of the same parameters.  The reconstruction is the
-mean of f at the posterior-mean latents, with u integrated out, against the standardised columns.  Blocks of steps alternate
-between the methods, so that the ratio of step times outlives drift of the machine.  At every step ours averages the bound
-over two draws of the latents (the default of ``MeanFieldELBO``), GPyTorch takes one.  "compiled" is ``fit(compile=True)``,
-whose step times are medians and leave the compilation, at the second step, out.
-Of the published figures compare the order only: an MSE above 1 cannot be per entry of standardised data."""
+Both libraries have the same initial values, either those of our ``initialize`` (u by regression on the initial latents), or
+with u at its prior, as in GPyTorch's class. The bound of every fit is evaluated by our code, for which GPyTorch's parameters
+are copied into our model and guide; "by its own code" is GPyTorch's value at the same parameters. The reconstruction is the
+mean of f at the posterior means of the latents, with u marginalised, compared with the standardised columns. Blocks of steps
+alternate between the methods, so that the ratio of step times is robust to changes in the speed of the machine. At every step
+our bound is averaged over two draws of the latents (the default of ``MeanFieldELBO``), GPyTorch's has one. "compiled" is
+``fit(compile=True)``, whose step times are medians, without the compilation at the second step. Compare only the order of the
+published figures: an MSE above 1 cannot be per entry of standardised data."""
 
 
 TASKS = {"comparison": 3000, "converged": 20_000}
@@ -64,7 +63,7 @@ def run(*, quick: bool, seeds: int, only: str = "comparison") -> Iterator[Measur
 
 
 def standardised() -> Float[Tensor, "N D"]:
-    """The oil flow readings with columns of mean 0 and variance 1, in float64."""
+    """Load the oil flow readings with columns of mean 0 and variance 1, in float64."""
     Y = torch.as_tensor(load_dataset("oilflow")["X"], dtype=torch.float64)
     return (Y - Y.mean(0)) / Y.std(0, correction=0)
 
@@ -73,7 +72,7 @@ class Ours(Contestant):
     """Contestant with our model and a mean-field guide.
 
     :param Y: all data.
-    :param fitted_u: start q(u) as the library does, by regression; otherwise at its prior, as GPyTorch does.
+    :param fitted_u: initialise q(u) by regression, as the library does; otherwise at the prior, as GPyTorch does.
     :param compile: compile the bound and its gradients.
     """
 
@@ -121,13 +120,7 @@ def measure(*, num_steps: int, seed: int, block: int = 250) -> Iterator[Measurem
         methods[f"{PEER}, {start}"] = GPyTorchGPLVM(
             Y, ours.model, ours.guide, batch_size=BATCH_SIZE, learning_rate=LEARNING_RATE
         )
-    seconds: dict[str, list[float]] = {name: [] for name in methods}
-    with tqdm(total=num_steps * len(methods), desc=f"oilflow, seed {seed}", unit="step") as bar:
-        for done in range(0, num_steps, block):
-            for name, method in methods.items():
-                steps = min(block, num_steps - done)
-                seconds[name] += method.train(steps, seed=seed * num_steps + done)
-                bar.update(steps)
+    seconds = train_in_turn(methods, num_steps, block=block, seed=seed, description=f"oilflow, seed {seed}")
 
     step_time = {name: statistics.median(times) for name, times in seconds.items()}
     for name, method in methods.items():

@@ -22,11 +22,11 @@ NUM_THREADS = 1
 LATENT_DIM, LEARNING_RATE = 10, 0.01
 PUBLISHED: list[Row] = []
 NOTES = """\
-Two processes share the rows of each step, half of them in a mini-batch of each, and exchange the gradients of all parameters
-by the callback `Distributed()` and gloo.  MNIST: 4000 of 60 000 digits at each step, M = 50, float32; they exchange 3.2
-million numbers, of which 2.0 are of q(u) and 1.2 of the latents.  Oil flow: all 1000 rows, M = 30, float64, 31 thousand
-numbers.  Q = 10.  "step" is the mean over a fit after its first tenth, "bound" the mean of the last tenth of its steps.  Start
-and rates are the same for all."""
+Two processes share the rows of each step, each with half of them in its mini-batch, and average the gradients of all
+parameters by the callback `Distributed()` and gloo. MNIST: 4000 of 60 000 digits at each step, M = 50, float32; a message has
+3.2 million numbers, 2.0 of q(u) and 1.2 of the latents. Oil flow: all 1000 rows, M = 30, float64, 31 thousand numbers. Q = 10.
+"step" is the mean over a fit without its first tenth, "bound" the mean over the last tenth of its steps. Initial values and
+learning rates are the same for all."""
 
 
 class Setup(NamedTuple):

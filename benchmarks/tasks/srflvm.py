@@ -48,18 +48,18 @@ PUBLISHED = [
     ]
 ]
 NOTES = """\
-Accuracy of one nearest neighbour in the latents, the mean over five folds, `KFold(5, shuffle=True, random_state=seed)`; R² of
-the true latents by an affine function of those found.  Labels are used for nothing else, but that our number of frequencies
-and first lengthscale are those of a few with which seed 0 had the best accuracies, and that "mixture" came from ten seeds of
-montreal.  A seed is that of the fit and of the folds, so that methods without a random start have a spread too; "fit" is from
-data to latents.  Gaussian methods, PCA, Isomap, t-SNE, UMAP and the VAE see standardised columns, or for images centred ones
-divided by one number.  NMF sees the data divided by their largest entry, LDA the counts or grey levels, and negative binomial
-rows the counts.  "Mixture" draws its frequencies anew at each step, from all components they may belong to, as the paper does;
-the other rows of ours have a Gaussian for each.  GPyTorch's GPLVM takes fewer steps, and in float32, where outputs are many,
-which take it long even so.  The Gibbs sampler draws from the posterior itself, from where ours starts; it and "mixture" are
-left out where they take too long.  NMF and LDA are left out where entries are negative, LDA too where they are no whole
-numbers.  Yale and montreal are other copies than the paper's, and of mnist, cifar and newsgroups the rows or the words are
-others, so the published figures, whose number of runs the paper does not say, are near only."""
+Accuracy of one nearest neighbour in the latents, the mean over five folds, `KFold(5, shuffle=True, random_state=seed)`; on the
+S-curve, R² of the true latents by an affine function of the fitted ones. Labels are used in two other places: the number of
+frequencies and the initial lengthscale were selected among a few by the accuracy of seed 0, and "mixture" by ten seeds of
+montreal. A seed is that of the fit and of the folds, so that methods without randomness have a standard deviation too. "fit"
+is the time from data to latents. Data of the Gaussian methods, PCA, Isomap, t-SNE, UMAP and the VAE have standardised columns;
+images are centred and divided by one number. Data of NMF are divided by their largest entry; LDA has the counts or grey
+levels, and the negative binomial rows have the counts. "mixture" draws its frequencies anew at each step from all components,
+as in the paper; the other rows of ours have a Gaussian for each frequency. If there are many outputs, GPyTorch's GPLVM takes
+fewer steps, in float32, because its fits take long. The Gibbs sampler draws from the exact posterior, from our initial values;
+it and "mixture" are left out where they take too long. NMF is left out if entries are negative, LDA also if they are not whole
+numbers. Yale and montreal are other copies than those of the paper, and mnist, cifar and newsgroups have other rows or words,
+so that the published figures, whose number of runs the paper does not state, are comparable only roughly."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Task:
     :param target: classes, or true latents.
     :param image: whether all columns have one unit, so that one number standardises them.
     :param counts: whether to model the data with a negative binomial likelihood too.
-    :param num_sweeps: of a Gibbs sampler; 0 where it takes too long.
+    :param num_sweeps: number of sweeps of the Gibbs sampler; 0 where it takes too long.
     """
 
     Y: Float[np.ndarray, "N D"]
@@ -109,7 +109,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Method:
-    """A method that maps rows to latents.
+    """Method that maps rows to latents.
 
     :param embed: function of task, seed and number of steps.
     :param num_steps: number of steps of a fit; 0 for methods with their own stopping rule.
@@ -129,7 +129,7 @@ def random_features(
     neighbours: bool = False,
     frequencies: Frequencies = "gaussian",
 ) -> Latents:
-    """Posterior means of the latents of our model, which start from those of PCA or of t-SNE."""
+    """Posterior means of the latents of our model, initialised by PCA or t-SNE."""
     Y = torch.as_tensor(task.Y if counts else task.standardised, dtype=torch.float32)
     N, D = Y.shape
     kernel: dict[str, Any] = {"num_frequencies": 50} if counts else {"num_frequencies": 100, "lengthscale": 0.5}
@@ -179,7 +179,7 @@ def compiled_umap() -> Any:
 
     num_threads = torch.get_num_threads()
     UMAP(n_jobs=1, random_state=0).fit_transform(np.random.default_rng(0).standard_normal((60, 5)))
-    torch.set_num_threads(num_threads)  # numba sets OpenMP's number, which is torch's too
+    torch.set_num_threads(num_threads)  # numba sets the number of OpenMP threads, which torch uses too
     return UMAP
 
 
@@ -253,7 +253,7 @@ def montreal() -> Task:
 
 
 def mnist() -> Task:
-    """A thousand handwritten digits."""
+    """1000 handwritten digits."""
     data, rows = load_dataset("mnist"), np.random.default_rng(0).choice(60_000, 1000)
     return Task(data["X_train"][rows].astype(float), data["y_train"][rows], image=True)
 

@@ -26,9 +26,9 @@ LATENT_DIM, NUM_FREQUENCIES, NUM_COMPONENTS, NUM_REPEATS = 2, 50, 20, 5
 SLOPE = "slope"
 PUBLISHED: list[Row] = []
 NOTES = """\
-Data from an S-shaped curve (`s_curve`).  Processor seconds of one step of our fit, which moves everything once, and of one
-sweep of the sampler, which draws everything once: the least of five after one to warm up.  A fit is some 500 steps; a chain
-wants hundreds of sweeps or more.  The slope is that of log seconds on log size, by least squares."""
+Data from an S-shaped curve (`s_curve`). Times are processor seconds of one step of our fit, which updates all parameters once,
+and of one sweep of the sampler, which draws all variables once: the minimum of five, after one to warm up. A fit has some 500
+steps; a chain needs hundreds of sweeps or more. The slope is that of log seconds over log size, by least squares."""
 
 
 def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:

@@ -26,32 +26,33 @@ from pyro_lvgp.models.latent_variable_model import Guide
 NUM_THREADS = 1
 TASKS = {name: srflvm.TASKS[name] for name in ("mnist", "newsgroups", "cifar", "montreal")}
 NUM_STEPS, LEARNING_RATE, CHAIN_STEPS, CHAIN_RATE, NUM_DRAWS, NUM_NEIGHBOURS = 500, 0.02, 5, 0.005, 100, 10
-HELD, QUICK_STEPS, QUICK_ROWS = 0.4, 2, 120
+FROZEN, QUICK_STEPS, QUICK_ROWS = 0.4, 2, 120
 BOUND, CHOSEN = "negative bound per row [nats]", "all of these but logarithms, chosen by the bound"
 PUBLISHED: list[Row] = []
 NOTES = """\
-`RandomFeatureLVM`, Gaussian, as in the benchmark srflvm, from t-SNE, and what changes when one thing of it does; data and
-folds are the same.  "Held at first" keeps the means of the latents where t-SNE has them for 200 of the 500 steps.  "Kernel
-back-constraint": means of the latents are a kernel machine of the data, exp(−d² / 2 s s′) of distances d over s, that to the
-tenth neighbour.  "Shared weights" have a q of their own, moved by natural gradients, where the others have their exact
-posterior; "annealed" takes half of its steps so, and then, weights and frequencies as they are, trains chains of five
-Langevin transitions for each row from there, whose draws it averages.  Logarithms are log(1 + count), less their means,
-divided by one number; t-SNE sees them too.  Bounds are means over the last fifty steps, those of logarithms of other data
-than the rest; the last row has for each seed the fit with the highest, which looks at no label."""
+`RandomFeatureLVM` with a Gaussian likelihood as in the benchmark srflvm, initialised by t-SNE, and variants that change one
+setting; data and folds are the same. "latents held at first" freezes the means of the latents at their initial values for 200
+of the 500 steps. "kernel back-constraint": means of the latents are a kernel machine of the data, exp(−d² / 2 s s′) with
+distances d and the distance s to the tenth neighbour. "shared weights" have a variational posterior, updated by natural
+gradients, instead of their exact posterior. "annealed" fits shared weights in the first half of its steps; in the second half
+weights and frequencies are frozen, and chains of five Langevin transitions for each row are trained, whose draws are averaged.
+Logarithms are log(1 + count), minus their means, divided by one number; t-SNE has the same data. Bounds are means over the
+last fifty steps; bounds of logarithms are of other data than the rest. The last row has for each seed the fit with the highest
+bound, which does not use labels."""
 
 Fit = tuple[Latents, float]  # posterior means, and minus the bound per row
 
 
 class BackConstraint(nn.Module):
-    """Latents whose means are a kernel machine of the data they belong to, so that close rows have close latents.
+    """Latents whose means are a kernel machine of the data of their row, so that close rows have close latents.
 
     m_n = Σ_j exp(−|y_n − y_j|² / 2 s_n s_j) A_j, s being the distance to the tenth neighbour.
 
     Lawrence and Quiñonero-Candela (2006), "Local distance preservation in the GP-LVM through back constraints".
 
     :param Y: all rows.
-    :param X: means to start from.
-    :param scale: standard deviations to start from, one for each row.
+    :param X: initial means.
+    :param scale: initial standard deviations, one for each row.
     """
 
     kernel: Tensor
@@ -59,7 +60,7 @@ class BackConstraint(nn.Module):
     def __init__(self, Y: Float[Tensor, "N D"], X: Float[Tensor, "N Q"], scale: float = 0.1):
         super().__init__()
         distances = torch.cdist(Y, Y)
-        # Rows may be alike, more than ten of them.
+        # More than ten rows may be equal, with distances of zero.
         reach = distances.kthvalue(NUM_NEIGHBOURS + 1, dim=1).values.clamp_min(1e-3)
         kernel = (-0.5 * distances.square() / (reach[:, None] * reach)).exp()
         self.register_buffer("kernel", kernel)
@@ -164,7 +165,7 @@ def last(losses: list[float]) -> float:
 
 @dataclass(frozen=True)
 class Variant:
-    """A variant of the fit.
+    """Variant of the fit.
 
     :param embed: function of task, seed and number of steps.
     :param num_steps: number of steps of Adam.
@@ -193,8 +194,8 @@ def variants(task: Task) -> dict[str, Variant]:
         "200 frequencies": Variant(partial(collapsed, num_frequencies=200)),
         "200 frequencies, half the lengthscale": Variant(partial(collapsed, num_frequencies=200, lengthscale=0.25)),
         "400 frequencies, half the lengthscale": Variant(partial(collapsed, **MANY)),
-        "latents held at first": Variant(partial(collapsed, frozen=HELD)),
-        "400 frequencies, half the lengthscale, latents held at first": Variant(partial(collapsed, frozen=HELD, **MANY)),
+        "latents held at first": Variant(partial(collapsed, frozen=FROZEN)),
+        "400 frequencies, half the lengthscale, latents held at first": Variant(partial(collapsed, frozen=FROZEN, **MANY)),
         "kernel back-constraint": Variant(partial(collapsed, constrained=True)),
         "shared weights": Variant(shared, 2 * NUM_STEPS),
         "shared weights, annealed": Variant(annealed, 2 * NUM_STEPS),

@@ -26,8 +26,8 @@ from pyro_lvgp.networks import MLP, FactorNet, NeighbourNet, OffsetNet
 
 NUM_THREADS = 1
 LEARNING_RATE, NUM_SAMPLES = 0.02, 200
-# Variance, and lengthscales [100 km east, 100 km north, km of elevation, days], of weather that stations share and of what a
-# station has of its own, for each variable, to start from.  In Japan means start as maxima, and snow as rain.
+# Initial variance and lengthscales [100 km east, 100 km north, km of elevation, days] for each variable, of weather that
+# stations share (region) and of deviations of single stations.  In Japan means have those of maxima, and snow those of rain.
 REGION: dict[str, Start] = {
     "PRCP": (0.6, (1.5, 0.75, 2.2, 0.75)),
     "TMAX": (0.5, (1.5, 1.8, 3.2, 1.2)),
@@ -40,8 +40,8 @@ STATION: dict[str, Start] = {
 }
 REGION |= {"TAVG": REGION["TMAX"], "SNWD": REGION["PRCP"]}
 STATION |= {"TAVG": STATION["TMAX"], "SNWD": STATION["PRCP"]}
-DENSE_NU, SPARSE_NU = 0.5, 1.5  # of the Matérn kernels: few inducing points carry smooth functions better
-INDUCING_SCALE = (0.3, 0.3, 0.4, 2.0)  # in which k-means measures distances, between those two
+DENSE_NU, SPARSE_NU = 0.5, 1.5  # of the Matérn kernels: few inducing points represent smooth functions better
+INDUCING_SCALE = (0.3, 0.3, 0.4, 2.0)  # units of distances for k-means, between the lengthscales of both kernels
 
 
 Posterior = Literal["dense", "projected", "nearest", "neighbours", "independent"]
@@ -53,8 +53,8 @@ Peer = Callable[[Weather, int], Moments]  # from the number of epochs
 class Decoder(nn.Module):
     """Decoder to the mean and variance of each output: a linear map, a noise variance, and a small network added to both.
 
-    The linear map starts at the identity.  The output of the network starts small and is divided by five, so that it changes
-    slowly.
+    The linear map is initialised at the identity.  The output of the network is initially small.  It is divided by five, so
+    that it changes slowly.
 
     :param data_dim: number of outputs, and of latents.
     :param skip: number of leading latents to ignore.
@@ -74,7 +74,7 @@ class Decoder(nn.Module):
 
 
 def identity(dim: int) -> nn.Linear:
-    """A linear layer that starts as the identity."""
+    """Create a linear layer that is initialised as the identity."""
     layer = nn.Linear(dim, dim)
     nn.init.eye_(layer.weight)
     nn.init.zeros_(layer.bias)
@@ -83,7 +83,7 @@ def identity(dim: int) -> nn.Linear:
 
 @dataclass(frozen=True)
 class Method:
-    """A GP-VAE and its posterior.
+    """Settings of a GP-VAE and its posterior.
 
     :param posterior: dense, or one of the sparse posteriors; the model with independent latents is a VAE.
     :param linear: whether the decoder is linear, with a noise variance for each output.
@@ -152,29 +152,31 @@ POOLED = {  # of which all fits together are scored too
 EPOCHS, BATCH_SIZES = 15, {3: 4, 7: 2}
 PUBLISHED: list[Row] = []
 NOTES = """\
-After the thesis's two experiments on Japanese stations, on the 49 in Trentino that have a maximum on half of the days:
-fitted to 1996 and 1997, predicting hidden temperatures of those years (seen) and of 1998 (unseen, without another fit).
-"three days": groups of three days, the maximum of the middle day hidden at all stations.  "weeks": groups of seven days, both
-temperatures of a station on a day hidden with probability 0.1 (in the thesis those of all stations, one day in ten).  "grid"
-(--only grid): weeks, fitted to 1996 alone, by number of inducing points M and of nearest ones T.  "Nearest" is the thesis's
-network over offsets and data (OffsetNet), "neighbours" a network beside what the kernel says (NeighbourNet).
+The two experiments of the thesis on Japanese stations, here with the 49 stations in Trentino that have a maximum temperature
+on at least half of the days. Methods are fitted to 1996 and 1997, and predict hidden temperatures of these years (seen) and of
+1998 (unseen, without another fit). "three days": groups of three days, the maximum of the middle day hidden at all stations.
+"weeks": groups of seven days, both temperatures of a station on a day hidden with probability 0.1 (in the thesis those of all
+stations, one day in ten). "grid" (--only grid): weeks, fitted to 1996 alone, by number of inducing points M and of nearest
+ones T. "nearest" is the network of the thesis over offsets and data (OffsetNet), "neighbours" a network that corrects the
+prior conditional of the kernel (NeighbourNet).
 
-A regression on season and elevation is taken away for all methods alike, precipitation counts as log(1 + mm), and inputs are
-place, elevation and day.  VAE, linear decoder and the GP-VAEs have a latent for each variable and FactorNet encoders.  Kernels
-of the GP-VAEs are a sum of two Matérn kernels (1/2; 3/2 for sparse ones), of weather that stations share and of what a station
-has of its own for days.  All decoders but the linear one give a variance for each entry.  Independent GPs have one kernel for
-each variable that starts at lengthscales of 1, or those of the dense GP-VAE from the same start; all kernels are learned.
-"Together" is the equal mixture of the predictions of all seeds, or of all seeds of both decoders.
-"Japan" (--only 'three days, Japan', 'weeks, Japan') is the record from which the thesis took its own, by `ghcn_daily`: five
-variables of 1980 and 1981, the mean temperature of the middle day hidden, or all temperatures of a station on a day.
+A regression on season and elevation is subtracted for all methods, precipitation is log(1 + mm), and inputs are position,
+elevation and day. VAE, linear decoder and the GP-VAEs have a latent process for each variable and FactorNet encoders. Kernels
+of the GP-VAEs are a sum of two Matérn kernels (of smoothness 1/2; 3/2 for sparse models), one for weather that stations share,
+and one for deviations of single stations, which last for days. All decoders but the linear one return a variance for each
+entry. Independent GPs have one kernel for each variable with initial lengthscales of 1, or the kernels of the dense GP-VAE
+with the same initial values; all kernels are learned. "together" is the equal mixture of the predictions of all seeds, or of
+all seeds of both decoders. "Japan" (--only 'three days, Japan', 'weeks, Japan') is the record from which the thesis took its
+data, by `ghcn_daily`: five variables of 1980 and 1981, the mean temperature of the middle day hidden, or all temperatures of a
+station on a day.
 
-Kernels, encoder, decoder, rates and M were chosen on other entries hidden from 1996, by one to four seeds: --only 'weeks,
-validation'; 'three days, minima', those of the middle day; 'three days, maxima', those of the first or last.  Exact linear
-multi-output processes, kernels of either smoothness, decoders with less of a network and encoders that are not shown the
-maxima of a day were scored on what is tested too; no setting was taken from these scores.
+Kernels, encoder, decoder, learning rates and M were selected on other entries hidden from 1996, by one to four seeds: --only
+'weeks, validation'; 'three days, minima', with those of the middle day hidden; 'three days, maxima', with those of the first
+or last day hidden. Exact linear multi-output processes, kernels of either smoothness, smaller networks as decoders, and
+encoders with the maxima of a day hidden were evaluated on the test entries; no setting was selected by these scores.
 
 NLL is the mean negative log density per hidden entry of a Gaussian with the predictive moments, "mixture NLL" that of the
-mixture over 200 draws; both in nats per °C.  Rows of one seed have no spread."""
+mixture over 200 draws; both in nats per °C. Rows of one seed have no standard deviation."""
 
 
 def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:
@@ -205,17 +207,17 @@ def measure(
     yield from measure_peers(task, weather, peers, 1 if quick else 10)
     epochs = 1 if quick else EPOCHS
     settings: Settings = {"epochs": epochs, "groups in a batch": BATCH_SIZES[weather.days_per_group]}
-    kept: dict[str, list[Fit]] = {}
+    fits_to_pool: dict[str, list[Fit]] = {}
     for name, method in tqdm(methods.items(), desc=task, unit="method"):
         fits = [predictions(weather, method, seed=seed, epochs=epochs) for seed in range(seeds)]
         for predicted, seconds in fits:
             for metric, value in scores_of_mixtures(weather, predicted).items():
                 yield Measurement(task, name, metric, value, seconds, settings)
         if any(name in members for members in pooled.values()):
-            kept[name] = fits
+            fits_to_pool[name] = fits
     for name, members in pooled.items():
-        if seeds > 1 and kept.keys() >= set(members):
-            fits = [fit for member in members for fit in kept[member]]
+        if seeds > 1 and fits_to_pool.keys() >= set(members):
+            fits = [fit for member in members for fit in fits_to_pool[member]]
             together = {part: Prediction.pool(predicted[part] for predicted, _ in fits) for part in weather.parts}
             for metric, value in scores_of_mixtures(weather, together).items():
                 total = sum(seconds for _, seconds in fits)
@@ -260,7 +262,7 @@ def predictions(weather: Weather, method: Method, *, seed: int, epochs: int) -> 
 
 
 def entries(prediction: Prediction, chosen: Tensor) -> Prediction:
-    """Prediction of the chosen entries, as a column: draws of all entries of many fits would not fit into memory."""
+    """Select the prediction of some entries, as a column, since draws of all entries of many fits do not fit into memory."""
     parts = ((part.mean[:, chosen, None], part.stddev[:, chosen, None]) for part in prediction.parts)
     return Prediction(Normal(mean, stddev) for mean, stddev in parts)
 
@@ -278,12 +280,12 @@ def scores_of_mixtures(weather: Weather, predicted: dict[str, Prediction]) -> di
 
 
 def build(method: Method, weather: Weather, seed: int) -> tuple[GPVAE | SparseGPVAE, Any]:
-    """A model and its guide, with a latent for each variable."""
+    """Create a model and its guide, with a latent process for each variable."""
     x, variables = weather.x, weather.source.variables
     D, P = len(variables), x.shape[-1]
     likelihood, options = Gaussian(0.1, data_dim=D), {"num_data": len(weather.train)}
     encoder: nn.Module = FactorNet(D, D, (20,), init_scale=0.3, loadings=torch.eye(D))
-    if method.posterior == "independent":  # a process that the decoder does not look at
+    if method.posterior == "independent":  # a process that the decoder ignores
         unused = RBF(P, batch_shape=(1,))
         vae = SparseGPVAE(unused, Decoder(D, skip=1), x[:1], likelihood, independent_dim=D, **options).double()
         ignored = FactorNet(D, 1, (20,)).double()
@@ -326,14 +328,14 @@ def mean_of_the_years(weather: Weather, epochs: int) -> Moments:
 
 
 def season_and_elevation(weather: Weather, epochs: int) -> Moments:
-    """The regression that all methods start from."""
+    """Predict by the regression on season and elevation alone."""
     return {name: (part.centre, weather.scale) for name, part in weather.parts.items()}
 
 
 def independent_processes(
     weather: Weather, epochs: int, make_kernel: KernelMaker, kernels: Sequence[Mapping[str, Start]]
 ) -> Moments:
-    """A Gaussian process for each variable over place and day, in GPyTorch; with a sum of kernels, each by variables."""
+    """Predict by a Gaussian process for each variable over position and day (GPyTorch), with a sum of kernels for each."""
     moments: dict[str, tuple[list[Tensor], list[Tensor]]] = {name: ([], []) for name in weather.parts}
     for d, variable in enumerate(weather.source.variables):
         train = weather.train[..., d]

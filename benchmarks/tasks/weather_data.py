@@ -86,7 +86,7 @@ class Weather:
     :param parts: parts of the data, by names of the years.
     :param scale: standard deviations of the residuals of the regression, in the units of ``truth``.
     :param days_per_group: days in a group.
-    :param source: where they come from.
+    :param source: stations, variables and years.
     """
 
     x: Float[Tensor, "N 4"]
@@ -122,16 +122,16 @@ def load(days_per_group: int, *, seed: int = 0, validation: Validation | None = 
     amounts = [column for column in range(Y.shape[-1]) if column not in source.temperatures]
     Y[..., amounts] = np.log1p(Y[..., amounts])
     year_of = dates.astype("datetime64[Y]").astype(int) + 1970
-    kept = np.isfinite(Y[np.isin(year_of, source.train_years)][..., source.column("TMAX")]).mean(0) >= 0.5
-    kept &= np.isfinite(data["elev"])
+    selected = np.isfinite(Y[np.isin(year_of, source.train_years)][..., source.column("TMAX")]).mean(0) >= 0.5
+    selected &= np.isfinite(data["elev"])
     shrink = np.cos(np.deg2rad(data["lat"].mean().round()))
-    place = np.stack([data["lon"] * shrink, data["lat"]], -1)[kept] * KM_PER_DEGREE / 100.0
-    place = np.concatenate([place - place.mean(0), data["elev"][kept, None] / 1000.0], -1)
+    place = np.stack([data["lon"] * shrink, data["lat"]], -1)[selected] * KM_PER_DEGREE / 100.0
+    place = np.concatenate([place - place.mean(0), data["elev"][selected, None] / 1000.0], -1)
     generator = np.random.default_rng(seed)
-    S, parts, elevation = int(kept.sum()), {}, torch.as_tensor(place[:, 2])
+    S, parts, elevation = int(selected.sum()), {}, torch.as_tensor(place[:, 2])
     groups = 365 // days_per_group
     for years in (source.train_years,) if validation else (source.train_years, source.unseen_years):
-        days = np.concatenate([Y[year_of == year][: groups * days_per_group, kept] for year in years])
+        days = np.concatenate([Y[year_of == year][: groups * days_per_group, selected] for year in years])
         truth = days.reshape(-1, days_per_group, S, days.shape[-1])
         hidden = _hide(truth.shape, None, generator, source)
         if validation:

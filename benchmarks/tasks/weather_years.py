@@ -17,14 +17,15 @@ REFERENCE = weather.SAME_KERNELS
 PERIODS = [replace(TRENTINO, train_years=(year, year + 1), unseen_years=(year + 2,)) for year in range(1978, 2007, 3)]
 PUBLISHED: list[Row] = []
 NOTES = """\
-The benchmark "weather" over the last thirty years of the record in place of three: in every period of three years methods are
-fitted to two (seen), and predict hidden temperatures of these and of the third (unseen).  Settings are those of "weather",
-which were chosen on 1996; the other nine periods had no part in any choice.  Stations are those that have a maximum on half of
-the days fitted to.  The table before the last has means over the periods, the last one differences to independent processes
-that have the kernels of the GP-VAE: there the spread is that over the periods, whose number stands under "seeds".
+The benchmark "weather" on the last thirty years of the record instead of three: in each period of three years methods are
+fitted to two years (seen), and predict hidden temperatures of these and of the third (unseen). Settings are those of
+"weather", which were selected on 1996; the other nine periods were not used for any choice. Stations are those with a maximum
+temperature on at least half of the days of the fitted years. The table before the last has means over the periods. The last
+table has differences from independent processes with the kernels of the GP-VAE; its standard deviations are over the periods,
+whose number is in the column "seeds".
 
 NLL is the mean negative log density per hidden entry of a Gaussian with the predictive moments, "mixture NLL" that of the
-mixture over 200 draws; both in nats per °C.  Rows of one seed have no spread."""
+mixture over 200 draws; both in nats per °C. Rows of one seed have no standard deviation."""
 
 
 def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:

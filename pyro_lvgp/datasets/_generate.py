@@ -26,30 +26,30 @@ def s_curve(
 ) -> Dataset:
     """Outputs of a Gaussian process over latent points on an S-shaped curve.
 
-    The latents ``X`` are the two coordinates of scikit-learn's S-curve that span the S, each divided by its standard
-    deviation, in the order of the position ``t`` along the curve.  Each output d is drawn from
+    The latent points ``X`` are the two coordinates of scikit-learn's S-curve that span the S, each divided by its standard
+    deviation.  They are sorted by the position ``t`` along the curve.  Each output d is drawn from
 
     ``F_d ~ N(mean, K)``, ``K = ½ exp(−½ ‖x − x′‖²) + ½ exp(−2 Σ_q sin²(π (x_q − x′_q) / 4.5))``,
 
-    an RBF and a periodic kernel of lengthscale 1, and ``Y`` given ``F`` is Gaussian with standard deviation ``noise``,
-    Bernoulli or binomial with logits ``F``, Poisson with rate ``exp F``, or negative binomial with mean
-    ``total_count · exp F`` and ``total_count`` failures.
+    a sum of an RBF and a periodic kernel with lengthscale 1.  Given ``F``, the observations ``Y`` are Gaussian with standard
+    deviation ``noise``, Bernoulli or binomial with logits ``F``, Poisson with rate ``exp F``, or negative binomial with
+    mean ``total_count · exp F`` and ``total_count`` failures.
 
     :param num_data: number of points N.
     :param data_dim: number of outputs D.
     :param noise: standard deviation of Gaussian noise, in the units of ``Y``; other likelihoods do not use it.
-    :param mean: constant added to the process; by default 5 for the Gaussian likelihood (as in SRFLVM) and 0 for the
-        others, whose links would saturate at 5.
+    :param mean: constant added to the process; by default 5 for the Gaussian likelihood (as in the SRFLVM paper) and 0 for
+        the others, whose links saturate at 5.
     :param likelihood: "gaussian", "bernoulli", "poisson", "negative-binomial" or "binomial".
-    :param total_count: trials of the binomial, dispersion of the negative binomial.
-    :param seed: seed of a generator of its own; NumPy's global state is not touched.
+    :param total_count: number of trials of the binomial, dispersion of the negative binomial likelihood.
+    :param seed: seed of the random generator; the global random state of NumPy is not changed.
     :return: ``Y`` [N, D] (float64, or int64 counts), ``X`` [N, 2], ``F`` [N, D] (before noise and link), ``t`` [N].
     :raises ValueError: for an unknown likelihood, or sizes, noise or mean out of range.
     :raises TypeError: if a size is no integer.
 
-    Source: "Scalable Random Feature Latent Variable Models" (SRFLVM), section 5.1, after Gundersen, Zhang and
-    Engelhardt, AISTATS (2021).  The kernel, noise and mean are SRFLVM's; the papers do not say how the periodic kernel
-    treats two inputs: here it is a product over them, which is positive definite.
+    Source: Li et al. (2024), "Scalable random feature latent variable models" (SRFLVM), section 5.1, for kernel, noise and
+    mean; Gundersen, Zhang and Engelhardt (2021).  The papers do not state the periodic kernel of two inputs.  Here it is a
+    product over the inputs, which is positive definite.
 
     >>> data = s_curve(20, 3)
     >>> data.Y.shape, data.X.shape, data.F.shape, data.t.shape
@@ -65,7 +65,7 @@ def s_curve(
         raise ValueError(f"expected a finite mean, got {mean}.")
     rng = np.random.default_rng(seed)
     points, t = make_s_curve(num_data, random_state=int(rng.integers(2**31)))
-    t = np.atleast_1d(t)  # of one point it is a number
+    t = np.atleast_1d(t)  # scikit-learn returns a number for one point
     order = t.argsort()
     X, t = points[order][:, [0, 2]], t[order]
     if num_data > 1:
@@ -74,7 +74,7 @@ def s_curve(
     F = mean + L @ rng.standard_normal((num_data, data_dim))
     return Dataset(
         "s_curve",
-        {"Y": _emit(rng, F, likelihood, noise, total_count), "X": X, "F": F, "t": t},
+        {"Y": _sample_observations(rng, F, likelihood, noise, total_count), "X": X, "F": F, "t": t},
         f"Gaussian process over an S-shaped curve, {likelihood} likelihood, seed {seed}.",
         {
             "Y": "observations [dimensionless]" if likelihood == "gaussian" else "counts",
@@ -101,24 +101,25 @@ def bouncing_balls(
 ) -> Dataset:
     """Sequences of one-dimensional images of a ball that bounces between the two ends of a line of pixels.
 
-    The ball moves at constant speed and turns round at the ends, or, with ``gravity``, falls to the first pixel and bounces
-    back to the last, with the same period in every sequence and a start (place and direction) drawn uniformly.  Pixel j of a
-    noiseless image is ``exp(−½ (j − position)² / width²)``.
+    The ball moves at constant speed and reverses its direction at the ends.  With ``gravity`` it falls to the first pixel and
+    bounces back to the last.  All sequences have the same period.  The initial position and direction of each sequence are
+    drawn uniformly.  Pixel j of a noiseless image is ``exp(−½ (j − position)² / width²)``.
 
     :param num_sequences: number of sequences S.
-    :param num_steps: images in a sequence T.
-    :param num_pixels: pixels in an image P.
-    :param period: time of a movement there and back, in steps.
+    :param num_steps: number of images T in a sequence.
+    :param num_pixels: number of pixels P in an image.
+    :param period: time after which position and direction repeat, in steps.
     :param width: width of the ball, in pixels.
-    :param noise: standard deviation of the Gaussian noise on every pixel.
+    :param noise: standard deviation of the Gaussian noise of each pixel.
     :param gravity: whether the ball falls.
-    :param seed: seed of a generator of its own; NumPy's global state is not touched.
+    :param seed: seed of the random generator; the global random state of NumPy is not changed.
     :return: ``Y`` [S, T, P], noiseless images ``F`` [S, T, P], ``t`` [T] in steps, ``position`` [S, T] in pixels.
     :raises ValueError: if a size, the period or the width is not positive, or the noise is negative or not finite.
     :raises TypeError: if a size is no integer.
 
-    Source: the task of Johnson et al., structured variational autoencoders (2016), as used in section 5.5 of the GP-VAE
-    thesis, which gives the sizes and the uniform start.  It states neither period, width nor noise: these are ours.
+    Source: Johnson et al. (2016), "Composing graphical models with neural networks for structured representations and fast
+    inference"; section 5.5 of the GP-VAE thesis for the sizes and the uniform initial position.  The thesis does not state
+    period, width and noise.
 
     >>> data = bouncing_balls(2, 5)
     >>> data.Y.shape, data.t.shape, data.position.shape
@@ -133,7 +134,7 @@ def bouncing_balls(
     t = np.arange(num_steps, dtype=np.float64)
     phase = (t / period + rng.uniform(size=(num_sequences, 1))) % 1.0
     height = 1.0 - np.abs(2.0 * phase - 1.0)
-    # Thrown up at phase 0, a ball is at 4 φ (1 − φ) of its highest place.
+    # Under gravity the height is the fraction 4 φ (1 − φ) of the largest one, at phase φ after a bounce.
     position = (num_pixels - 1) * (4.0 * phase * (1.0 - phase) if gravity else height)
     F = np.exp(-0.5 * ((np.arange(num_pixels) - position[..., None]) / width) ** 2)
     return Dataset(
@@ -144,7 +145,7 @@ def bouncing_balls(
             "Y": "noisy brightness: sequence × step × pixel [dimensionless]",
             "F": "noiseless brightness [dimensionless]",
             "t": "time [steps]",
-            "position": "place of the ball [pixels]",
+            "position": "position of the ball [pixels]",
         },
         "Johnson et al., Composing graphical models with neural networks, NeurIPS (2016)",
         "generated: none needed",
@@ -153,15 +154,17 @@ def bouncing_balls(
 
 
 def _kernel(X: Float[np.ndarray, "N Q"]) -> Float[np.ndarray, "N N"]:
+    """Compute the covariance matrix of the S-curve's functions."""
     difference = X[:, None] - X[None]
     rbf = np.exp(-0.5 * (difference**2).sum(-1))
     periodic = np.exp(-2.0 * (np.sin(np.pi * difference / 4.5) ** 2).sum(-1))
     return 0.5 * rbf + 0.5 * periodic
 
 
-def _emit(
+def _sample_observations(
     rng: np.random.Generator, F: Float[np.ndarray, "N D"], likelihood: str, noise: float | int, total_count: int
 ) -> Shaped[np.ndarray, "N D"]:
+    """Draw observations of functions from a likelihood."""
     if likelihood == "gaussian":
         return F + noise * rng.standard_normal(F.shape)
     if likelihood == "poisson":

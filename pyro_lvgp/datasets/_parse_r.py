@@ -1,4 +1,4 @@
-"""Parsers of upstream R data files, by the optional package ``rdata``."""
+"""Parsers of upstream R data files, which need the optional package ``rdata``."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ _WEATHER = {"PRCP_mm": "PRECIPITATION", "TMAX_C": "TEMPERATURE_MAX", "TMIN_C": "
 
 
 def parse_jura(paths: list[Path]) -> dict[str, np.ndarray]:
-    """Tables with codes (prediction.dat, validation.dat) and with names and lon/lat (jura.pred, jura.val)."""
+    """Parse tables with codes (prediction.dat, validation.dat) and with names and coordinates (jura.pred, jura.val)."""
     objects = _read_rda(paths[0])
     coded = [objects["prediction.dat"], objects["validation.dat"]]
     named = [objects["jura.pred"], objects["jura.val"]]
@@ -34,7 +34,7 @@ def parse_jura(paths: list[Path]) -> dict[str, np.ndarray]:
 
 
 def parse_weather_trentino(paths: list[Path]) -> dict[str, np.ndarray]:
-    """One table a variable (month, day, year, then one column a station), and vectors about the stations."""
+    """Parse a table for each variable (month, day, year, then a column for each station), and vectors with station data."""
     objects = _read_rda(paths[0])
     station = _strings(objects["STATION_NAMES"])
     table = objects["PRECIPITATION"]
@@ -54,6 +54,7 @@ def parse_weather_trentino(paths: list[Path]) -> dict[str, np.ndarray]:
 
 
 def _read_rda(path: Path) -> dict[str, Any]:
+    """Read the objects of an R data file by name."""
     try:
         import rdata
     except ModuleNotFoundError as error:
@@ -65,9 +66,10 @@ def _read_rda(path: Path) -> dict[str, Any]:
 
 
 def _stack(tables: list[Any], columns: list[str]) -> np.ndarray:
-    """Columns of data frames with the same columns, row after row, as float64 [rows, columns]."""
+    """Concatenate the rows of columns of several data frames, as float64 [rows, columns]."""
     return np.concatenate([table[columns].to_numpy(dtype=np.float64) for table in tables])
 
 
 def _strings(values: Any) -> np.ndarray:
+    """Convert values, such as those of an R factor, to strings."""
     return np.array([str(value) for value in np.asarray(values)])

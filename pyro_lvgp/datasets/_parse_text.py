@@ -1,4 +1,4 @@
-"""Parsers of upstream text and table files: each takes the files in the order the registry lists them."""
+"""Parsers of upstream text and table files, which take the files in the order of the registry."""
 
 import csv
 import gzip
@@ -12,11 +12,11 @@ import numpy as np
 from sklearn.feature_extraction.text import CountVectorizer
 
 _EEG_CHANNELS = ["FZ", "F1", "F2", "F3", "F4", "F5", "F6"]
-_EEG_RATE = 256  # samples a second
-_EEG_HELD_OUT = 100  # last samples of the first three channels
+_EEG_RATE = 256  # samples per second
+_EEG_HELD_OUT = 100  # number of the last samples, of the first three channels
 
 _SEASONS = ["winter_DJF", "spring_MAM", "summer_JJA", "autumn_SON"]
-# The 2015 file has no header: these are the columns of the city's public table, in its order.
+# The file of 2015 has no header.  These are the columns of the public table of Montreal, in the same order.
 _MONTREAL_2015 = [
     *("Berri1", "Boyer", "Brebeuf", "CSC", "Maisonneuve_1", "Maisonneuve_2", "Maisonneuve_3", "Notre-Dame", "Parc"),
     *("Parc U-Zelt Test", "PierDup", "Pont_Jacques_Cartier", "Rachel / Hotel de Ville", "Rachel / Papineau"),
@@ -25,12 +25,12 @@ _MONTREAL_2015 = [
 ]
 
 _NEWSGROUPS = ["alt.atheism", "comp.sys.mac.hardware", "sci.med"]
-# "train" holds both parts of the collection: the repository has merged them.
+# The repository has merged both parts of the collection into "train".
 _MESSAGE = re.compile(r"[^/]+/20news-bydate/20news-bydate-train/([^/]+)/([0-9]+)")
 
 
 def parse_oilflow(paths: list[Path]) -> dict[str, np.ndarray]:
-    """A tar archive of three tables separated by white space: readings, one-hot labels, fractions."""
+    """Parse a tar archive of three tables separated by white space: readings, one-hot labels, fractions."""
     tables = {}
     with tarfile.open(paths[0]) as archive:
         for member in archive.getmembers():
@@ -51,7 +51,7 @@ def parse_oilflow(paths: list[Path]) -> dict[str, np.ndarray]:
 
 
 def parse_eeg(paths: list[Path]) -> dict[str, np.ndarray]:
-    """One gzipped trial: header lines that start with #, then lines "trial channel sample microvolt"."""
+    """Parse one gzipped trial: header lines that start with #, then lines "trial channel sample microvolt"."""
     with gzip.open(paths[0], "rt", encoding="ascii") as stream:
         lines = stream.read().splitlines()
     header = [line[1:].strip() for line in lines if line.startswith("#")]
@@ -79,14 +79,14 @@ def parse_eeg(paths: list[Path]) -> dict[str, np.ndarray]:
 
 
 def parse_wine(paths: list[Path]) -> dict[str, np.ndarray]:
-    """A comma-separated table whose last column is the quality."""
+    """Parse a comma-separated table whose last column is the quality."""
     rows = _read_rows(paths[0])
     table = np.array(rows[1:], dtype=np.float64)
     return {"X": table[:, :-1], "y": table[:, -1].astype(np.int8), "columns": np.array(rows[0][:-1])}
 
 
 def parse_bridges(paths: list[Path]) -> dict[str, np.ndarray]:
-    """A pickled dictionary in an npy file; dates and columns are not in it (see the registry)."""
+    """Parse a pickled dictionary in an npy file, which lacks dates and columns (see the registry)."""
     with paths[0].open("rb") as stream:
         Y = np.asarray(_load_object(stream)["Y"]).astype(np.int32)
     dates = np.datetime64("2017-04-01") + np.arange(len(Y))
@@ -99,7 +99,7 @@ def parse_bridges(paths: list[Path]) -> dict[str, np.ndarray]:
 
 
 def parse_montreal(paths: list[Path]) -> dict[str, np.ndarray]:
-    """Yearly tables of 2013 (comma), 2012 (semicolon, Latin-1) and 2015 (no header, no dates)."""
+    """Parse the tables of 2013 (comma), 2012 (semicolon, Latin-1) and 2015 (no header, no dates)."""
     Y, columns, dates = _dated_counts(_read_rows(paths[0]), first=2)
     Y_2012, columns_2012, dates_2012 = _dated_counts(_read_rows(paths[1], ";", "latin-1"), first=1)
     Y_2015 = np.genfromtxt(paths[2], delimiter=",", dtype=np.float32)
@@ -122,7 +122,7 @@ def parse_montreal(paths: list[Path]) -> dict[str, np.ndarray]:
 
 
 def parse_congress109(paths: list[Path]) -> dict[str, np.ndarray]:
-    """Counts (name, then one column a phrase) and members (name, party, ...), both sorted by name here."""
+    """Parse counts (name, then a column for each phrase) and members (name, party, ...), and sort both by name."""
     header, *counts = _read_rows(paths[0])
     _, *members = _read_rows(paths[1])
     counts.sort(key=lambda row: row[0])
@@ -139,7 +139,7 @@ def parse_congress109(paths: list[Path]) -> dict[str, np.ndarray]:
 
 
 def parse_newsgroups(paths: list[Path]) -> dict[str, np.ndarray]:
-    """The archive of a repository in which each message is a file, named by a number, in the folder of its class."""
+    """Parse the archive of a repository with a numbered file for each message, in the folder of its class."""
     messages = _read_messages(paths[0])
     keys = sorted(messages)
     texts = [messages[key] for key in keys]
@@ -162,24 +162,25 @@ def parse_newsgroups(paths: list[Path]) -> dict[str, np.ndarray]:
 
 
 def _read_messages(path: Path) -> dict[tuple[int, int], str]:
-    """Messages by class and file number.  Nothing is extracted to disk; members of other names or kinds are skipped."""
+    """Read messages by class and file number, without extracting them to disk; skip members of other names or types."""
     messages = {}
     with tarfile.open(path, "r|gz") as archive:
         for member in archive:
             match = _MESSAGE.fullmatch(member.name)
             if match and match[1] in _NEWSGROUPS and member.isreg() and (stream := archive.extractfile(member)):
-                # Usenet of 1993 declares no encoding; every byte is a character in Latin-1.
+                # The messages declare no encoding.  In Latin-1 every byte is a character.
                 messages[_NEWSGROUPS.index(match[1]), int(match[2])] = stream.read().decode("latin-1")
     return messages
 
 
 def _read_rows(path: Path, delimiter: str = ",", encoding: str = "utf-8") -> list[list[str]]:
+    """Read the rows of a table that are not empty."""
     with path.open(newline="", encoding=encoding) as stream:
         return [row for row in csv.reader(stream, delimiter=delimiter) if row]
 
 
 def _dated_counts(rows: list[list[str]], first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Counts from column ``first`` on, their names and the dates (dd/mm/yyyy in column 0), less empty columns."""
+    """Return counts from column ``first`` on and their names, without empty columns, and dates (dd/mm/yyyy in column 0)."""
     header, *body = rows
     nonempty = [i for i in range(first, len(header)) if any(row[i] for row in body)]
     Y = np.array([[int(row[i]) for i in nonempty] for row in body], dtype=np.int32)
@@ -188,12 +189,13 @@ def _dated_counts(rows: list[list[str]], first: int) -> tuple[np.ndarray, np.nda
 
 
 def _season(dates: np.ndarray) -> np.ndarray:
+    """Return the meteorological season of each date; December, January and February are 0."""
     month = dates.astype("datetime64[M]").astype(np.int64) % 12 + 1
-    return (month % 12 // 3).astype(np.int8)  # December, January and February are 0
+    return (month % 12 // 3).astype(np.int8)
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Rebuilds arrays and plain containers; refuses everything else, as a pickle can run any code."""
+    """Unpickler of arrays and plain containers, which refuses all other classes, since a pickle can run any code."""
 
     _ALLOWED = frozenset({"_reconstruct", "_frombuffer", "ndarray", "dtype", "scalar"})
 
@@ -204,7 +206,7 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def _load_object(stream: BinaryIO) -> dict[str, Any]:
-    """The dictionary in an npy file written with ``allow_pickle``."""
+    """Read the dictionary in an npy file written with ``allow_pickle``."""
     np.lib.format.read_magic(stream)
     np.lib.format.read_array_header_1_0(stream)
     return _ArrayUnpickler(stream).load().item()

@@ -1,4 +1,4 @@
-"""The data sets: what they are, where their files lie, and the digests of their arrays."""
+"""Registry of the data sets: descriptions, upstream files, and digests of the arrays."""
 
 from pyro_lvgp.datasets import _parse_images, _parse_r, _parse_text
 from pyro_lvgp.datasets._entry import Entry, at
@@ -38,12 +38,12 @@ REGISTRY: dict[str, Entry] = {
     "eeg": Entry(
         description="UCI EEG database, control subject co2c0000337, trial 0 (condition S1 obj).",
         units={
-            "t": "time [s], 256 samples a second",
+            "t": "time [s], 256 samples per second",
             "Y": "voltages of seven frontal electrodes [µV]",
             "columns": "electrodes of Y",
-            "test_mask": "True at the 300 cells to predict: last 100 samples of FZ, F1, F2",
+            "test_mask": "True at the 300 entries to predict: last 100 samples of FZ, F1, F2",
             "Y_all": "voltages of all 64 channels [µV]",
-            "columns_all": "channels of Y_all (X, Y and nd are no scalp positions)",
+            "columns_all": "channels of Y_all (X, Y and nd are not scalp positions)",
             "subject": "subject identifier",
             "trial": "trial number",
             "condition": "stimulus condition",
@@ -159,7 +159,7 @@ REGISTRY: dict[str, Entry] = {
     "bridges": Entry(
         description="Daily bicycle counts on four East River bridges, New York, 2017-04-01 to 2017-10-31.",
         units={
-            "Y": "bicycles a day",
+            "Y": "bicycles per day",
             "y": "1 on weekdays, 0 at weekends",
             "columns": "bridges of Y, in the order of the public table (the file does not name them)",
             "dates": "days, inferred from the weekday labels",
@@ -174,19 +174,19 @@ REGISTRY: dict[str, Entry] = {
     "montreal": Entry(
         description="Daily bicycle counts on Montreal's cycle lanes: 2013 (eight lanes), 2012 and 2015.",
         units={
-            "Y": "bicycles a day, 2013-01-01 to 2013-09-18",
+            "Y": "bicycles per day, 2013-01-01 to 2013-09-18",
             "y": "meteorological season 0 to 3",
             "columns": "lanes of Y",
             "dates": "days",
             "season_names": "names of the seasons 0 to 3",
-            "Y_2012": "bicycles a day, 2012-01-01 to 2012-11-05",
+            "Y_2012": "bicycles per day, 2012-01-01 to 2012-11-05",
             "y_2012": "meteorological season 0 to 3",
             "columns_2012": "lanes of Y_2012",
             "dates_2012": "days",
-            "Y_2015": "bicycles a day, 2015-01-01 to 2015-11-15 (one cell is 9999, probably a sentinel)",
+            "Y_2015": "bicycles per day, 2015-01-01 to 2015-11-15 (one entry is 9999, probably a code for missing)",
             "y_2015": "meteorological season 0 to 3",
             "columns_2015": "lanes of Y_2015, from the public table (the file has no header)",
-            "dates_2015": "days, assuming one row a day",
+            "dates_2015": "days, assuming one row per day",
         },
         citation="Ville de Montréal, comptage vélo",
         licence="Ville de Montréal open data, CC BY 4.0 (recalled, not checked)",
@@ -259,7 +259,7 @@ REGISTRY: dict[str, Entry] = {
     "cifar10_rgb5k": Entry(
         description="The first 5,000 CIFAR-10 training images in colour.",
         units={
-            "X": "red, green, blue 0 to 255, 32 × 32 × 3 images",
+            "X": "red, green and blue levels 0 to 255, 32 × 32 × 3 images",
             "y": "class 0 to 9",
             "class_names": "names of the classes",
         },

@@ -14,6 +14,8 @@ _Value = float | int | Tensor
 
 
 class _Parametric(Kernel):
+    """Base class of kernels with positive parameters."""
+
     def __init__(
         self,
         input_dim: int,

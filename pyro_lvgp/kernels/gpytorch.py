@@ -17,9 +17,9 @@ __all__ = ["as_kernel"]
 def as_kernel(kernel: object) -> Kernel:
     """Adapt a GPyTorch kernel; a kernel of this library is returned as it is.
 
-    The GPyTorch parameters become Pyro parameters, trained by SVI like any other; the kernel is changed in place.  Priors
-    registered with the GPyTorch kernel are ignored, and those by ``PyroSample`` refused.  The result can be neither compiled
-    nor captured in a CUDA graph.
+    The GPyTorch parameters become Pyro parameters, which SVI trains like all others; the kernel is changed in place.  Priors
+    registered with the GPyTorch kernel are ignored, and priors by ``PyroSample`` raise an error.  The result can be neither
+    compiled nor captured in a CUDA graph.
 
     :param kernel: a :class:`Kernel`, or a ``gpytorch.kernels.Kernel``.
     :raises TypeError: if it is neither, or a GPyTorch kernel made of a :class:`Kernel`.
@@ -33,7 +33,7 @@ def as_kernel(kernel: object) -> Kernel:
     """
     if isinstance(kernel, Kernel):
         return kernel
-    # GPyTorch is an optional dependency; whoever passes one of its kernels has imported it.
+    # GPyTorch is an optional dependency; a caller with a GPyTorch kernel has imported it already.
     gpytorch = sys.modules.get("gpytorch")
     if gpytorch is not None and isinstance(kernel, gpytorch.kernels.Kernel):
         if ours := [type(part).__name__ for part in kernel.modules() if isinstance(part, Kernel)]:

@@ -18,6 +18,8 @@ _COVARIANCE_METHODS = {"k", "covariance", "k_diagonal", "diagonal", "_select", "
 
 
 class _Stationary(_Parametric):
+    """Base class of stationary kernels, with a variance, and parameters of each column such as lengthscales."""
+
     variance: Tensor
     lengthscale: Tensor
 
@@ -113,8 +115,8 @@ class Matern(_Stationary):
         \end{cases}, \qquad r^2 = \sum_q (x_q - z_q)^2 / \ell_q^2
 
     Distances are computed from differences, which needs memory for N·M·Q numbers.  With one input and without ``active_dims``
-    functions are Gauss–Markov processes: :attr:`is_markov` is true.  A subclass with another covariance function is not taken
-    for one, unless it overrides :meth:`state_space_model` or :attr:`is_markov` too.
+    functions are Gauss–Markov processes, and :attr:`is_markov` is true.  In a subclass with another covariance function
+    :attr:`is_markov` is false, unless the subclass overrides :meth:`state_space_model` or :attr:`is_markov` too.
 
     :param input_dim: number of columns on which the kernel acts.
     :param nu: ν, one of 0.5, 1.5, 2.5.

@@ -46,7 +46,7 @@ class Gaussian(_AdditiveNoise):
         return -0.5 * (((y - mean).square() + variance) / params + (2.0 * math.pi * params).log())
 
     def log_prob_of_rows(self, y, observed, mean, variance, params):
-        # For long rows the cost is the number of passes over all entries: terms of θ alone get none.
+        # For long rows the cost is that of operations on all entries, which terms of θ alone do not need.
         params = torch.atleast_2d(params)
         params = params.expand(*params.shape[:-1], y.shape[-1])
         log_scale, square = (2.0 * math.pi * params).log(), (mean - y).square()
@@ -136,17 +136,17 @@ class StudentT(_AdditiveNoise):
         return dist.StudentT(self.df, f, params)
 
     def initial_function(self, y):
-        """Drop entries more than five robust standard deviations from the median of their column.
+        """Set to NaN entries more than five robust standard deviations from the median of their column.
 
-        Rows of which more than half the entries would be dropped stay as they are.
+        Rows of which more than half of the entries would be set to NaN stay unchanged.
 
         :param y: data, NaN where missing.
         """
         deviation = (y - y.nanmedian(0).values).abs()
         spread = 1.4826 * deviation.nanmedian(0).values  # an estimate of the standard deviation of a normal
-        far = (deviation > 5.0 * spread) & (spread > 0.0)
-        most = 2 * far.sum(-1, keepdim=True) > (~torch.isnan(y)).sum(-1, keepdim=True)
-        return y.masked_fill(far & ~most, torch.nan)
+        is_outlier = (deviation > 5.0 * spread) & (spread > 0.0)
+        is_mostly_outliers = 2 * is_outlier.sum(-1, keepdim=True) > (~torch.isnan(y)).sum(-1, keepdim=True)
+        return y.masked_fill(is_outlier & ~is_mostly_outliers, torch.nan)
 
     def log_predictive_density(self, y, mean, variance, params):
         return log_student_t_plus_normal(y - mean, params, self.df, variance)

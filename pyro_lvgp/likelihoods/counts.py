@@ -90,8 +90,8 @@ class Binomial(Logistic):
 
     def support_text(self):
         first, *others = self.total_count.unique().long().tolist()
-        most = f"total_count, {self.total_count.long().tolist()} by column" if others else first
-        return f"integers from 0 to {most}"
+        largest = f"total_count, {self.total_count.long().tolist()} by column" if others else first
+        return f"integers from 0 to {largest}"
 
     def distribution(self, f, params):
         return dist.Binomial(self.total_count, logits=f)
@@ -147,7 +147,8 @@ class NegativeBinomial(WithParameter, Logistic):
     Counts y have mean ``r eᶠ`` and variance ``r eᶠ (1 + eᶠ)``.
 
     :param dispersion: initial r; for large r the likelihood is nearly Poisson.  ``initialize`` of our models estimates r from
-        the data unless the parameter is frozen, since optimisation from a much too small r can stop at uninformative latents.
+        the data unless the parameter is frozen, since an optimisation with a much too small initial r can converge to
+        uninformative latents.
     :param data_dim: number of outputs, for an r of each output; None shares one.
     :param num_points: number of quadrature nodes per entry.
 
@@ -180,7 +181,7 @@ class NegativeBinomial(WithParameter, Logistic):
     def init_from_data(self, y, f):
         """Match moments: ``Σ (y − m)² = Σ m + Σ m² / r`` with means m in proportion to eᶠ.
 
-        r is at most 30 times the mean count, and at most 10⁴.  Beyond these the likelihood hardly changes, but natural
+        r is at most 30 times the mean count, and at most 10⁴.  For larger r the likelihood hardly changes, but natural
         gradients converge slowly, since f = log m − log r is far from zero.
 
         :param y: data, NaN where missing.
@@ -193,5 +194,5 @@ class NegativeBinomial(WithParameter, Logistic):
         m = m * (y.sum(0) / m.sum(0))
         sums = torch.stack([m.square().sum(0), ((y - m).square() - m).sum(0), y.sum(0), observed.to(y).sum(0)])
         square, excess, total, number = sums if self._per_output else sums.sum(-1)
-        most = (30.0 * total / number).clamp(1.0, 1e4)
-        self.dispersion = torch.where(excess > 0.0, square / excess, torch.inf).minimum(most).to(self.params())
+        largest = (30.0 * total / number).clamp(1.0, 1e4)
+        self.dispersion = torch.where(excess > 0.0, square / excess, torch.inf).minimum(largest).to(self.params())

@@ -176,7 +176,7 @@ class _ByColumn(dist.TorchDistribution):
 
     def log_prob(self, value):
         pairs = zip(self._parts, self._columns.split(value), strict=True)
-        return self._columns.join([part.log_prob(mine) for part, mine in pairs])
+        return self._columns.join([part.log_prob(columns) for part, columns in pairs])
 
 
 class _SupportByColumn(constraints.Constraint):
@@ -187,7 +187,7 @@ class _SupportByColumn(constraints.Constraint):
 
     def check(self, value: Float[Tensor, "*batch D"]) -> Tensor:
         pairs = zip(self._supports, self._columns.split(value), strict=True)
-        return self._columns.join([support.check(mine) for support, mine in pairs])
+        return self._columns.join([support.check(columns) for support, columns in pairs])
 
 
 def _checked(parts: Sequence[tuple[Likelihood, Sequence[int]]]) -> tuple[list[Likelihood], list[Tensor]]:

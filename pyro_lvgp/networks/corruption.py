@@ -50,8 +50,8 @@ def mask_like_rows(y: Float[Tensor, "*series N D"]) -> Float[Tensor, "*series N 
     if holds(has_entries.all()):
         rows = torch.randint(y.shape[-2], y.shape[:-1], device=y.device)
     else:  # rows that are missing as a whole are the padding of a series
-        chances = has_entries.double() + 1e-9  # the constant allows series that are all padding
-        rows = torch.multinomial(chances.reshape(-1, y.shape[-2]), y.shape[-2], replacement=True).reshape(has_entries.shape)
+        weights = has_entries.double() + 1e-9  # the constant allows series that are all padding
+        rows = torch.multinomial(weights.reshape(-1, y.shape[-2]), y.shape[-2], replacement=True).reshape(has_entries.shape)
     return y.masked_fill(missing.gather(-2, rows[..., None].expand_as(missing)), torch.nan)
 
 

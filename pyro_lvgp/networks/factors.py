@@ -1,4 +1,4 @@
-"""Encoders by products of Gaussian factors, one of each observed output."""
+"""Encoder by a product of Gaussian factors, one for each observed output."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ __all__ = ["FactorNet"]
 
 
 class FactorNet(Encoder):
-    r"""Encoder by a product of Gaussian factors, one of each observed output.
+    r"""Encoder by a product of Gaussian factors, one for each observed output.
 
     .. math::
 

@@ -30,8 +30,7 @@ def as_pyro_module(network: nn.Module) -> nn.Module:
                 if id(parameter) in names:
                     raise ValueError(
                         f"expected a parameter in one module only, got one shared by {names[id(parameter)]!r} and {path!r}; "
-                        f"use "
-                        "one module twice, or read the parameter of the other module in forward"
+                        "use one module twice, or read the parameter of the other module in forward"
                     )
                 names[id(parameter)] = path
                 setattr(module, name, PyroParam(parameter.detach()))

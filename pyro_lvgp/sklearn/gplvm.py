@@ -1,4 +1,4 @@
-"""An estimator of scikit-learn, for whoever wants latents without writing Pyro code."""
+"""Bayesian GPLVM as a scikit-learn transformer."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,35 +24,39 @@ from pyro_lvgp.models import BayesianGPLVM
 
 __all__ = ["GPLVM"]
 
+_CHUNK_SIZE = 1000  # rows, which bounds the memory for new rows
+_CHECKS: dict[str, Any] = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}
+
 
 class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     r"""Bayesian Gaussian process latent variable model as a transformer.
 
-    It fits a :class:`~pyro_lvgp.models.BayesianGPLVM` under a :class:`~pyro_lvgp.guides.MeanFieldGuide`:
+    The estimator fits a :class:`~pyro_lvgp.models.BayesianGPLVM` with a :class:`~pyro_lvgp.guides.MeanFieldGuide`:
 
     .. math::
 
         x_n \sim N(0, I_Q), \qquad f_d \sim GP(0, k), \qquad y_{nd} \sim p\big(y \mid f_d(x_n)\big).
 
-    NaN marks a missing entry, in training and later; ``inverse_transform(transform(X))`` fills them.  Data of the default
-    likelihood are standardised column by column; others see them as they are.  The fit is in the precision of the data.
+    NaN marks a missing entry, in training data and in new rows; ``inverse_transform(transform(X))`` imputes missing entries.
+    With the default likelihood each column is standardised; with other likelihoods data are not scaled.  The fit has the
+    floating-point precision of the data.
 
     :param n_components: number Q of latent dimensions.
-    :param likelihood: p(y | f) of :mod:`pyro_lvgp.likelihoods`; a Gaussian by default.
-    :param n_inducing: number of inducing points, at most that of the rows.
+    :param likelihood: likelihood p(y | f) of :mod:`pyro_lvgp.likelihoods`; a Gaussian by default.
+    :param n_inducing: number of inducing points; it is reduced to the number of rows if there are fewer.
     :param max_iter: number of steps of Adam.
-    :param batch_size: rows in a step; None for all.
-    :param learning_rate: of Adam, falling to zero along a cosine.
-    :param random_state: seed of start, mini-batches and draws.
-    :param verbose: show a progress bar.
+    :param batch_size: number of rows in a mini-batch; None for all rows.
+    :param learning_rate: initial learning rate of Adam, which falls to zero along a cosine.
+    :param random_state: seed of initial values, mini-batches and draws.
+    :param verbose: whether to show a progress bar.
 
-    After ``fit`` there are
+    A fitted estimator has the attributes
 
-    - ``embedding_``: means of the latents [N, Q] of the training rows as fitted, which ``transform`` finds nearly again;
-    - ``model_``, ``guide_`` and ``history_``: what was fitted, and its bounds;
-    - ``scaler_``: what standardises the columns;
+    - ``embedding_``: fitted means [N, Q] of the latents of the training rows, which ``transform`` reproduces approximately;
+    - ``model_``, ``guide_`` and ``history_``: the model, its guide, and the bounds of the fit;
+    - ``scaler_``: scaler of the columns;
     - ``n_iter_``: number of steps taken;
-    - ``n_features_in_``, and ``feature_names_in_`` where columns have names.
+    - ``n_features_in_``, and ``feature_names_in_`` if columns have names.
 
     A fitted estimator can be pickled.
 
@@ -92,15 +96,15 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any = None) -> "GPLVM":
-        """Learn latents and functions of them.
+        """Fit the latents of all rows, and the functions that map latents to columns.
 
         :param X: rows [N, D], NaN where missing.
-        :param y: not used.
-        :raises ValueError: for rows or columns of which nothing is observed, infinite entries, what the likelihood does not
-            support, or sizes that are not positive.
+        :param y: ignored.
+        :raises ValueError: for rows or columns without observed entries, infinite entries, entries outside the support of the
+            likelihood, or sizes that are not positive.
         """
         check_sizes(n_components=self.n_components, n_inducing=self.n_inducing, max_iter=self.max_iter)
-        X = validate_data(self, X, ensure_min_samples=2, **_ROWS)
+        X = validate_data(self, X, ensure_min_samples=2, **_CHECKS)
         check_values(torch.tensor(X), name="X")
         standardised = self.likelihood is None
         self.scaler_ = StandardScaler(with_mean=standardised, with_std=standardised)
@@ -130,35 +134,36 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         return self
 
     def transform(self, X: Any) -> Float[np.ndarray, "N Q"]:
-        """Means of the latents of rows, of those seen in training too, by Laplace's approximation to their posteriors.
+        """Compute the posterior means of the latents of new or training rows, by Laplace's approximation.
 
         :param X: rows [N, D], NaN where missing.
-        :raises ValueError: for rows of which nothing is observed.
+        :raises ValueError: for rows without observed entries.
         """
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False, **_ROWS)
+        X = validate_data(self, X, reset=False, **_CHECKS)
         check_values(torch.tensor(X), columns=False, name="X")
         Y = torch.tensor(self.scaler_.transform(X)).to(self.model_.mean)
         with self._pyro_as_fitted():
             parts: list[Any] = [
-                self.model_.infer_latents(self.guide_, rows, method="laplace", seed=self._seed) for rows in Y.split(_FEW)
+                self.model_.infer_latents(self.guide_, rows, method="laplace", seed=self._seed)
+                for rows in Y.split(_CHUNK_SIZE)
             ]
         return torch.cat([part.mean for part in parts]).numpy(force=True)
 
     def inverse_transform(self, X: Any) -> Float[np.ndarray, "N D"]:
-        """Predictive means at latents.
+        """Compute predictive means at latents.
 
         :param X: latents [N, Q].
         """
         check_is_fitted(self)
-        latents = torch.tensor(check_array(X, dtype=_ROWS["dtype"])).to(self.model_.mean)
+        latents = torch.tensor(check_array(X, dtype=_CHECKS["dtype"])).to(self.model_.mean)
         with self._pyro_as_fitted(), seeded(self._seed):
             Y = self.model_.predict(self.guide_, latents).mean
         return self.scaler_.inverse_transform(Y.numpy(force=True))
 
     @contextmanager
     def _pyro_as_fitted(self) -> Iterator[None]:
-        """Under the setting that model and guide were made under, and with a store in which no others have their names."""
+        """Return a context with Pyro's setting ``module_local_params`` of the fit, and with a parameter store of its own."""
         setting = pyro.settings.context(module_local_params=self._local)
         with torch.inference_mode(False), setting, pyro.get_param_store().scope():
             yield
@@ -172,7 +177,3 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         tags.input_tags.allow_nan = True
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
-
-
-_FEW = 1000  # rows at a time, to bound the memory that new ones take
-_ROWS: dict[str, Any] = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}
