@@ -15,7 +15,7 @@ __all__ = ["DifferentiableELBO"]
 
 
 class DifferentiableELBO(ELBO):
-    """Base class of bounds with a differentiable estimate, whose gradients are those of the bound.
+    """Base class of bounds whose gradients are those of a single differentiable estimate.
 
     Subclasses implement :meth:`differentiable_loss`, from which this class computes :meth:`loss` and :meth:`loss_and_grads`.
 
