@@ -136,8 +136,8 @@ class _Pair:
         try:
             return self._draw_at_once(num, predict, log_likelihood)
         except (RuntimeError, ValueError, IndexError):
-            # A model that does not broadcast fails for few draws too, but not for one; invalid values and a lack of memory
-            # are told apart by that.
+            # A model that does not broadcast fails for few draws but not for one.  Invalid values fail for one draw too, and
+            # a lack of memory not for few.
             self._draw(1, None, nullcontext(), predict, log_likelihood)
             for few in (2, 3):  # two numbers, because a plate of the same size as the draws can hide the error
                 with _explain_failure():
