@@ -1,4 +1,4 @@
-"""Draws from a fitted guide as an ArviZ ``DataTree``."""
+"""Export of draws from a guide to ArviZ."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -34,7 +34,7 @@ def to_arviz(
     dims: Mapping[str, Sequence[str]] | None = None,
     **kwargs: Any,
 ) -> xarray.DataTree:
-    r"""Draw from a guide and lay out everything that ArviZ needs to judge it.
+    r"""Draw from a guide, and return the draws with log densities and predictions as an ArviZ ``DataTree``.
 
     =========================  ======================================================================================
     ``posterior``              latent and deterministic sites of the model
@@ -44,19 +44,19 @@ def to_arviz(
     ``sample_stats``           ``lp`` = log p(y, z), ``lq`` = log q(z), ``log_weight`` = lp − lq of every draw
     =========================  ======================================================================================
 
-    Draws have dimensions ``chain`` (one) and ``draw``.  A plate names its dimension, with the indices of its rows as
-    coordinates (of the subsample, if it is subsampled).  Event dimensions are named by ``dims``, else by the model's
+    Draws have dimensions ``chain``, of size one, and ``draw``.  The dimension of a plate has its name, with the indices of its
+    rows, or of its subsample, as coordinates.  Event dimensions are named by ``dims``, else by the model's
     attribute ``event_dims``, else ``<site>_dim_0`` and so on.
 
     **Weights.**  Draws come from q, not from the posterior, so use :func:`arviz_stats.loo_approximate_posterior` with
     ``log_p=tree.sample_stats["lp"]`` and ``log_q=tree.sample_stats["lq"]``, and not ``loo``.
 
-    **Missing entries.**  A NaN in ``log_likelihood`` makes ``loo`` return NaN, and ``loo_pit`` counts it as an
-    observation.  So if any entry of a site ``y`` is masked or NaN, its log likelihood is called ``y_observed`` and has
-    one dimension, ``y_entry``, over observed entries only, whose coordinates ``y_<dim>`` tell where they are.
-    ``posterior_predictive`` and ``observed_data`` then hold the same entries as ``y_observed``, beside all of ``y``:
-    ``loo(tree)`` works as it is, and ``loo_pit`` and the plots compare like with like given ``var_names="y_observed"``.
-    (``plot_loo_pit`` does not pass names on: use ``plot_ecdf_pit(loo_pit(tree, var_names="y_observed"))``.)
+    **Missing entries.**  With a NaN in ``log_likelihood``, ``loo`` returns NaN, and ``loo_pit`` counts it as an
+    observation.  If any entry of a site ``y`` is masked or NaN, its log likelihood therefore is a variable ``y_observed`` with
+    one dimension, ``y_entry``, over observed entries only, whose positions are the coordinates ``y_<dim>``.
+    ``posterior_predictive`` and ``observed_data`` then have ``y_observed`` with the same entries, and ``y`` with all entries:
+    ``loo(tree)`` needs no changes, and ``loo_pit`` and the plots take ``var_names="y_observed"``.
+    (``plot_loo_pit`` does not pass the names on: use ``plot_ecdf_pit(loo_pit(tree, var_names="y_observed"))``.)
 
     :param model: any Pyro model.
     :param guide: any Pyro guide for it.
@@ -64,10 +64,10 @@ def to_arviz(
     :param num_samples: number of draws.
     :param chunk_size: number of draws in memory at once, on the device of the model.
     :param vectorize: False runs model and guide draw by draw, for those that do not broadcast over draws.
-    :param posterior_predictive: False leaves that group out.
-    :param log_likelihood: False leaves that group out.
-    :param seed: seed of the draws; the global random state is then left alone.
-    :param coords: coordinates by dimension; for a subsampled plate either of its rows or of the full plate.
+    :param posterior_predictive: False omits this group.
+    :param log_likelihood: False omits this group.
+    :param seed: seed of the draws, which then do not change the global random state; None draws from the global state.
+    :param coords: coordinates by dimension; for a subsampled plate those of its subsample or of the full plate.
     :param dims: names of the event dimensions, by site.
     :param kwargs: keyword arguments of model and guide.
     :raises ValueError: if names do not fit the sites, or a dimension has two sizes.
@@ -114,9 +114,9 @@ def to_arviz(
     for name, site in draws.sites.items():
         if site.is_observed is None:
             continue
-        arrays, seen = _observed_arrays(site), _squeeze(site, site.is_observed)
-        if not seen.all():
-            positions[f"{name}_observed"] = _add_observed_entries(name, arrays, seen, groups, names, labels)
+        arrays, observed = _observed_arrays(site), _squeeze(site, site.is_observed)
+        if not observed.all():
+            positions[f"{name}_observed"] = _add_observed_entries(name, arrays, observed, groups, names, labels)
         for group, array in arrays.items():
             groups[group][name] = array
     tree = arviz_base.from_dict(
@@ -125,15 +125,15 @@ def to_arviz(
         coords=labels,
         attrs={"/": {"inference_library": "pyro", "inference_library_version": pyro.__version__}},
     )
-    for observed, position in positions.items():
+    for variable, position in positions.items():
         for node in tree.children.values():
-            if observed in node.data_vars:
+            if variable in node.data_vars:
                 node.dataset = node.to_dataset().assign_coords(position)
     return tree
 
 
 def _observed_arrays(site: SampledSite) -> dict[str, np.ndarray]:
-    """Arrays of an observed site, by group."""
+    """Return the arrays of an observed site, by group."""
     arrays = {"observed_data": _squeeze(site, site.value)}
     if site.prediction is not None:
         arrays["posterior_predictive"] = _per_draw(site, site.prediction)
@@ -145,61 +145,62 @@ def _observed_arrays(site: SampledSite) -> dict[str, np.ndarray]:
 def _add_observed_entries(
     name: str,
     arrays: dict[str, np.ndarray],
-    seen: np.ndarray,
+    observed: np.ndarray,
     groups: Groups,
     names: dict[str, list[str]],
     labels: Mapping[str, np.ndarray],
 ) -> Positions:
-    """Add a variable of the observed entries alone to the groups, and set the others to NaN in the data.
+    """Add a variable with the observed entries only to the groups, and set all other entries of the data to NaN.
 
     :param name: name of the site.
     :param arrays: arrays of the site, by group; its log likelihood is removed.
-    :param seen: which entries are observed.
+    :param observed: mask of the observed entries.
     :param groups: arrays by group and variable, to add to.
     :param names: dimensions by variable, to add to.
     :param labels: coordinates by dimension.
     :returns: coordinates of the observed entries.
     """
-    observed, entry = f"{name}_observed", f"{name}_entry"
+    variable, entry = f"{name}_observed", f"{name}_entry"
     for group, array in arrays.items():
-        groups[group][observed] = array[seen] if group == "observed_data" else array[:, :, seen]
+        groups[group][variable] = array[observed] if group == "observed_data" else array[:, :, observed]
     arrays.pop("log_likelihood", None)
-    arrays["observed_data"] = _with_nan(arrays["observed_data"], seen)
-    where = zip(names[name], np.nonzero(seen), strict=False)
-    names[observed] = [entry, *names[name][seen.ndim :]]
-    return {f"{name}_{dim}": (entry, labels[dim][index]) for dim, index in where}
+    arrays["observed_data"] = _with_nan(arrays["observed_data"], observed)
+    indices = zip(names[name], np.nonzero(observed), strict=False)
+    names[variable] = [entry, *names[name][observed.ndim :]]
+    return {f"{name}_{dim}": (entry, labels[dim][index]) for dim, index in indices}
 
 
 def _shape(site: SampledSite) -> torch.Size:
-    """Shape in one draw, [*batch, *event]."""
+    """Return the shape in one draw, [*batch, *event]."""
     return site.value.shape if site.kind == "observed" else site.value.shape[1:]
 
 
 def _squeeze(site: SampledSite, value: Tensor, num_left: int = 0) -> np.ndarray:
-    """An array without the batch dimensions of size one that belong to no plate."""
-    lone = [i for i, plate in enumerate(site.plates) if plate is None and _shape(site)[i] == 1]
-    return value.numpy().squeeze(tuple(num_left + i for i in lone))
+    """Return an array without the batch dimensions of size one that belong to no plate."""
+    undeclared = [i for i, plate in enumerate(site.plates) if plate is None and _shape(site)[i] == 1]
+    return value.numpy().squeeze(tuple(num_left + i for i in undeclared))
 
 
 def _per_draw(site: SampledSite, value: Tensor) -> np.ndarray:
-    """[1 chain, S draws, …]"""
+    """Return an array [chain, draw, ...] with one chain."""
     return _squeeze(site, value, 1)[None]
 
 
-def _with_nan(value: np.ndarray, seen: np.ndarray) -> np.ndarray:
+def _with_nan(value: np.ndarray, observed: np.ndarray) -> np.ndarray:
+    """Return a floating-point copy with NaN at entries that are not observed."""
     dtype = value.dtype if np.issubdtype(value.dtype, np.floating) else np.float64
     value = value.astype(dtype)
-    value[~seen] = np.nan
+    value[~observed] = np.nan
     return value
 
 
 def _dims(
     sites: Mapping[str, SampledSite], declared: Mapping[str, Sequence[str]], given: Mapping[str, Sequence[str]]
 ) -> dict[str, list[str]]:
-    """Names of the dimensions of every site, without those of draws."""
+    """Return the names of the dimensions of every site, without those of draws."""
     unknown = sorted(set(given) - set(sites))
     if unknown:
-        raise ValueError(f"dims: expected names of sites, among {sorted(sites)}, got {unknown}; mend the keys.")
+        raise ValueError(f"dims: expected names of sites, among {sorted(sites)}, got {unknown}; correct the keys.")
     result = {}
     for name, site in sites.items():
         batch = zip(site.plates, _shape(site), strict=False)
@@ -225,7 +226,7 @@ def _coords(
     plates: Mapping[str, Tensor],
     given: Mapping[str, ArrayLike],
 ) -> dict[str, np.ndarray]:
-    """Coordinates of every dimension: those given, else the rows of a plate, else 0, 1, …"""
+    """Return the coordinates of every dimension: those given, else the rows of a plate, else 0, 1, …"""
     sizes: dict[str, int] = {}
     for name, site in sites.items():
         value = _squeeze(site, site.value, 0 if site.kind == "observed" else 1)
@@ -236,7 +237,7 @@ def _coords(
                     "names in dims."
                 )
     if unknown := set(given) - set(sizes):
-        raise ValueError(f"coords: expected dimensions among {sorted(sizes)}, got {sorted(unknown)}; mend coords or dims.")
+        raise ValueError(f"coords: expected dimensions among {sorted(sizes)}, got {sorted(unknown)}; correct coords or dims.")
     labels = {}
     for dim, size in sizes.items():
         rows = plates[dim].numpy() if dim in plates else np.arange(size)
@@ -244,6 +245,6 @@ def _coords(
         if len(label) != size and dim in plates and len(label) > rows.max():
             label = label[rows]  # of the full plate
         if len(label) != size:
-            raise ValueError(f"coords of '{dim}': expected {size} values, got {len(label)}; mend coords.")
+            raise ValueError(f"coords of '{dim}': expected {size} values, got {len(label)}; correct coords.")
         labels[dim] = label
     return labels

@@ -1,4 +1,4 @@
-"""Importance weights of a guide: effective sample size and Pareto k̂ of each datum."""
+"""Importance weights of a guide, their effective sample size, and Pareto k̂."""
 
 import math
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def log_weights(
     seed: int | None = 0,
     **kwargs: Any,
 ) -> Float[Tensor, "S ..."]:
-    r"""Log importance weights of draws from a guide.
+    r"""Compute log importance weights of draws from a guide.
 
     For the sites of a plate over data, :math:`\log w_{sn} = \log p(y_n, x_{ns} \mid g) - \log q(x_{ns} \mid g)` at one draw of
     the globals g, shaped [S, N]; without such a plate :math:`\log w_s = \log p(y, z_s) - \log q(z_s)`, shaped [S].
@@ -38,9 +38,9 @@ def log_weights(
     :param guide: its guide.
     :param args: arguments of both; with a mini-batch, weights of its rows.
     :param num_samples: number of draws S.
-    :param local_plate: the plate over data; by default the guide's ``local_plate`` or the model's, if there is one.
+    :param local_plate: name of the plate over data; by default the guide's ``local_plate`` or the model's, if there is one.
     :param vectorize: False draws one by one, for models that do not broadcast over dimensions left of their plates.
-    :param seed: of the draws; None draws from the global state.
+    :param seed: seed of the draws; None draws from the global state.
 
     >>> import pyro
     >>> import pyro.distributions as dist
@@ -63,14 +63,14 @@ def log_weights(
         options |= {"vectorize": vectorize, "seed": seed}
         draws = sample_traces(model, guide, *args, num_samples=num_samples, **options, **kwargs)
         return draws.log_p - draws.log_q
-    calls, at_once = (1, num_samples) if vectorize else (num_samples, 1)
-    bound = ImportanceWeightedELBO(plate, at_once, marginalize=False)
+    num_calls, chunk_size = (1, num_samples) if vectorize else (num_samples, 1)
+    bound = ImportanceWeightedELBO(plate, chunk_size, marginalize=False)
     with torch.no_grad(), seeded(seed):
-        return torch.cat([bound.log_weights(model, guide, *args, **kwargs) for _ in range(calls)])
+        return torch.cat([bound.log_weights(model, guide, *args, **kwargs) for _ in range(num_calls)])
 
 
 def effective_sample_size(log_weights: Float[Tensor, "S *batch"]) -> Float[Tensor, "*batch"]:
-    """Kish's effective number ``(Σ_s w_s)² / Σ_s w_s²`` of the S draws, between 1 and S.
+    """Compute Kish's effective sample size ``(Σ_s w_s)² / Σ_s w_s²`` of the S draws, between 1 and S.
 
     :param log_weights: log weights, draws first.
 
@@ -82,11 +82,12 @@ def effective_sample_size(log_weights: Float[Tensor, "S *batch"]) -> Float[Tenso
 
 
 def pareto_k(log_weights: Float[Tensor, "S *batch"]) -> Float[Tensor, "*batch"]:
-    """Shape k̂ of a Pareto tail fitted to the largest weights; above 0.7 the guide misses too much to be corrected by them.
+    """Estimate the shape k̂ of a generalised Pareto distribution of the largest weights.
 
-    Equal weights have no tail, −∞; where all but a few vanish beside the largest it is ∞, and NaN where a weight is.
+    Above 0.7 the guide is too far from the posterior for importance weights to correct it.  The result is −∞ for equal
+    weights, ∞ if all but a few weights are negligible beside the largest, and NaN if a weight is NaN.
 
-    :param log_weights: log weights, draws first; some hundred draws for a reliable answer.
+    :param log_weights: log weights, draws first; a reliable estimate needs some hundred draws.
     :raises ValueError: with fewer than 25 draws.
 
     Source: Vehtari et al. (2024), "Pareto smoothed importance sampling"; Yao et al. (2018), "Yes, but did it work?".
@@ -104,13 +105,13 @@ def pareto_k(log_weights: Float[Tensor, "S *batch"]) -> Float[Tensor, "*batch"]:
 
 
 def _tail_shape(excess: Float[Tensor, " tail"]) -> float:
-    """K̂ of sorted excesses over a threshold: those that tie with it tell nothing, and others that all tie make no tail."""
+    """Estimate k̂ from sorted excesses over a threshold; zero excesses are ignored, and equal ones have k̂ = −∞."""
     positive = excess[excess > 0.0]
     if torch.isnan(excess).any():
         return math.nan
-    if not len(positive) or (len(positive) >= _FEWEST and positive[0] == positive[-1]):
+    if not len(positive) or (len(positive) >= _MIN_EXCESSES and positive[0] == positive[-1]):
         return -math.inf
-    return fit_generalized_pareto(positive)[0] if len(positive) >= _FEWEST else math.inf
+    return fit_generalized_pareto(positive)[0] if len(positive) >= _MIN_EXCESSES else math.inf
 
 
-_FEWEST = 5  # excesses to fit a tail to
+_MIN_EXCESSES = 5  # to fit a tail to

@@ -1,6 +1,6 @@
-"""Choice between models, or weights for all of them, by what they predict of entries that are hidden in addition.
+"""Model selection and stacking by the predictive density of held-out entries.
 
-Bounds of different models, and of different runs of one, need not stand in the order of what they predict.
+The order of models by their bounds may differ from the order by predictive density.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,25 +22,26 @@ class Predictive(Protocol):
     """Predictive distribution of entries: a :class:`~pyro_lvgp.models.Prediction`, or a distribution such as ``Normal``."""
 
     def log_prob(self, y: Tensor, /) -> Tensor:
-        """Log density, entry by entry."""
+        """Compute the log density, entry by entry."""
         ...
 
 
 def gap_folds(
     y: Float[Tensor, "..."], num_folds: int = 3, *, consecutive: bool = False, seed: int = 0
 ) -> Bool[Tensor, "folds N D"]:
-    """Entries to hide from a fit and to predict, in folds with gaps like those of the data.
+    """Make folds of entries to hold out, with gaps like those of the data.
 
-    Rows that have what is missing elsewhere are dealt out to the folds.  In each of its rows a fold hides what another row,
-    drawn at random, misses, except for the first entry if nothing would be left; with ``consecutive``, all columns that have
-    gaps.  Rows with nothing observed count as padding: their gaps are imitated only if there are no others.
+    Rows with observed entries in columns that have gaps are distributed among the folds.  In each of its rows a fold hides the
+    entries that are missing in another row, drawn at random, except for the first entry if no entry would remain.  With
+    ``consecutive`` it hides all columns that have gaps.  Rows without observed entries count as padding: their gaps are used
+    only if there are no others.
 
     :param y: data [N, D], NaN where missing.
     :param num_folds: number of folds.
-    :param consecutive: for gaps that are blocks of time: deal out runs of rows without a gap, and not rows here and there.
-    :param seed: of the rows here and there, and of the gaps that they are given.
-    :raises ValueError: if the data are no matrix, have no gap, or fewer rows to deal out than folds.
-    :raises TypeError: if they are no tensor.
+    :param consecutive: for gaps that are blocks of time: distribute runs of rows without a gap instead of random rows.
+    :param seed: seed of the random rows and of their gaps.
+    :raises ValueError: if the data are no matrix, have no gap, or fewer rows to distribute than folds.
+    :raises TypeError: if the data are no tensor.
 
     >>> y = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, torch.nan]])
     >>> gap_folds(y, 2, consecutive=True).long()
@@ -56,26 +57,26 @@ def gap_folds(
     if y.dim() != 2:
         raise ValueError(f"expected data [rows, columns], got {list(y.shape)}; make folds of each series, and stack them")
     missing = torch.isnan(y)
-    gaps_of_seen_rows = missing & ~missing.all(1, keepdim=True)
-    gaps = gaps_of_seen_rows if gaps_of_seen_rows.any() else missing
+    gaps_of_observed_rows = missing & ~missing.all(1, keepdim=True)
+    gaps = gaps_of_observed_rows if gaps_of_observed_rows.any() else missing
     columns = gaps.any(0)
     rows = (~missing.any(1) if consecutive else (columns & ~missing).any(1)).nonzero().squeeze(1)
     if not missing.any():
         raise ValueError("expected data with gaps to imitate, got complete data; hide entries of your choice as folds")
     if not 1 <= num_folds <= len(rows):
-        raise ValueError(f"expected from 1 to {len(rows)} folds, the number of rows that can be dealt out, got {num_folds}")
+        raise ValueError(f"expected from 1 to {len(rows)} folds, the number of rows to distribute, got {num_folds}")
     hidden = columns.expand(len(rows), -1)
     if not consecutive:
         generator = torch.Generator().manual_seed(seed)
         rows = rows[torch.randperm(len(rows), generator=generator, device="cpu").to(y.device)]
-        others = gaps[gaps.any(1)]
-        hidden = others[torch.randint(len(others), (len(rows),), generator=generator, device="cpu").to(y.device)]
+        patterns = gaps[gaps.any(1)]
+        hidden = patterns[torch.randint(len(patterns), (len(rows),), generator=generator, device="cpu").to(y.device)]
     folds = torch.zeros(num_folds, *y.shape, dtype=torch.bool, device=y.device)
-    for fold, dealt, gap in zip(folds, rows.tensor_split(num_folds), hidden.tensor_split(num_folds), strict=True):
-        fold[dealt] = gap & ~missing[dealt]
-    if not consecutive and gaps_of_seen_rows.any():  # one entry stays of each row that gaps of two would leave with none
-        emptied, first_seen = (folds | missing).all(-1, keepdim=True), ~missing & ((~missing).cumsum(-1) == 1)
-        folds &= ~(emptied & first_seen)
+    for fold, fold_rows, gap in zip(folds, rows.tensor_split(num_folds), hidden.tensor_split(num_folds), strict=True):
+        fold[fold_rows] = gap & ~missing[fold_rows]
+    if not consecutive and gaps_of_observed_rows.any():  # keep one entry of rows that would have none
+        emptied, first_observed = (folds | missing).all(-1, keepdim=True), ~missing & ((~missing).cumsum(-1) == 1)
+        folds &= ~(emptied & first_observed)
     return folds
 
 
@@ -86,13 +87,14 @@ def held_out_nll(
     *,
     progress: bool = True,
 ) -> dict[str, float]:
-    """Mean negative log density of hidden entries for each candidate, from the best to the worst.
+    """Compute the mean negative log density of hidden entries for each candidate, from the best to the worst.
 
-    The mean of minus :func:`held_out_log_prob`.  Take the first candidate, and fit it to all data.
+    It is minus the mean of :func:`held_out_log_prob`.  To select a model, fit the first candidate to all data.
 
-    :param candidates: for each name a function that fits a new model to data in which more is NaN, and predicts all entries.
+    :param candidates: functions by name, each of which fits a new model to data with additional NaN, and returns the
+        prediction of all entries.
     :param y: data, NaN where missing.
-    :param folds: what to hide, each of the shape of the data, such as :func:`gap_folds`.
+    :param folds: masks of the entries to hide, each of the shape of the data, such as those of :func:`gap_folds`.
     :param progress: show a progress bar.
     :returns: nats per entry by name.
     :raises ValueError: as :func:`held_out_log_prob`.
@@ -118,7 +120,7 @@ def held_out_log_prob(
     *,
     progress: bool = True,
 ) -> dict[str, Float[Tensor, " hidden"]]:
-    r"""Log densities of hidden entries for each candidate.
+    r"""Compute log densities of hidden entries for each candidate.
 
     .. math::
 
@@ -126,15 +128,16 @@ def held_out_log_prob(
 
     with the entries :math:`H_k` of fold k and all observed ones O.  Each fit has a Pyro parameter store of its own.
 
-    :param candidates: for each name a function that fits a new model to data in which more is NaN, and predicts all entries.
+    :param candidates: functions by name, each of which fits a new model to data with additional NaN, and returns the
+        prediction of all entries.
     :param y: data, NaN where missing.
-    :param folds: what to hide, each of the shape of the data, such as :func:`gap_folds`.
+    :param folds: masks of the entries to hide, each of the shape of the data, such as those of :func:`gap_folds`.
     :param progress: show a progress bar.
     :returns: nats of each hidden entry by name, fold after fold.
-    :raises ValueError: if the folds are not of the shape of the data or hide nothing that was observed, or a candidate
-        predicts NaN or for other shapes.
-    :raises TypeError: if data or folds are no tensors, the data are whole numbers, the folds no booleans, or a candidate's
-        prediction has no ``log_prob``.
+    :raises ValueError: if a fold has another shape than the data, no fold hides an observed entry, or the log density of a
+        candidate is NaN or has another shape.
+    :raises TypeError: if data or folds are no tensors, the data have an integer dtype, the folds are not Boolean, or the
+        prediction of a candidate has no ``log_prob``.
 
     >>> from torch.distributions import Normal
     >>> y = torch.tensor([[0.0, 1.0], [0.1, 1.1], [0.2, torch.nan]])
@@ -170,21 +173,23 @@ def held_out_log_prob(
             bar.set_description(name)
             of_folds = []
             for fold in hidden:
-                with pyro.get_param_store().scope():  # no fit starts where another ended
+                with pyro.get_param_store().scope():  # so that no fit starts from the parameters of another
                     of_folds.append(_entries_log_prob(name, predict(y.masked_fill(fold, torch.nan)), filled)[fold])
                 bar.update()
             found[name] = torch.cat(of_folds)
             if found[name].isnan().any():
-                raise ValueError(f"expected log densities from candidate {name!r}, got NaN; does it predict what is hidden?")
+                raise ValueError(
+                    f"expected log densities from candidate {name!r}, got NaN; does it predict the hidden entries?"
+                )
     return found
 
 
 def _check_folds(y: Tensor, folds: Sequence[Tensor]) -> None:
-    """Raise unless data are floating-point numbers, and folds masks of their shape."""
+    """Raise unless the data have a floating-point dtype, and the folds are masks of their shape."""
     check_tensors([y, *folds])
     if not y.is_floating_point():
         raise TypeError(
-            f"expected data of a floating-point dtype, in which NaN marks what is hidden, got {y.dtype}; use "
+            f"expected data of a floating-point dtype, in which NaN marks hidden entries, got {y.dtype}; use "
             "y.to(torch.get_default_dtype())"
         )
     for fold in folds:
@@ -195,11 +200,11 @@ def _check_folds(y: Tensor, folds: Sequence[Tensor]) -> None:
 
 
 def _entries_log_prob(name: str, prediction: object, y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Log density of each entry in the prediction of a candidate."""
+    """Compute the log density of each entry in the prediction of a candidate."""
     if not isinstance(prediction, Predictive):
         raise TypeError(
-            f"expected a prediction with log_prob from candidate {name!r}, got {type(prediction).__name__}; return what "
-            "predict(...), reconstruct(...) or impute(...) of a model returns, or a distribution of the entries"
+            f"expected a prediction with log_prob from candidate {name!r}, got {type(prediction).__name__}; return "
+            "the Prediction of model.predict(...), reconstruct(...) or impute(...), or a distribution of the entries"
         )
     log_prob = prediction.log_prob(y)
     if log_prob.shape != y.shape:
@@ -211,7 +216,7 @@ def _entries_log_prob(name: str, prediction: object, y: Float[Tensor, "*shape"])
 
 
 def _filled_in_support(y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Data whose missing entries have the least value of their column, which is in the support that the column has."""
+    """Fill missing entries by the least value of their column, which is in the support of the column."""
     missing = torch.isnan(y)
     columns = y.reshape(-1, y.shape[-1]) if y.dim() else y.reshape(1, 1)
     least = columns.masked_fill(columns.isnan(), torch.inf).amin(0)
@@ -221,22 +226,23 @@ def _filled_in_support(y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 def stacking_weights(
     log_prob: Mapping[str, Float[Tensor, " hidden"]], *, tolerance: float = 1e-6, max_steps: int = 10_000
 ) -> dict[str, float]:
-    r"""Weights of the candidates in the mixture that predicts hidden entries best.
+    r"""Compute stacking weights: those of the mixture of candidates with the highest density of hidden entries.
 
     .. math::
 
         \max_w \frac{1}{H} \sum_{h=1}^H \log \sum_k w_k p_k(y_h), \quad w_k \ge 0, \; \sum_k w_k = 1
 
-    A concave problem, solved by expectation-maximisation, :math:`w_k \leftarrow w_k \frac{1}{H} \sum_h p_k(y_h) / p_w(y_h)`.
+    The problem is concave, and solved by expectation-maximisation,
+    :math:`w_k \leftarrow w_k \frac{1}{H} \sum_h p_k(y_h) / p_w(y_h)`.
     Fit all candidates to all data, and predict by :meth:`~pyro_lvgp.models.Prediction.pool` with these weights.  The mixture
     may predict better than each of them.
 
     :param log_prob: nats of each hidden entry by name, such as of :func:`held_out_log_prob`.
-    :param tolerance: how far below the maximum to end, in nats per entry.
-    :param max_steps: of expectation-maximisation.
+    :param tolerance: bound on the difference from the maximum, in nats per entry, at which iterations stop.
+    :param max_steps: maximum number of iterations.
     :returns: weights by name.
-    :raises ValueError: if there are no candidates or entries, not one number from each for every entry, or an entry to which
-        none gives a finite density.
+    :raises ValueError: if there are no candidates or entries, candidates have different numbers of entries, or an entry has
+        no finite density under any candidate, or NaN under one.
 
     Source: Yao, Vehtari, Simpson and Gelman (2018), "Using stacking to average Bayesian predictive
     distributions", Bayesian Analysis 13, 917-1003.

@@ -21,10 +21,10 @@ __all__ = ["Sandwich", "bound_sandwich"]
 
 @dataclass(frozen=True)
 class Sandwich:
-    """Stochastic bounds on log evidence, in nats: for each datum [N], or for all data jointly [].
+    """Stochastic bounds on the log evidence, in nats: of each datum [N], or of all data jointly [].
 
-    :param lower: below it on average.
-    :param upper: above it on average.
+    :param lower: lower bound in expectation.
+    :param upper: upper bound in expectation.
     """
 
     lower: Tensor
@@ -32,7 +32,7 @@ class Sandwich:
 
     @property
     def gap(self) -> Tensor:
-        """Upper minus lower: on average it bounds the KL divergences between the path of the chain and its reverse."""
+        """Upper minus lower bound; its mean bounds the KL divergences between the path of the chain and its reverse."""
         return self.upper - self.lower
 
 
@@ -48,27 +48,27 @@ def bound_sandwich(
 ) -> Sandwich:
     r"""Bound the log evidence of simulated data from both sides (bidirectional Monte Carlo).
 
-    With :math:`w_s` the weights of S chains started at the base, and :math:`\tilde w_s` those of S chains run backwards from
-    the latents that generated the data, which are an exact draw from their posterior,
+    With :math:`w_s` the weights of S chains from the base, and :math:`\tilde w_s` those of S reverse chains from the
+    latents that generated the data, which are an exact draw from their posterior,
 
     .. math::
 
         E\Big[\log \tfrac1S \sum_s w_s\Big] \le \log p(y) \le E\Big[-\log \tfrac1S \sum_s \tilde w_s^{-1}\Big].
 
-    Sites that are not annealed are fixed at their true values: the evidence is that given them.
+    Sites that are not annealed are fixed at their true values, and the evidence is conditional on these.
 
     :param model: the model, at the parameters under which it generated the data.
     :param guide: annealed guide, fitted to the simulated data.
     :param args: arguments of both, with the simulated data.
-    :param latents: the latents behind them, for every latent site: ``poutine.trace(model).get_trace()`` has both.  With a
-        mini-batch, those of its rows.
+    :param latents: true values of all latent sites, which generated the data: ``poutine.trace(model).get_trace()`` has data
+        and latents.  With a mini-batch, pass those of its rows.
     :param num_samples: number of chains S in each direction.
-    :param vectorize: False runs them one by one, for models that do not broadcast over dimensions left of their plates.
-    :param seed: of the draws; None draws from the global state.
-    :raises TypeError: for a guide that anneals nothing.
-    :raises ValueError: if the value of a latent site is missing or of another shape, or the model's density is not that of its
-        draws: that of a ``BayesianGPLVM`` is only with ``likelihood_term="fitc"``, and a model with factors, masked latents or
-        scales other than those of mini-batches has another.
+    :param vectorize: False runs chains one by one, for models that do not broadcast over dimensions left of their plates.
+    :param seed: seed of the draws; None draws from the global state.
+    :raises TypeError: for a guide that is no ``AutoAnnealedLangevin``.
+    :raises ValueError: if the value of a latent site is missing or has another shape, or the model's density is not that of
+        its draws.  The latter is the case for a ``BayesianGPLVM`` without ``likelihood_term="fitc"``, and for models with
+        factors, masked latents, or scales other than those of mini-batches.
 
     Source: Grosse, Ghahramani and Adams (2015), "Sandwiching the marginal likelihood using bidirectional Monte Carlo".
 
@@ -85,28 +85,28 @@ def bound_sandwich(
     torch.Size([3])
     """
     if not isinstance(guide, AutoAnnealedLangevin):
-        raise TypeError(f"expected an AutoAnnealedLangevin, whose chain can be run backwards, got {type(guide).__name__}")
+        raise TypeError(f"expected an AutoAnnealedLangevin, whose chain can be run in reverse, got {type(guide).__name__}")
     if isinstance(model, HasLikelihoodTerm) and (term := model.likelihood_term) != "fitc":
         raise ValueError(
             f'expected a model whose density is that of its draws, got likelihood_term="{term}", whose density is a bound; '
             'make it with likelihood_term="fitc"'
         )
     with torch.no_grad(), poutine.block():
-        guide(*args, **kwargs)  # its sites are known after the first call
+        guide(*args, **kwargs)  # the first call sets the annealed sites
         with seeded(0):
             sites = prune_subsample_sites(poutine.trace(model).get_trace(*args, **kwargs)).nodes
     for name, site in sites.items():
-        if site["type"] == "sample" and (what := _not_drawn(site)):
-            raise ValueError(f"expected a model whose density is that of its draws, got {what} at site {name!r}")
+        if site["type"] == "sample" and (term := _term_not_drawn(site)):
+            raise ValueError(f"expected a model whose density is that of its draws, got {term} at site {name!r}; remove it")
     missing = [name for name, _ in guide.prototype_trace.iter_stochastic_nodes() if name not in latents]
     if missing:
         raise ValueError(f"expected the true value of every latent site, got none for {missing}")
     others = {name: value for name, value in latents.items() if name not in guide.annealed}
 
-    def given_others(of: Callable[..., Any]) -> Callable[..., Any]:
-        return poutine.block(poutine.condition(of, others), hide=list(others))
+    def given_others(fn: Callable[..., Any]) -> Callable[..., Any]:
+        return poutine.block(poutine.condition(fn, others), hide=list(others))
 
-    up, down = (
+    log_w, reverse_log_w = (
         log_weights(
             given_others(model),
             given_others(path),
@@ -120,11 +120,11 @@ def bound_sandwich(
         for path in (guide, guide.reverse({name: latents[name] for name in guide.annealed}))
     )
     log_S = math.log(num_samples)
-    return Sandwich(up.logsumexp(0) - log_S, log_S - (-down).logsumexp(0))
+    return Sandwich(log_w.logsumexp(0) - log_S, log_S - (-reverse_log_w).logsumexp(0))
 
 
-def _not_drawn(site: Any) -> str:
-    """Name what makes the density of a site differ from that of its draws; empty if nothing does."""
+def _term_not_drawn(site: Any) -> str:
+    """Name the term by which the density of a site differs from that of its draws; empty without such a term."""
     if site_is_factor(site):
         return "a factor"
     if not site["is_observed"] and (mask := mask_of(site)) is not None and not torch.as_tensor(mask).all():

@@ -1,4 +1,4 @@
-"""A latent site in three coordinates: as the model has it, unconstrained, and whitened by a Gaussian base."""
+"""Coordinates of a latent site: constrained, unconstrained, and whitened by a Gaussian base."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,9 +16,11 @@ Covariance = Literal["diagonal", "full"]
 
 @dataclass(frozen=True)
 class SiteCoordinates:
-    """``x = transform(h)``, ``h = loc + S^½ z``; with a base N(loc, S) of h, the base of z is N(0, I).
+    """Coordinates of a latent site: ``x = transform(h)`` and ``h = loc + S^½ z``.
 
-    :param transform: from unconstrained to the site's support; None on the real line.
+    If h has the Gaussian base N(loc, S), z has the base N(0, I).
+
+    :param transform: bijection from h to the site's support; None on the real line.
     :param event_dim: number of event dimensions of h and z.
     :param covariance: whether ``scale`` is the square root of the diagonal of S, or its Cholesky factor.
     """
@@ -28,33 +30,33 @@ class SiteCoordinates:
     covariance: Covariance
 
     def base(self, loc: Tensor, scale: Tensor) -> TorchDistributionMixin:
-        """N(loc, S), the distribution of h."""
+        """Return the base N(loc, S), a distribution of h."""
         if self.covariance == "full":
             # The factor is valid by construction; checking it costs as much as using it.
             return DrawnNormal(loc, scale_tril=scale, validate_args=False)
         return dist.Normal(loc, scale).to_event(self.event_dim)
 
     def from_white(self, z: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-        """H at z."""
+        """Map z to h."""
         return loc + ((scale @ z[..., None]).squeeze(-1) if self.covariance == "full" else scale * z)
 
     def pull_back(self, gradient: Tensor, scale: Tensor) -> Tensor:
-        """A gradient in h as a gradient in z."""
+        """Map a gradient with respect to h to the gradient with respect to z."""
         return (scale.mT @ gradient[..., None]).squeeze(-1) if self.covariance == "full" else scale * gradient
 
     def to_white(self, h: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-        """Z at h."""
+        """Map h to z."""
         if self.covariance == "full":
             return torch.linalg.solve_triangular(scale, (h - loc)[..., None], upper=False).squeeze(-1)
         return (h - loc) / scale
 
     def log_det(self, scale: Tensor) -> Tensor:
-        """``log |∂h / ∂z|``, summed over the event."""
+        """Compute ``log |∂h / ∂z|``, summed over the event."""
         diagonal = scale.diagonal(dim1=-2, dim2=-1) if self.covariance == "full" else scale
         return sum_rightmost(diagonal.log(), self.event_dim)
 
     def constrain(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        """X at h, and ``log |∂x / ∂h|`` summed over the event."""
+        """Map h to x; return x, and ``log |∂x / ∂h|`` summed over the event."""
         if self.transform is None:
             return h, torch.zeros_like(sum_rightmost(h, self.event_dim))
         x = self.transform(h)
@@ -62,5 +64,5 @@ class SiteCoordinates:
         return x, sum_rightmost(log_det, self.event_dim - self.transform.domain.event_dim)
 
     def unconstrain(self, x: Tensor) -> Tensor:
-        """H at x."""
+        """Map x to h."""
         return x if self.transform is None else self.transform.inv(x)

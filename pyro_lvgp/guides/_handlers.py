@@ -1,4 +1,4 @@
-"""Effect handlers in which a guide runs its model: posteriors in the place of priors, and no site after the last latent."""
+"""Effect handlers for guides that run their model: posteriors instead of priors, and a stop after the last latent site."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,12 +13,12 @@ from torch import Tensor
 
 @effectful(type="plate_indices")
 def plate_indices() -> dict[str, Tensor]:
-    """Rows in each plate of the model that the guide runs, by name; empty if it runs none."""
+    """Return the row indices of the plates of the model that a guide runs, by name; empty if the guide runs no model."""
     return {}
 
 
-class Replace(Messenger):
-    """Draw latent sites from posteriors instead of their priors, and record the rows in the plates of the model.
+class ReplacePriors(Messenger):
+    """Draw latent sites from posteriors instead of their priors, and record the row indices of the model's plates.
 
     :param posterior: maps the name of a site and its prior to a distribution.
     """
@@ -41,14 +41,16 @@ class Replace(Messenger):
 
 
 class HideObserved(poutine.block_messenger.BlockMessenger):
-    """Hide observed sites, which guides do not have."""
+    """Hide the observed sites of the model from traces of the guide."""
 
     def __init__(self):
         super().__init__(lambda msg: msg["type"] == "sample" and msg["is_observed"])
 
 
-class TakePlates(Messenger):
-    """Give plates that a part of a guide creates the rows in the plates of the whole guide, which are traced already.
+class ShareSubsamples(Messenger):
+    """Give the plates that a part of a guide creates the subsamples of the whole guide's plates.
+
+    Subsamples of the part are hidden, because a trace has those of the whole guide already.
 
     :param plates: plates of the whole guide, by name.
     """
@@ -66,19 +68,19 @@ class AllDrawn(Exception):
     """Raised after the last latent site of the model."""
 
 
-class StopAfter(Messenger):
-    """Record the values of latent sites and raise :class:`AllDrawn` after the last, before decoder and likelihood.
+class StopAfterLatents(Messenger):
+    """Record the values of latent sites, and raise :class:`AllDrawn` after the last, before decoder and likelihood.
 
-    :param names: latent sites.
+    :param names: names of the latent sites.
     """
 
     def __init__(self, names: list[str]):
         super().__init__()
         self.values: dict[str, Tensor] = {}
-        self._left = set(names)
+        self._remaining = set(names)
 
     def _pyro_post_sample(self, msg):
         self.values[msg["name"]] = msg["value"]
-        self._left.discard(msg["name"])
-        if not self._left:
+        self._remaining.discard(msg["name"])
+        if not self._remaining:
             raise AllDrawn

@@ -1,7 +1,8 @@
 """Base class of guides that need their model at every call."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import pyro
@@ -9,13 +10,15 @@ import torch
 from pyro.infer.autoguide import AutoGuide
 from pyro.infer.util import is_validation_enabled
 from pyro.nn import PyroModule
+from pyro.poutine import Trace
 from pyro.poutine.runtime import get_plates
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyro_lvgp._utils.abstract import AbstractModuleMeta
 from pyro_lvgp._utils.unique_names import UniquelyNamed
 from pyro_lvgp.guides._handlers import plate_indices
 from pyro_lvgp.infer.protocols import HasPlates
+from pyro_lvgp.networks.pyro_module import adopt
 
 _MEMBERS_OF_MODULES = frozenset(dir(PyroModule))
 
@@ -23,20 +26,32 @@ _MEMBERS_OF_MODULES = frozenset(dir(PyroModule))
 class ModelGuide(UniquelyNamed, AutoGuide, metaclass=AbstractModuleMeta):
     """Base of guides that need their model at every call.
 
-    The first call makes ``prototype_trace``, and then parameters by ``_make_parameters``; if it raises, the next call is
-    the first.  Copies and pickles come without the model, as those of Pyro's guides do.
+    The first call traces the model as ``prototype_trace``, and then makes the parameters by ``_make_parameters``.  If one of
+    the two raises, the guide is as before the call.  Copies and pickles of a guide have no model, as those of Pyro's guides.
 
-    You implement ``forward``.
+    Subclasses implement :meth:`forward` and :meth:`quantiles`.
 
     :param model: a Pyro model.
+    :param encoders: modules by site, from data to loc and scale; None for a site with parameters of its own.
     :param create_plates: as for Pyro's autoguides.
     """
 
     prototype_trace: Any
 
-    def __init__(self, model: Callable[..., Any], *, create_plates: Callable[..., Any] | None = None):
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        encoders: Mapping[str, nn.Module | None] | None = None,
+        create_plates: Callable[..., Any] | None = None,
+    ):
         super().__init__(model, create_plates=create_plates)
         self.plates: dict[str, pyro.plate] = {}
+        self.encoders = PyroModule()
+        amortised = {name: encoder for name, encoder in (encoders or {}).items() if encoder is not None}
+        for name, encoder in amortised.items():
+            adopt(self.encoders, name, encoder)
+        self._encoded = frozenset(amortised)
 
     @abstractmethod
     def forward(self, *args, **kwargs) -> dict[str, Tensor]:
@@ -46,16 +61,50 @@ class ModelGuide(UniquelyNamed, AutoGuide, metaclass=AbstractModuleMeta):
         :returns: values by site.
         """
 
+    @abstractmethod
+    def quantiles(self, quantiles: list[float] | Tensor, *args, **kwargs) -> dict[str, Tensor]:
+        """Compute marginal posterior quantiles by site, along a new first dimension.
+
+        :param quantiles: probabilities between 0 and 1.
+        :param args: arguments of the model.
+        """
+
+    @torch.no_grad()
+    def median(self, *args, **kwargs) -> dict[str, Tensor]:
+        """Compute posterior medians by site.
+
+        :param args: arguments of the model, which encoders and chains need.
+        :param kwargs: keyword arguments of :meth:`quantiles`.
+        """
+        return {name: value[0] for name, value in self.quantiles([0.5], *args, **kwargs).items()}
+
+    def encoder_of(self, site: str) -> nn.Module | None:
+        """Return the encoder of a site; None if the site has parameters of its own.
+
+        :param site: name of the site.
+        """
+        return attrgetter(site)(self.encoders) if site in self._encoded else None
+
+    def _encode(self, name: str, y: Any) -> tuple[Tensor, Tensor]:
+        """Compute loc and scale of an encoded site."""
+        encoding = attrgetter(name)(self.encoders)(y)
+        if not isinstance(encoding, tuple | list) or len(encoding) != 2:
+            raise TypeError(
+                f"expected loc and scale from the encoder of {name!r}, got {type(encoding).__name__}; an IndexNet returns both"
+            )
+        loc, scale = encoding
+        return loc, scale
+
     @property
     def model(self) -> Any:
-        """The model.
+        """Model of the guide.
 
         :raises RuntimeError: if the guide is a copy.
         """
         if self._model is None:
             raise RuntimeError(
-                f"expected a guide with its model, got a copied or unpickled {type(self).__name__}, which has none; make the "
-                "guide of the model anew, call it once and load_state_dict(...) into it"
+                f"expected a guide with its model, got a copied or unpickled {type(self).__name__}, which has none; make a "
+                "new guide of the model, call it once, and load the state with load_state_dict(...)"
             )
         return self._model[0]
 
@@ -76,22 +125,33 @@ class ModelGuide(UniquelyNamed, AutoGuide, metaclass=AbstractModuleMeta):
                     f"expected names of sites other than those of methods of modules, got {taken[0]!r}; rename the site"
                 )
 
+    def _check_prototype(self, part_trace: Trace) -> None:
+        """Accept the prototype of a part; Pyro's autoguides call this method of the guide that contains them."""
+
+    def _check_is_called(self) -> None:
+        """Raise before the first call."""
+        if self.prototype_trace is None:
+            raise ValueError(
+                "expected a guide that was called before, got one that has no parameters before its first call; fit the "
+                "guide, or call guide(*args) once"
+            )
+
     def _make_parameters(self, *args, **kwargs) -> None:
-        """Make the parameters that depend on the prototype.
+        """Make the parameters, whose shapes depend on the prototype.
 
         :param args: arguments of the model.
         """
 
     def _check_order_of_rows(self) -> None:
-        """Raise if an open plate has all rows in another order than the parameters of the guide.
+        """Raise if an active plate has all rows in another order than the parameters of the guide.
 
-        Pyro indexes parameters in a plate only if the plate shows fewer rows than all.
+        Pyro indexes parameters in a plate only if the plate is subsampled to fewer rows than all.
         """
         if not is_validation_enabled():
             return
         indices = {**{name: plate._indices for name, plate in self.plates.items()}, **plate_indices()}
         for frame in get_plates():
-            # Plates of draws, which the guide did not see created, have their rows in order.
+            # Plates over draws are not among the indices; their rows are in order.
             size = frame.full_size or frame.size
             if frame.dim is None or frame.name not in indices or frame.size < size:
                 continue
@@ -99,14 +159,14 @@ class ModelGuide(UniquelyNamed, AutoGuide, metaclass=AbstractModuleMeta):
             if not torch.equal(rows, torch.arange(size, device=rows.device)):
                 raise ValueError(
                     f"expected fewer rows than the {size} of plate {frame.name!r}, or all of them in order, got "
-                    f"{len(rows)} in another, which Pyro does not index parameters by: sort them, and the data with them"
+                    f"all {len(rows)} in another order, by which Pyro does not index parameters; sort the rows and their data"
                 )
 
     def __getstate__(self):
-        # Pyro's own takes the model from the guide itself, not only from its copy.
+        # AutoGuide.__getstate__ would remove the model from this guide too, not only from the copy.
         return PyroModule.__getstate__(self) | {"_model": None, "master": None}
 
 
 def plates_of(model: Callable[..., Any]) -> Callable[..., Any] | None:
-    """The ``create_plates`` of a model, if it has one."""
+    """Return the ``create_plates`` of a model; None if the model has none."""
     return model.create_plates if isinstance(model, HasPlates) else None

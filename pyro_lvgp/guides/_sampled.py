@@ -1,4 +1,4 @@
-"""Base class of guides without closed-form marginals."""
+"""Base class of guides whose marginals have no closed form."""
 
 from typing import Any
 
@@ -17,21 +17,21 @@ from pyro_lvgp.guides._model_guide import ModelGuide
 
 
 class SampledGuide(ModelGuide):
-    """Base of guides without closed-form marginals.
+    """Base of guides whose marginals have no closed form; medians and quantiles are those of draws.
 
-    You implement ``forward``.  You get ``sample_posterior``, ``median`` and ``quantiles``.
+    Subclasses implement ``forward``.
     """
-
-    prototype_trace: Any
 
     def sample_posterior(
         self, num_samples: int, *args, chunk_size: int = 100, vectorize: bool = True, **kwargs
     ) -> dict[str, Tensor]:
-        """Draws of all sites, along a new first dimension; all of the same rows, if a plate picks its subsample itself.
+        """Draw all sites from the guide, along a new first dimension.
 
-        :param num_samples: how many.
-        :param args: arguments of the model: a chain needs the data.
-        :param chunk_size: how many at once.
+        If a plate of the model draws its own subsample, all draws have the same rows.
+
+        :param num_samples: number of draws.
+        :param args: arguments of the model, which encoders and chains need.
+        :param chunk_size: number of draws in memory at once.
         :param vectorize: False draws one by one, for models that do not broadcast over dimensions left of their plates.
         :raises ValueError: if a number is not positive.
         :raises TypeError: if a number is no integer.
@@ -39,14 +39,14 @@ class SampledGuide(ModelGuide):
         check_sizes(num_samples=num_samples, chunk_size=chunk_size)
         with torch.no_grad(), poutine.block():
             model_trace = poutine.trace(self.model).get_trace(*args, **kwargs)
-            with _OnRowsOf(model_trace):
+            with _ReplaySubsamples(model_trace):
                 if not vectorize:
-                    draws = [self._latents(args, kwargs) for _ in range(num_samples)]
+                    draws = [self._draw_latents(args, kwargs) for _ in range(num_samples)]
                     return {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
                 chunks = []
                 for chunk in torch.arange(num_samples).split(chunk_size):
-                    with pyro.plate("_pyro_lvgp_draws", len(chunk), dim=-1 - _nesting(model_trace)):
-                        chunks.append(self._latents(args, kwargs))
+                    with pyro.plate("_pyro_lvgp_draws", len(chunk), dim=-1 - _max_plate_nesting(model_trace)):
+                        chunks.append(self._draw_latents(args, kwargs))
         sites = dict(self.prototype_trace.iter_stochastic_nodes())
         ranks = {name: len(site["fn"].batch_shape) + site["fn"].event_dim for name, site in sites.items()}
         return {
@@ -54,32 +54,23 @@ class SampledGuide(ModelGuide):
             for name, rank in ranks.items()
         }
 
-    def _latents(self, args: tuple, kwargs: dict) -> dict[str, Tensor]:
-        """One draw of every site, those of parts too that return nothing."""
+    def _draw_latents(self, args: tuple, kwargs: dict) -> dict[str, Tensor]:
+        """Draw every latent site once, including sites of parts of the guide that return no values."""
         sites: Any = poutine.trace(self).get_trace(*args, **kwargs).nodes
         return {name: sites[name]["value"] for name, _ in self.prototype_trace.iter_stochastic_nodes()}
-
-    def median(self, *args, num_samples: int = 100, seed: int | None = 0, **kwargs) -> dict[str, Tensor]:
-        """Posterior medians by site, of draws.
-
-        :param args: arguments of the model: a chain needs the data.
-        :param num_samples: number of draws.
-        :param seed: of the draws; None draws from the global state.
-        """
-        medians = self.quantiles([0.5], *args, num_samples=num_samples, seed=seed, **kwargs)
-        return {name: value[0] for name, value in medians.items()}
 
     def quantiles(
         self, quantiles: list[float] | Tensor, *args, num_samples: int = 100, seed: int | None = 0, **kwargs
     ) -> dict[str, Tensor]:
-        """Marginal posterior quantiles by site along a new first dimension, of draws in unconstrained space.
+        """Estimate marginal posterior quantiles by site, along a new first dimension, from draws.
 
-        Where the support binds coordinates to each other, as a simplex does, they are images of the unconstrained quantiles.
+        Quantiles are taken in unconstrained space.  Where the support constrains coordinates jointly, as a simplex does, the
+        results are the images of the unconstrained quantiles.
 
         :param quantiles: probabilities between 0 and 1.
-        :param args: arguments of the model: a chain needs the data.
+        :param args: arguments of the model, which encoders and chains need.
         :param num_samples: number of draws.
-        :param seed: of the draws; None draws from the global state.
+        :param seed: seed of the draws; None draws from the global state.
         """
         with seeded(seed):
             draws = self.sample_posterior(num_samples, *args, **kwargs)
@@ -92,22 +83,25 @@ class SampledGuide(ModelGuide):
 
 
 def direction(transform: Any) -> Any:
-    """Sign of the derivative of a bijection of numbers, −1 where low quantiles are images of high ones; else 1."""
+    """Return the sign of the derivative of a scalar bijection; 1 for a bijection without one sign.
+
+    Under a decreasing bijection, sign −1, low quantiles are the images of high ones.
+    """
     try:
         return transform.sign
     except NotImplementedError:
         return 1
 
 
-class _OnRowsOf(ReplayMessenger):
-    """Pick the rows in subsampled plates that a trace has."""
+class _ReplaySubsamples(ReplayMessenger):
+    """Replay the subsamples of the plates of a trace, and no other sites."""
 
     def _pyro_sample(self, msg):
         if site_is_subsample(msg):
             super()._pyro_sample(msg)
 
 
-def _nesting(trace: Trace) -> int:
-    """How many dimensions the plates of a trace take."""
+def _max_plate_nesting(trace: Trace) -> int:
+    """Number of dimensions that the plates of a trace take."""
     frames = [frame for site in trace.nodes.values() if site["type"] == "sample" for frame in site["cond_indep_stack"]]
     return max((-frame.dim for frame in frames if frame.dim is not None), default=0)

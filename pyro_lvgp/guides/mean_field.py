@@ -25,7 +25,6 @@ from pyro_lvgp.guides._coordinates import Covariance, SiteCoordinates
 from pyro_lvgp.guides._model_guide import ModelGuide, plates_of
 from pyro_lvgp.guides._sampled import direction
 from pyro_lvgp.infer.protocols import HasInitialValues
-from pyro_lvgp.networks.pyro_module import adopt
 
 __all__ = ["MeanFieldGuide"]
 
@@ -37,24 +36,24 @@ class MeanFieldGuide(ModelGuide):
 
         q(z) = \prod_s \prod_{n} N(z_{sn};\, m_{sn}, S_{sn})
 
-    over sites s and the members n of their plates.  A site on the real line gets a ``Normal`` or, with a full covariance,
-    a ``MultivariateNormal``, so that ``TraceMeanField_ELBO`` finds its analytic KL; a constrained site gets such a Gaussian
-    pushed through ``biject_to(support)``.  It serves any Pyro model with continuous latents.
+    over sites s and the rows n of their plates.  A site on the real line has a ``Normal`` posterior or, with a full
+    covariance, a ``MultivariateNormal``, so that ``TraceMeanField_ELBO`` uses the analytic KL.  A constrained site has such a
+    Gaussian transformed by ``biject_to(support)``.  The guide takes any Pyro model with continuous latents.
 
     :param model: a Pyro model.
-    :param covariance: ``"diagonal"`` or ``"full"`` for each site by name, over the site's event.  By default, what
-        the model's site requests by ``infer={"covariance": ...}`` (``u`` of our models: full), else full where the prior is a
-        ``MultivariateNormal`` and diagonal elsewhere.
-    :param encoders: amortise sites: a module for each site name that maps the model's first argument, a batch of data, to
-        the loc [B, Q] and the scale [B, Q] (or, with a full covariance, the scale_tril [B, Q, Q]) of that batch.  Modules
-        are turned into ``PyroModule`` in place.
+    :param covariance: ``"diagonal"`` or ``"full"`` by site, over the event of the site.  By default it is the one that the
+        model's site requests by ``infer={"covariance": ...}`` (``u`` of our models: full), else full for a
+        ``MultivariateNormal`` prior, and diagonal for any other.
+    :param encoders: modules by site, to amortise sites: each maps the model's first argument, a batch of data, to
+        the loc [B, Q] and the scale [B, Q] (or, with a full covariance, the scale_tril [B, Q, Q]) of that batch; None gives a
+        site parameters of its own.  Modules are turned into ``PyroModule`` in place.
     :param init_loc_fn: initial values, as for Pyro's autoguides; by default the model's own ``init_loc_fn`` if it has one,
         else the prior's median.
     :param init_scale: initial standard deviation in unconstrained space.
-    :param create_plates: as for Pyro's autoguides: called with the model's arguments, it returns the plates that the model
-        subsamples by an index of its own; by default the model's ``create_plates`` if it has one.
-    :raises ValueError: for an unknown site or covariance; when first called, for a plate subsampled by an index that no
-        ``create_plates`` knows, or an initial value of another shape or outside the support.
+    :param create_plates: as for Pyro's autoguides: function of the model's arguments that returns the plates that the model
+        subsamples by an explicit index; by default the model's ``create_plates`` if it has one.
+    :raises ValueError: for an unknown site or covariance; at the first call, for a plate that is subsampled by an explicit
+        index and that ``create_plates`` does not return, or an initial value of another shape or outside the support.
 
     >>> from pyro.infer import SVI, TraceMeanField_ELBO
     >>> from pyro.optim import Adam
@@ -67,8 +66,6 @@ class MeanFieldGuide(ModelGuide):
     >>> guide.median()["loc"].shape
     torch.Size([2])
     """
-
-    prototype_trace: Any
 
     def __init__(
         self,
@@ -87,18 +84,13 @@ class MeanFieldGuide(ModelGuide):
         if init_loc_fn is None:
             init_loc_fn = model.init_loc_fn if isinstance(model, HasInitialValues) else init_to_median
         initial = _FullInitialValues(init_loc_fn)
-        given = _GivenSubsamples()
-        prototype = InitMessenger(initial)(given(model))
-        super().__init__(prototype, create_plates=create_plates or plates_of(model))
-        self._given_subsamples = given
+        explicit_subsamples = _ExplicitSubsamples()
+        prototype = InitMessenger(initial)(explicit_subsamples(model))
+        super().__init__(prototype, encoders=encoders, create_plates=create_plates or plates_of(model))
+        self._explicit_subsamples = explicit_subsamples
         self._initial = initial
         self._requested = dict(covariance or {})
         self._init_scale = init_scale
-        self.encoders = PyroModule()
-        amortised = {name: encoder for name, encoder in (encoders or {}).items() if encoder is not None}
-        for name, encoder in amortised.items():
-            adopt(self.encoders, name, encoder)
-        self._encoded = frozenset(amortised)
 
     def _make_parameters(self, *args, **kwargs) -> None:
         sites = dict(self.prototype_trace.iter_stochastic_nodes())
@@ -109,12 +101,12 @@ class MeanFieldGuide(ModelGuide):
         for name, site in sites.items():
             with helpful_support_errors(site):
                 transform = biject_to(site["fn"].support)
-                value = self._initial.full(name, site)
+                value = self._initial.of_all_rows(name, site)
                 loc = transform.inv(value).detach().clone(memory_format=torch.contiguous_format)
             if not torch.isfinite(loc).all():
                 raise ValueError(
                     f"expected an initial value of site {name!r} inside its support, got one that is infinite or NaN in "
-                    "unconstrained space; take another init_loc_fn, such as init_to_median"
+                    "unconstrained space; use another init_loc_fn, such as init_to_median"
                 )
             event_dim = site["fn"].event_dim + loc.dim() - value.dim()
             transform = None if _is_real(site["fn"].support) else transform
@@ -129,12 +121,12 @@ class MeanFieldGuide(ModelGuide):
                 raise ValueError(f"expected the name of a latent site, one of {sorted(sites)}, got {name!r}")
         create_plates = self.create_plates if self.master is None else self.master().create_plates
         for frame in self._prototype_frames.values():
-            explicit = frame.full_size not in (None, frame.size) and frame.name in self._given_subsamples.names
+            explicit = frame.full_size not in (None, frame.size) and frame.name in self._explicit_subsamples.names
             if explicit and create_plates is None:
                 raise ValueError(
-                    f"plate {frame.name!r} is subsampled by an index ({frame.size} of {frame.full_size}) that the guide "
-                    f"cannot see: pass create_plates=lambda *args: pyro.plate({frame.name!r}, {frame.full_size}, "
-                    "subsample=<the index among args>)"
+                    f"expected create_plates for plate {frame.name!r}, which the model subsamples by an explicit index "
+                    f"({frame.size} of {frame.full_size}), got none; pass create_plates=lambda *args: "
+                    f"pyro.plate({frame.name!r}, {frame.full_size}, subsample=<the index among args>)"
                 )
 
     def _covariance_of(self, name: str, site: Mapping[str, Any], event_dim: int) -> Covariance:
@@ -142,13 +134,13 @@ class MeanFieldGuide(ModelGuide):
         kind = self._requested.get(name, site["infer"].get("covariance", default))
         if kind == "full" and event_dim != 1:
             raise ValueError(
-                f"a full covariance needs a vector-valued site, got {name!r} with {event_dim} event dims; use "
+                f"expected a vector-valued site for a full covariance, got {name!r} with {event_dim} event dims; use "
                 '"diagonal", or .to_event(1) in the model'
             )
         return kind
 
     def _add_parameters(self, name: str, loc: Tensor, event_dim: int) -> None:
-        # Scales range over orders of magnitude: their logarithms are the parameters.
+        # PyroParam optimises the logarithms of scales, which range over orders of magnitude.
         deep_setattr(self.locs, name, PyroParam(loc, constraints.real, event_dim))
         if self.coordinates[name].covariance == "full":
             scale = self._init_scale * eye_like(loc, loc.shape[-1]).expand(*loc.shape, loc.shape[-1]).contiguous()
@@ -158,35 +150,32 @@ class MeanFieldGuide(ModelGuide):
         deep_setattr(self.scales, name, parameter)
 
     def loc_and_scale(self, name: str, args: tuple) -> tuple[Tensor, Tensor]:
-        """Parameters of a site in unconstrained space: of the whole plate, or in a plate's context of the rows in it.
+        """Return loc and scale of a site in unconstrained space.
 
-        :param name: a latent site.
+        In the context of a plate these are the parameters of the rows of its subsample, otherwise those of all rows.
+
+        :param name: name of a latent site.
         :param args: arguments of the model, for encoders.
-        :raises ValueError: for an encoded site without data, if its encoder is for one of another shape, or in a plate that
-            shows all rows in another order.
-        :raises TypeError: if its encoder does not return a pair.
+        :raises ValueError: for an encoded site without data, an encoding of another shape than the site, or an active plate
+            that has all rows in another order than the parameters.
+        :raises TypeError: if the encoder of the site does not return a pair.
         """
         if name in self._encoded:
             if not args:
                 raise ValueError(f"expected the arguments of the model for the encoder of {name!r}, got none; pass the data")
-            return self._encode(name, args[0])
+            return self._encode_rows(name, args[0])
         self._check_order_of_rows()
         try:
             return attrgetter(name)(self.locs), attrgetter(name)(self.scales)
         except ValueError as error:
             raise ValueError(
-                f"{error}: expected the data of the first call, which the parameters of {name!r} are for; give the site an "
-                "encoder, to take others"
+                f"{error}: expected the data of the first call, which the parameters of {name!r} are for, got others; give "
+                "the site an encoder for other data"
             ) from error
 
-    def _encode(self, name: str, y: Any) -> tuple[Tensor, Tensor]:
-        """Loc and scale of an encoded site, of the shapes that the site needs."""
-        encoding = attrgetter(name)(self.encoders)(y)
-        if not isinstance(encoding, tuple) or len(encoding) != 2:
-            raise TypeError(
-                f"expected loc and scale from the encoder of {name!r}, got {type(encoding).__name__}; an IndexNet returns both"
-            )
-        loc, scale = encoding
+    def _encode_rows(self, name: str, y: Any) -> tuple[Tensor, Tensor]:
+        """Compute loc and scale of an encoded site; raise unless they fit its shape and the rows of its plates."""
+        loc, scale = self._encode(name, y)
         loc_shape = self._event_shapes[name]
         scale_shape = loc_shape * 2 if self.coordinates[name].covariance == "full" else loc_shape
         batch_dim, scale_batch_dim = loc.dim() - len(loc_shape), scale.dim() - len(scale_shape)
@@ -199,15 +188,8 @@ class MeanFieldGuide(ModelGuide):
         self._check_rows(name, loc.shape[:batch_dim])
         return loc, scale
 
-    def encoder_of(self, site: str) -> nn.Module | None:
-        """Return the encoder of a site; None if the site has parameters of its own.
-
-        :param site: name of the site.
-        """
-        return attrgetter(site)(self.encoders) if site in self._encoded else None
-
     def _check_rows(self, name: str, batch_shape: torch.Size) -> None:
-        """Raise if an encoder had data of another number of rows than the plates that its site is drawn in."""
+        """Raise if an encoding has another number of rows than the plates of its site."""
         for frame in get_plates():
             if frame.dim is None or -frame.dim > len(batch_shape):
                 continue
@@ -224,10 +206,10 @@ class MeanFieldGuide(ModelGuide):
         return self.sample_sites([name for name, _ in self.prototype_trace.iter_stochastic_nodes()], args)
 
     def sample_globals(self, *args, local_plate: str, **kwargs) -> dict[str, Tensor]:
-        """Draw the sites outside a plate over data, without a look at the data by encoders of those inside.
+        """Draw the sites outside a plate over data, without running the encoders of sites inside the plate.
 
         :param args: arguments of the model.
-        :param local_plate: the plate.
+        :param local_plate: name of the plate.
         """
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
@@ -237,9 +219,9 @@ class MeanFieldGuide(ModelGuide):
             return self.sample_sites([name for name, site in sites if not _is_in(local_plate, site)], args)
 
     def sample_sites(self, names: Iterable[str], args: tuple) -> dict[str, Tensor]:
-        """Draw some of the sites, in plates that exist already.
+        """Draw the named sites, in plates that were created before.
 
-        :param names: latent sites.
+        :param names: names of latent sites.
         :param args: arguments of the model, for encoders.
         """
         values = {}
@@ -253,9 +235,9 @@ class MeanFieldGuide(ModelGuide):
 
     @contextmanager
     def in_plates(self, name: str) -> Iterator[None]:
-        """The plates of a site.
+        """Enter the plates of a site.
 
-        :param name: a latent site.
+        :param name: name of a latent site.
         """
         with ExitStack() as stack:
             for frame in self.prototype_trace.nodes[name]["cond_indep_stack"]:
@@ -263,25 +245,21 @@ class MeanFieldGuide(ModelGuide):
             yield
 
     def _posterior(self, name: str, args: tuple) -> Any:
-        """Q of a site in unconstrained space."""
+        """Return the posterior of a site in unconstrained space."""
         return self.coordinates[name].base(*self.loc_and_scale(name, args))
 
     @torch.no_grad()
-    def median(self, *args, **kwargs) -> dict[str, Tensor]:
-        """Posterior medians by site; amortised sites need the model's arguments."""
-        return {name: value[0] for name, value in self.quantiles([0.5], *args, **kwargs).items()}
-
-    @torch.no_grad()
     def quantiles(self, quantiles: list[float] | Tensor, *args, **kwargs) -> dict[str, Tensor]:
-        """Marginal posterior quantiles by site, along a new first dimension.
+        """Compute marginal posterior quantiles by site, along a new first dimension.
 
-        Where the support binds coordinates to each other, as a simplex does, they are images of the unconstrained quantiles.
+        Where the support constrains coordinates jointly, as a simplex does, the results are the images of the unconstrained
+        quantiles.
 
         :param quantiles: probabilities between 0 and 1.
+        :param args: arguments of the model, which encoders need.
         :raises ValueError: before the first call of the guide.
         """
-        if self.prototype_trace is None:
-            raise ValueError("the guide has no parameters before its first call: fit it, or call guide(*args) once")
+        self._check_is_called()
         result = {}
         for name, _ in self.prototype_trace.iter_stochastic_nodes():
             base = self._posterior(name, args)
@@ -294,8 +272,8 @@ class MeanFieldGuide(ModelGuide):
         return result
 
 
-class _GivenSubsamples(Messenger):
-    """Names of the plates that the model subsamples by an index of its own."""
+class _ExplicitSubsamples(Messenger):
+    """Record the names of the plates that the model subsamples by an explicit index."""
 
     def __init__(self):
         super().__init__()
@@ -307,7 +285,7 @@ class _GivenSubsamples(Messenger):
 
 
 class _FullInitialValues:
-    """Initial values for all data, of which a model on a mini-batch sees the first rows."""
+    """Initial values of all rows; a model that runs on a mini-batch gets those of the first rows."""
 
     def __init__(self, init_loc_fn: Callable[[dict], Tensor]):
         self._init_loc_fn = init_loc_fn
@@ -320,7 +298,7 @@ class _FullInitialValues:
         return value
 
     def _expanded(self, value: Tensor, site: dict) -> Tensor:
-        """A value of the shape of its site, or with all rows of a plate in the place of those in it."""
+        """Expand a value to the shape of its site, or to that shape with all rows of a subsampled plate."""
         shape, full_shape = list(site["fn"].shape()), list(site["fn"].shape())
         for frame, dim in _subsampled(site):
             full_shape[dim] = frame.full_size
@@ -330,12 +308,13 @@ class _FullInitialValues:
             return value.expand(shape)
         except RuntimeError as error:
             raise ValueError(
-                f"expected an initial value of site {site['name']!r} of shape {full_shape}, got {list(value.shape)}; mend "
+                f"expected an initial value of site {site['name']!r} of shape {full_shape}, got {list(value.shape)}; correct "
                 "init_loc_fn"
             ) from error
 
-    def full(self, name: str, site: dict) -> Tensor:
-        # A reparameteriser derives the values of its sites from that of the site it replaces.
+    def of_all_rows(self, name: str, site: dict) -> Tensor:
+        """Return the initial value of a site, with all rows of subsampled plates."""
+        # Sites that a reparameteriser makes have no initial value of their own; the replaced site determines their values.
         value = self._values.get(name, site["value"])
         for frame, dim in _subsampled(site):
             value = periodic_repeat(value, frame.full_size, dim)
@@ -347,7 +326,7 @@ def _is_in(plate: str, site: dict) -> bool:
 
 
 def _subsampled(site: dict) -> list[tuple[Any, int]]:
-    """Plates of a site that run over some of their members only, and the dimension of its values that each takes."""
+    """Return the subsampled plates of a site, each with its dimension in the values of the site."""
     frames = site["cond_indep_stack"]
     return [(f, f.dim - site["fn"].event_dim) for f in frames if f.full_size not in (None, f.size)]
 

@@ -17,7 +17,7 @@ from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_inputs, check_values
 from pyro_lvgp.distributions.normal import without_independent
 from pyro_lvgp.distributions.sparse_gaussian_process import InducingValues, SparseProcess, inducing_posterior
-from pyro_lvgp.guides._handlers import Replace
+from pyro_lvgp.guides._handlers import ReplacePriors
 from pyro_lvgp.guides.structured import StructuredGPGuide
 from pyro_lvgp.infer.elbo.handlers import MarginalizeOwnGaussians, marginalizes_gaussians
 from pyro_lvgp.infer.protocols import HasConditionalSite, HasInducingPoints, HasProcessSite
@@ -29,11 +29,11 @@ __all__ = ["Memory", "SparseStructuredGPGuide"]
 
 
 class _PointSites(NamedTuple):
-    """Sites on linear functions of the whitened inducing values, with a dimension for the plate of the points.
+    """Gaussian sites on linear functions of the whitened inducing values, with a dimension for the plate of the points.
 
-    :param G: the functions, in columns.
-    :param precision: of the sites.
-    :param information: of the sites.
+    :param G: coefficients of the linear functions, one column for each.
+    :param precision: precision of each site.
+    :param information: precision times mean of each site.
     """
 
     G: Float[Tensor, "*#batch M R"]
@@ -44,9 +44,9 @@ class _PointSites(NamedTuple):
 class Memory(NamedTuple):
     """Natural parameters of the data that a guide was conditioned on.
 
-    :param inducing_points: where the sites lie.
-    :param precision: H of the whitened inducing values, summed over those data.
-    :param information: h of them.
+    :param inducing_points: inducing points that the natural parameters belong to.
+    :param precision: sum over the data of the precision matrices of their sites on the whitened inducing values.
+    :param information: sum over the data of precision times mean of these sites.
     """
 
     inducing_points: Tensor
@@ -61,33 +61,35 @@ class SparseStructuredGPGuide(StructuredGPGuide):
 
         q(f, u) = p(f \mid u) \, q(u), \qquad q(u) \propto p(u) \prod_n l_n(u)
 
-    - An :class:`~pyro_lvgp.networks.OffsetNet` gives sites :math:`N(u_{mk}; \mu, v)` on the T inducing points nearest to
-      each datum ("nearest"): the mean of q(f) is :math:`k_{fu} (K_{uu} + \Sigma)^{-1} \mu` and its covariance
+    - "Nearest": an :class:`~pyro_lvgp.networks.OffsetNet` gives sites :math:`N(u_{mk}; \mu, v)` on the T inducing points
+      nearest to each datum.  The mean of q(f) is :math:`k_{fu} (K_{uu} + \Sigma)^{-1} \mu` and its covariance
       :math:`k_{ff} - k_{fu} (K_{uu} + \Sigma)^{-1} k_{uf}`, with the natural parameters of the diagonal Σ summed over data.
-    - A :class:`~pyro_lvgp.networks.NeighbourNet` gives sites :math:`N(f_{nk}; \mu_m, v_m)` for each of the T nearest points m,
-      and the kernel takes each of them to its inducing value ("neighbours"):
+    - "Neighbours": a :class:`~pyro_lvgp.networks.NeighbourNet` gives sites :math:`N(f_{nk}; \mu_m, v_m)` for each of the T
+      nearest points m, and the kernel turns each of them into a site on its inducing value:
       :math:`\int N(f_{nk}; \mu_m, v_m) \, p(f_{nk} \mid u_{mk}) \, df_{nk} = N(a u_{mk}; \mu_m, v_m + c)`, with
       :math:`a = k_{nm} / k_{mm}` and :math:`c = k_{nn} - k_{nm}^2 / k_{mm}`.
-    - Any other encoder, such as an :class:`~pyro_lvgp.networks.IndexNet`, gives sites :math:`N(f_{nk}; \mu, v)` where the data
-      are, and they are projected on u through its conditional ("projected"):
+    - "Projected": any other encoder, such as an :class:`~pyro_lvgp.networks.IndexNet`, gives sites
+      :math:`N(f_{nk}; \mu, v)` at the data, which are projected on u by the conditional mean of f given u:
       :math:`q(u) \propto p(u) \prod_n N(k_{nu} K_{uu}^{-1} u; \mu_n, v_n)`.
-    - With ``None``, q(u) is a Gaussian of its own for each series ("free"), which knows no new data.
+    - "Free": without an encoder, q(u) is a Gaussian with parameters of its own for each series, which do not depend on data.
 
-    In a mini-batch of points of one series natural parameters are scaled by N/B.  All q(u) but the last then change with the
-    batch, and the bound is biased: upward, since each batch is scored by a posterior that saw it.  With ``held_out`` of the
-    model it is an unbiased estimate of the bound of a q(u) that saw a part.  It is exact with mini-batches of series, and with
-    a free q(u).
+    In a mini-batch of B of the N points of one series natural parameters are scaled by N/B.  Every q(u) but a free one then
+    changes with the batch, and the bound is biased upwards, because each batch is scored by a posterior conditioned on it.
+    With the model's ``held_out`` the bound is an unbiased estimate of that of a q(u) conditioned on a part of the batch.  The
+    bound is unbiased with mini-batches of series, and with a free q(u).
 
-    :meth:`condition` takes in data for good, which makes it a filter for streams.
+    :meth:`condition` adds data to a memory on which all later posteriors are conditioned, for streams of data.
 
     :param model: a Pyro model with a site of :class:`~pyro_lvgp.distributions.InducingValues`, such as ``SparseGPVAE``.
-    :param encoders: by site, ``{"u": OffsetNet(...), "w": IndexNet(...)}``; with None, or left out, a site has a Gaussian of
-        its own.
-    :param given: sites that keep the model's prior given u; ``("f",)`` for our model.
+    :param encoders: encoders by site, ``{"u": OffsetNet(...), "w": IndexNet(...)}``; a site without one, or with None, has a
+        free Gaussian.
+    :param given: names of the sites that have the model's prior given u; by default ``(model.conditional_site,)``, which is
+        ``("f",)`` for a ``SparseGPVAE``.
     :param init_loc_fn: initial values of the mean-field sites, as for :class:`~pyro_lvgp.guides.MeanFieldGuide`.
     :param init_scale: initial scale of a free q(u), and of mean-field Gaussians.
     :param create_plates: as for Pyro's autoguides, for the mean-field sites.
-    :raises ValueError: for a site that is not there, or an encoding of the wrong shape.
+    :raises ValueError: for an unknown site, no ``given`` for a model without a ``conditional_site``, or an encoding of the
+        wrong shape.
 
     :class:`~pyro_lvgp.infer.MeanFieldELBO` with ``local_plate="points"`` marginalises u: each f_n is drawn from its marginal.
 
@@ -161,60 +163,61 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         return dist.MultivariateNormal(loc, scale_tril=scale_tril).expand(prior.batch_shape)
 
     def _point_sites(self, name: str, process: SparseProcess, args: tuple) -> _PointSites:
-        """Sites of the data among the arguments, on the inducing values."""
+        """Compute the sites of the data on the inducing values."""
         encoder, y = attrgetter(name)(self.encoders), self._data(args)
         if isinstance(encoder, OffsetNet | NeighbourNet):
             return _nearest(process, encoder, y, name)
-        return _projected(process, self._encoding(name, y), y, name)
+        return _projected(process, self._encode(name, y), y, name)
 
     def _with_memory(self, point_sites: _PointSites) -> Sites:
-        """Sites of the data and of the memory together, [*series, Q, M]."""
+        """Return the product of the sites of the data and of the memory, [*series, Q, M]."""
         sites = _aggregate(point_sites)
         return sites if self.memory is None else _product(Sites(self.memory.precision, self.memory.information), sites)
 
     @torch.no_grad()
     def condition(self, *args, inducing_points: Float[Tensor, "*Z M P"] | None = None) -> Memory:
-        """Take in data for good, without training: every later posterior is given them too.
+        """Add data to the memory, on which every later posterior is conditioned, without training.
 
-        What earlier data said is carried to new inducing points first; if the old are among them, nothing is lost but by
-        rounding, which is coarse in float32 where sites are sharp and inducing points dense.  From then on give the guide data
-        that it does not remember, or rows of NaN where it is to predict, and train neither kernel nor inducing points.
+        With new inducing points the memory is transferred to these first.  The transfer is exact up to rounding if the old
+        inducing points are among the new ones; in float32 rounding errors are large where site precisions are high and
+        inducing points dense.  Afterwards call the guide with data that are not in the memory, or with rows of NaN to predict,
+        and train neither the kernel nor the inducing points.
 
-        :param args: arguments of the model: new data; with ``idx`` points count as a mini-batch of all there are.
-        :param inducing_points: where the model's inducing points are to be from now on: the old ones and more, fewer, or
-            others.
-        :returns: what is remembered, also in ``guide.memory``; save it, and :meth:`restore` it.
-        :raises ValueError: if q(u) is free, the guide was never called, the model has several processes or keeps its inducing
-            points elsewhere than in ``inducing_points``, or data or inducing points do not fit; nothing is changed then.
+        :param args: arguments of the model with the new data; points with ``idx`` count as a mini-batch of all points.
+        :param inducing_points: new inducing points of the model, in any number; None keeps the old ones.
+        :returns: the memory, which ``guide.memory`` is too; :meth:`restore` takes it.
+        :raises ValueError: if q(u) is free, the guide was never called, the model has several processes or is no
+            :class:`~pyro_lvgp.infer.protocols.HasInducingPoints`, or data or inducing points have another shape than the
+            model's; the memory then is that before the call.
         """
         y = self._data(args)
-        if isinstance(self.model, HasProcessSite):  # whose inputs are the first argument
+        if isinstance(self.model, HasProcessSite):  # its first argument are the inputs
             check_inputs(args[0], y)
         check_values(y.reshape(-1, y.shape[-1]), rows=False, columns=False)
         self._check_memory()
         name, process = self._process(args)
         if inducing_points is None:
-            return self._remember(name, process, process, args)
-        before = self.model.inducing_points.detach()
+            return self._update_memory(name, process, process, args)
+        old_points = self.model.inducing_points.detach()
         self._move(inducing_points)
         try:
-            return self._remember(name, process, self._process(args)[1], args)
+            return self._update_memory(name, process, self._process(args)[1], args)
         except Exception:
-            self._move(before)
+            self._move(old_points)
             raise
 
-    def _remember(self, name: str, old: SparseProcess, process: SparseProcess, args: tuple) -> Memory:
-        """Carry the memory from the old inducing values to those of a process, and add what the data say of these."""
+    def _update_memory(self, name: str, old: SparseProcess, process: SparseProcess, args: tuple) -> Memory:
+        """Transfer the memory from the old inducing values to those of a process, and multiply it by the sites of the data."""
         with eval_mode(self):
             sites = _aggregate(self._point_sites(name, process, args))
         if self.memory is not None:
-            known = Sites(self.memory.precision, self.memory.information)
+            memory = Sites(self.memory.precision, self.memory.information)
             if process is not old:
-                # Sharp sites times what rounding in single precision leaves of I − CᵀC would move the posterior.
-                wide = Sites(known.precision.double().unsqueeze(-4), known.information.double().unsqueeze(-3))
-                carried = sparse_sites.transfer(wide, process.double().whitened_covariance(old.double()))
-                known = _by_series(Sites(*(part.to(process.L) for part in carried)))
-            sites = _product(known, sites)
+                # In float32 the rounding errors of I − CᵀC times high precisions would change the posterior.
+                in_double = Sites(memory.precision.double().unsqueeze(-4), memory.information.double().unsqueeze(-3))
+                transferred = sparse_sites.transfer(in_double, process.double().whitened_covariance(old.double()))
+                memory = _by_series(Sites(*(part.to(process.L) for part in transferred)))
+            sites = _product(memory, sites)
         self.memory = Memory(self.model.inducing_points.detach().clone(), *sites)
         return self.memory
 
@@ -223,18 +226,18 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         if self.memory is None:
             return
         with poutine.block():
-            now, then = self.model.inducing_points, self.memory.inducing_points
-        if now.shape != then.shape or not holds((now == then).all()):
+            current, saved = self.model.inducing_points, self.memory.inducing_points
+        if current.shape != saved.shape or not holds((current == saved).all()):
             raise ValueError(
-                "expected the model's inducing points where the guide remembers data, got others; go back by "
-                "guide.restore(guide.memory), hold them by requires_grad_(False), and move them by "
-                "condition(..., inducing_points=...) alone"
+                "expected the inducing points of the guide's memory in the model, got others; restore them by "
+                "guide.restore(guide.memory), freeze them by requires_grad_(False), and change them only by "
+                "condition(..., inducing_points=...)"
             )
 
     def restore(self, memory: Memory | None) -> None:
-        """Remember what :meth:`condition` returned, with the inducing points of then; or nothing.
+        """Restore a memory and its inducing points, or delete the memory.
 
-        :param memory: what was remembered under the same kernel, or None.
+        :param memory: returned by :meth:`condition` under the same kernel parameters; None deletes the memory.
         """
         if memory is not None:
             self._move(memory.inducing_points)
@@ -242,7 +245,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         self.memory = memory
 
     def _apply(self, fn, recurse=True):
-        """Move the memory with the parameters; ``to()``, ``double()`` and the like call this."""
+        """Convert the memory with the parameters; ``to()``, ``double()`` and other methods of modules call this."""
         super()._apply(fn, recurse)
         if self.memory is not None:
             self.memory = Memory(*map(fn, self.memory))
@@ -255,11 +258,12 @@ class SparseStructuredGPGuide(StructuredGPGuide):
     def set_extra_state(self, state: dict[str, Tensor]) -> None:
         """Restore the memory, and with it the model's inducing points.
 
-        :param state: what :meth:`get_extra_state` returned.
+        :param state: returned by :meth:`get_extra_state`.
         """
         self.restore(Memory(**state) if state else None)
 
     def _move(self, inducing_points: Tensor) -> None:
+        """Check new inducing points, and replace those of the model."""
         old = self.model.inducing_points
         if inducing_points.dim() != old.dim() or inducing_points.shape[-1] != old.shape[-1] or not inducing_points.numel():
             raise ValueError(
@@ -271,7 +275,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         self.model.place_inducing_points(inducing_points)
 
     def _process(self, args: tuple) -> tuple[str, SparseProcess]:
-        """The site of inducing values that has an encoder, and its process where mean-field sites are at their medians."""
+        """Return the name of the encoded site of inducing values, and its process at the medians of mean-field sites."""
         medians = self.mean_field.median(*args)
         found: dict[str, SparseProcess] = {}
 
@@ -283,11 +287,12 @@ class SparseStructuredGPGuide(StructuredGPGuide):
                 found[name] = process
             return prior
 
-        with seeded(0), poutine.block(), Replace(at_median):
+        with seeded(0), poutine.block(), ReplacePriors(at_median):
             self.model(*args)
         if not found:
             raise ValueError(
-                "expected an encoder for the inducing values, got a free q(u), which takes in no new data; pass one"
+                "expected an encoder for the inducing values, got a free q(u), which does not depend on data; pass "
+                "encoders={<name of the inducing values>: encoder}"
             )
         if len(found) > 1 or not isinstance(self.model, HasInducingPoints):
             raise ValueError(
@@ -297,54 +302,57 @@ class SparseStructuredGPGuide(StructuredGPGuide):
             )
         return next(iter(found.items()))
 
-    def _keeps_spread(self, prior: Any) -> bool:
+    def _is_marginalized(self, prior: Any) -> bool:
         return _process_of(prior) is not None
 
 
 def _process_of(prior: Any) -> SparseProcess | None:
-    """The process of which a prior is the inducing values, if it is."""
+    """Return the process of a prior over inducing values; None for any other prior."""
     prior = without_independent(prior)
     return prior.process if isinstance(prior, InducingValues) else None
 
 
 def _projected(process: SparseProcess, encoding: tuple[Tensor, Tensor], y: Tensor, name: str) -> _PointSites:
-    """Sites on f where the data are, projected on the inducing values."""
+    """Project sites on f at the data on the inducing values."""
     loc, scale = (part.mT.unsqueeze(-3) for part in encoding)
     _check(name, process, loc, -2)
     return _PointSites(process.A, *_natural(loc, scale.square(), _weight(process, y)))
 
 
 def _nearest(process: SparseProcess, encoder: OffsetNet | NeighbourNet, y: Tensor, name: str) -> _PointSites:
-    """Sites on the inducing values nearest to each datum, or on f and taken there one by one, summed over data."""
+    """Sum over data sites on the inducing values nearest to each datum; a ``NeighbourNet`` gives them by sites on f."""
     index = sparse_sites.nearest(process.similarity, min(encoder.num_nearest, process.num_inducing))
     loc, scale = encoder(y[..., None, None, :, :], process.offsets(index))
     _check(name, process, loc, -1)
     loc, variance = _by_process(loc), _by_process(scale).square()
-    gain, left = process.given_single_value(index) if isinstance(encoder, NeighbourNet) else (variance.new_ones(()), 0.0)
-    precision, information = _natural(loc, variance + left, _weight(process, y)[..., None])
+    gain, conditional_variance = variance.new_ones(()), variance.new_zeros(())
+    if isinstance(encoder, NeighbourNet):
+        gain, conditional_variance = process.given_single_value(index)
+    precision, information = _natural(loc, variance + conditional_variance, _weight(process, y)[..., None])
     natural = gain.square() * precision, gain * information
     return _PointSites(process.L.mT, *(sparse_sites.sum_at(index, part, process.num_inducing) for part in natural))
 
 
 def _weight(process: SparseProcess, y: Tensor) -> Tensor:
-    """How many data each point stands for, [*series, 1, 1, N]: none where nothing is observed."""
+    """Return the weight of each point, [*series, 1, 1, N]: N/B in a mini-batch, and zero without observed entries."""
     return ((~torch.isnan(y)).any(-1).to(y) * process.weight)[..., None, None, :]
 
 
 def _natural(loc: Tensor, variance: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Precision and information of sites, zero where a point stands for nothing."""
+    """Compute precision and information of sites; both are zero where the weight is."""
     precision = torch.where(weight > 0.0, weight / variance, 0.0)
     return precision, precision * loc
 
 
 def _by_process(x: Tensor) -> Tensor:
-    """Encodings [*, q, N, T, Q] of offsets to the points of each process, or q = 1 of shared points, as [*, Q, N, T]."""
+    """Convert encodings [*, q, N, T, Q] of offsets, q = Q or q = 1 if processes share their points, to [*, Q, N, T]."""
     if x.shape[-4] == 1:
         return x.transpose(-4, -1).squeeze(-1)
     return x.diagonal(dim1=-4, dim2=-1).movedim(-1, -3)
 
 
 def _check(name: str, process: SparseProcess, loc: Tensor, dim: int) -> None:
+    """Raise unless the dimension of an encoding has the size of the number of processes."""
     if loc.shape[dim] != process.num_latents:
         raise ValueError(
             f"expected sites of {process.num_latents} processes for {name!r}, got an encoding of {loc.shape[dim]}; encoders "
@@ -352,21 +360,21 @@ def _check(name: str, process: SparseProcess, loc: Tensor, dim: int) -> None:
         )
 
 
-def _product(known: Sites, new: Sites) -> Sites:
-    """Natural parameters add up; what is known of one series serves all."""
-    if known.information.shape[:-2] not in ((), new.information.shape[:-2]):
+def _product(memory: Sites, new: Sites) -> Sites:
+    """Multiply sites by adding natural parameters; a memory of one series broadcasts over all."""
+    if memory.information.shape[:-2] not in ((), new.information.shape[:-2]):
         raise ValueError(
-            f"expected the {len(known.information)} series that the guide remembers, got {list(new.information.shape[:-2])}; "
-            "give it all of them, with rows of NaN where nothing is new"
+            f"expected the {len(memory.information)} series of the guide's memory, got {list(new.information.shape[:-2])}; "
+            "pass all of them, with rows of NaN for series without new data"
         )
-    return Sites(known.precision + new.precision, known.information + new.information)
+    return Sites(memory.precision + new.precision, memory.information + new.information)
 
 
 def _aggregate(point_sites: _PointSites) -> Sites:
-    """One factor of all sites, [*series, Q, M]."""
+    """Return the product of the sites of all points, [*series, Q, M]."""
     return _by_series(sparse_sites.aggregate(*point_sites))
 
 
 def _by_series(sites: Sites) -> Sites:
-    """Without the dimension that stands for the plate of the points, [*series, Q, M]."""
+    """Remove the dimension of the plate of the points, to [*series, Q, M]."""
     return Sites(sites.precision.squeeze(-4), sites.information.squeeze(-3))

@@ -35,47 +35,49 @@ def fit(
 ) -> FitResult:
     """Maximise a bound by stochastic gradients, or block by block.
 
-    Runs ``SVI.step(*args)``, or that of :class:`~pyro_lvgp.infer.BlockCoordinateVI`; with mini-batches, random and without
-    replacement, ``step(*(arg[idx] for arg in args), idx)``, or with what ``model.mini_batch(idx, *args)`` returns.
-    On Ctrl-C the fit stops after its present step, on another at once; model and guide have the parameters of the last step,
-    or with :class:`~pyro_lvgp.infer.EarlyStopping` the best.
-    If Pyro's validation is on, it checks the first step, or with mini-batches (not compiled) the first epoch, and is off for
-    the rest of the fit.  Devices and dtypes are those of model, guide and data: call ``model.to(...)`` and ``Y.to(...)``
-    first.
+    Each step is ``SVI.step(*args)``, or that of :class:`~pyro_lvgp.infer.BlockCoordinateVI`.  Mini-batches are drawn at random
+    without replacement; a step then is ``step(*(arg[idx] for arg in args), idx)``, or ``step(*model.mini_batch(idx, *args))``
+    if the model has such a method.
+
+    After Ctrl-C the fit stops at the end of the present step, and after a second Ctrl-C at once.  Model and guide then have
+    the parameters of the last step, or with :class:`~pyro_lvgp.infer.EarlyStopping` the best ones.
+
+    Pyro's validation, if enabled, is active in the first epoch alone, or in the first step without mini-batches or with
+    ``compile=True``.  Devices and dtypes are those of model, guide and data: call ``model.to(...)`` and ``Y.to(...)`` first.
 
     :param model: a Pyro model.
     :param guide: a Pyro guide.
-    :param args: tensors to call both with, with a row for each datum; NaN marks missing entries of the last.  Without
-        mini-batches, single numbers too.
+    :param args: arguments of both: tensors with a row for each datum; NaN marks missing entries of the last.  Without
+        mini-batches, tensors without dimensions too.
     :param loss: bound to maximise; ``Trace_ELBO()`` by default, or ``TraceMeanField_ELBO()`` with blocks.
-    :param optim: a Pyro optimiser, ``JointAdam(lr=0.01)`` by default; or blocks of parameters that move in turn, each by an
-        optimiser of its own or in closed form, such as ``guide.blocks()`` of a
-        :class:`~pyro_lvgp.guides.RandomFeatureGuide`.  Each fit makes the optimisers of blocks anew, and counts sweeps for a
-        ``damping`` from 0: call ``step`` of a ``BlockCoordinateVI`` to go on with both.
+    :param optim: a Pyro optimiser, ``JointAdam(lr=0.01)`` by default; or a sequence of blocks of parameters that are
+        updated in turn, each by its own optimiser or in closed form, such as ``guide.blocks()`` of a
+        :class:`~pyro_lvgp.guides.RandomFeatureGuide`.  Each fit makes new optimisers of blocks, and counts sweeps for a
+        ``damping`` from 0: to continue both, call ``step`` of a ``BlockCoordinateVI`` instead.
     :param num_steps: number of steps, or of sweeps through the blocks.
-    :param batch_size: rows in a mini-batch; None for all rows at every step.
-    :param callbacks: each a :class:`~pyro_lvgp.infer.Callback`, such as :class:`~pyro_lvgp.infer.LRSchedule`,
+    :param batch_size: number of rows in a mini-batch; None for all rows at every step.
+    :param callbacks: list of :class:`~pyro_lvgp.infer.Callback`, such as :class:`~pyro_lvgp.infer.LRSchedule`,
         :class:`~pyro_lvgp.infer.EarlyStopping`, :class:`~pyro_lvgp.infer.Checkpoint` or
         :class:`~pyro_lvgp.infer.Distributed`.
-    :param compile: compile the bound and its gradients into one graph (:class:`~pyro_lvgp.infer.CompiledELBO`), with blocks
-        those of the blocks without a bound of their own.  It takes seconds to minutes at the second step, and pays where many
-        steps follow that spend their time in Pyro rather than in arithmetic.
-    :param seed: seed of this fit, which leaves the global random state alone; None to use and advance that.
+    :param compile: compile the bound and its gradients into one graph (:class:`~pyro_lvgp.infer.CompiledELBO`).  With blocks,
+        blocks that have a ``loss`` of their own are not compiled.  Compilation takes seconds to minutes at the second step,
+        and saves time in long fits whose steps spend more time in Pyro than in arithmetic.
+    :param seed: seed of this fit, which then does not change the global random state; None draws from the global state.
     :param progress: show a progress bar with the bound per observed entry.
-    :returns: the history.
-    :raises TypeError: if model or guide is a class, the data are no tensors, or more or fewer than the model takes, ``loss``
-        is no bound, ``optim`` neither a Pyro optimiser nor blocks, or a callback no ``Callback``.
-    :raises ValueError: if the data are unfit for the model, ``num_steps`` or ``batch_size`` is out of range, tensors have
-        different numbers of rows under mini-batches, the bound, or with the default ``optim`` its gradient, is not finite
-        (before any parameter moves), or what is to be compiled depends on the values of tensors.
+    :returns: the history of the fit.
+    :raises TypeError: if model or guide is a class, the data are no tensors or another number of them than the model takes,
+        ``loss`` is no bound, ``optim`` is neither a Pyro optimiser nor a sequence of blocks, or a callback is no ``Callback``.
+    :raises ValueError: if the model's ``check`` refuses the data, ``num_steps`` or ``batch_size`` is out of range, tensors
+        have different numbers of rows under mini-batches, the bound, or with the default ``optim`` its gradient, is not finite
+        (before any parameter changes), or operations to compile depend on the values of tensors.
 
     >>> from pyro_lvgp.guides import MeanFieldGuide
     >>> from pyro_lvgp.infer import JointAdam, LRSchedule
     >>> from pyro_lvgp.models import BayesianGPLVM
     >>> Y = torch.randn(20, 3)
     >>> model = BayesianGPLVM(20, 3, latent_dim=2, num_inducing=5).initialize(Y)
-    >>> how = {"optim": JointAdam(lr=0.02), "callbacks": [LRSchedule("cosine")]}
-    >>> history = fit(model, MeanFieldGuide(model), Y, num_steps=5, batch_size=10, progress=False, **how)
+    >>> options = {"optim": JointAdam(lr=0.02), "callbacks": [LRSchedule("cosine")]}
+    >>> history = fit(model, MeanFieldGuide(model), Y, num_steps=5, batch_size=10, progress=False, **options)
     >>> len(history.losses)
     5
     """
@@ -98,10 +100,10 @@ def fit(
 
 
 def _in_order(callbacks: Sequence[Callback], *, progress: bool) -> list[Callback]:
-    """The callbacks of a fit, those of every fit among them, in the order in which they are called."""
+    """Return the callbacks of a fit, including those of every fit, in the order in which they are called."""
     if not isinstance(callbacks, Sequence) or not all(isinstance(callback, Callback) for callback in callbacks):
         raise TypeError(
-            f"expected callbacks to be a list, each a Callback, got {callbacks!r}; give callbacks=[Checkpoint(path)], say"
+            f"expected callbacks to be a list, each a Callback, got {callbacks!r}; give callbacks=[Checkpoint(path)]"
         )
-    own: list[Callback] = [ValidateFirstEpoch(), StopOnInterrupt()]
-    return sorted([*callbacks, *own, *([ProgressBar()] if progress else [])], key=lambda callback: callback.order)
+    of_every_fit: list[Callback] = [ValidateFirstEpoch(), StopOnInterrupt(), *([ProgressBar()] if progress else [])]
+    return sorted([*callbacks, *of_every_fit], key=lambda callback: callback.order)

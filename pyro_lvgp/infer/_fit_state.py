@@ -1,4 +1,4 @@
-"""State of a fit, which takes its steps, and the history of a fit."""
+"""State and history of a fit."""
 
 import inspect
 import time
@@ -47,7 +47,7 @@ class FitResult:
     :param losses: minus the bound, in nats for all data, estimated at each step.
     :param seconds: seconds since the start, after each step.
     :param interrupted: whether Ctrl-C ended the fit early.
-    :param scores: with :class:`~pyro_lvgp.infer.EarlyStopping`, numbers of steps taken and the scores then.
+    :param scores: with :class:`~pyro_lvgp.infer.EarlyStopping`, pairs of the number of steps taken and the score.
 
     >>> FitResult(num_entries=10, losses=[20.0, 15.0]).bounds_per_entry
     array([-2. , -1.5])
@@ -77,16 +77,18 @@ class FitResult:
 
 
 class FitState:
-    """State of a fit, which :func:`~pyro_lvgp.infer.fit` hands to each :class:`~pyro_lvgp.infer.Callback`.
+    """State of a fit, which :func:`~pyro_lvgp.infer.fit` passes to each :class:`~pyro_lvgp.infer.Callback`.
 
-    The arguments are those of :func:`~pyro_lvgp.infer.fit`; the attributes are
+    The arguments are those of :func:`~pyro_lvgp.infer.fit`.  The attributes are
 
     - ``model``, ``guide``, and ``num_steps``, the number of steps at which the fit ends;
-    - ``svi``, which takes the steps: Pyro's ``SVI``, or a :class:`~pyro_lvgp.infer.BlockCoordinateVI`;
+    - ``svi``, the object whose ``step`` the fit calls: Pyro's ``SVI``, or a :class:`~pyro_lvgp.infer.BlockCoordinateVI`;
     - ``batches``, the iterator over the arguments of the steps;
     - ``history``, a :class:`FitResult`;
     - ``callbacks``, in the order in which they are called;
-    - ``seed``, from which the fit draws; ``processes``, which fit together, by default this one alone.
+    - ``seed``, the seed of the fit;
+    - ``processes``, the group of processes that share the fit, by default this one alone;
+    - ``is_compiled``, whether the bound is compiled.
 
     :param model: a Pyro model.
     :param guide: a Pyro guide.
@@ -145,7 +147,7 @@ class FitState:
 
     @property
     def step(self) -> int:
-        """Number of steps taken, those before a checkpoint included."""
+        """Number of steps taken, including those before a checkpoint."""
         return len(self.history.losses)
 
     @property
@@ -167,18 +169,18 @@ class FitState:
         seconds.append(time.perf_counter() - self._start_time)
 
     def initialize_parameters(self) -> None:
-        """Evaluate the bound once, so that guides and functions make the parameters that their first call makes."""
+        """Evaluate the bound once, because guides and functions make their parameters at the first call."""
         self.svi.evaluate_loss(*self.batches.example())
 
     def parameters(self) -> dict[str, Tensor]:
-        """Unconstrained tensors by their path in model and guide, such as ``"model.kernel.variance"``.
+        """Return unconstrained parameters by their path in model and guide, such as ``"model.kernel.variance"``.
 
-        Parameters of functions go by their names in Pyro's param store, and are known once a step has used them.
+        Parameters of functions have their names in Pyro's param store, and are included after the first step that uses them.
         """
         return name_parameters(self.model, self.guide, self.svi.parameters)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Parameters and buffers by their path in model and guide."""
+        """Return parameters and buffers by their path in model and guide."""
         found = self.parameters()
         for prefix, part in (("model", self.model), ("guide", self.guide)):
             if isinstance(part, nn.Module):
@@ -186,9 +188,9 @@ class FitState:
         return found
 
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """Torch optimisers in use, by the path of their first parameter, or the name of their block.
+        """Return the torch optimisers in use, by the path of their first parameter or the name of their block.
 
-        Each is made at the step that needs it first.
+        An optimiser is made at the first step that needs it.
         """
         if isinstance(self.svi, BlockCoordinateVI):
             return dict(self.svi.optimizers)
@@ -201,7 +203,7 @@ class FitState:
         return {name: optimizer for optimizer, name in names.items()}
 
     def clear_gradients(self) -> None:
-        """Drop the gradients of all parameters, which a step cut short leaves."""
+        """Remove the gradients of all parameters, which an interrupted step leaves."""
         for param in self.parameters().values():
             param.grad = None
 
@@ -211,18 +213,18 @@ def _check_model_and_guide(model: Callable[..., Any], guide: Callable[..., Any],
         if isinstance(part, type):
             raise TypeError(f"expected a model and its guide, got the class {part.__name__}; make one: {part.__name__}(...)")
     if isinstance(model, ChecksData):
-        _check_number(model.check, args)
+        _check_num_tensors(model.check, args)
         model.check(*args)
 
 
-def _check_number(check: Callable[..., Any], args: tuple[Tensor, ...]) -> None:
-    """Raise unless there are as many tensors as the model has data."""
+def _check_num_tensors(check: Callable[..., Any], args: tuple[Tensor, ...]) -> None:
+    """Raise unless the number of tensors is that of the arguments of the model's ``check``."""
     try:
         inspect.signature(check).bind(*args)
     except TypeError:
         expected = ", ".join(inspect.signature(check).parameters)
         raise TypeError(
-            f"expected all data ({expected}), got {len(args)} tensor(s); mini-batches and their indices come by batch_size"
+            f"expected all data ({expected}), got {len(args)} tensor(s); pass batch_size for mini-batches with indices"
         ) from None
 
 
@@ -242,7 +244,7 @@ def _make_svi(
     if not isinstance(optim, Sequence):
         raise TypeError(
             f"expected optim to be a Pyro optimiser or a list of blocks, got {type(optim).__name__}; use "
-            "JointOptim(torch.optim.SGD, {'lr': 0.01}), say, for an optimiser of torch"
+            "JointOptim(torch.optim.SGD, {'lr': 0.01}), for example, for an optimiser of torch"
         )
     bound = loss or TraceMeanField_ELBO()
     return BlockCoordinateVI(model, guide, optim, loss=CompiledELBO(bound) if compile else bound)

@@ -20,14 +20,25 @@ __all__ = ["Parameter", "find_parameters", "name_parameters", "unconstrained", "
 
 @dataclass(frozen=True, eq=False)
 class Parameter:
-    """The unconstrained tensor that optimisers move, the constraint on its value, and whether it is the guide's."""
+    """Parameter of a model or a guide.
+
+    :param tensor: unconstrained tensor, which optimisers change.
+    :param constraint: constraint on the value.
+    :param of_guide: whether it is a parameter of the guide.
+    """
 
     tensor: Tensor
     constraint: Any
     of_guide: bool
 
     def towards(self, value: Tensor, rho: float, name: str) -> Tensor:
-        """The unconstrained tensor of ``(1 − ρ) old + ρ value``."""
+        """Compute the unconstrained tensor of ``(1 − ρ) old + ρ value``.
+
+        :param value: constrained value.
+        :param rho: ρ in (0, 1].
+        :param name: name of the parameter, for errors.
+        :raises ValueError: for a value of another shape, or outside the constraint.
+        """
         transform = transform_to(self.constraint)
         old = transform(self.tensor)
         if value.shape != old.shape:
@@ -36,16 +47,19 @@ class Parameter:
         if not self._admits(value):
             raise ValueError(
                 f"expected a new value of {name!r} in {self.constraint}, got values outside, or NaN; "
-                "a smaller damping or float64 may help"
+                "try a smaller damping, or float64"
             )
         return transform.inv(value if rho == 1.0 else torch.lerp(old, value, rho)).clone()
 
     def _admits(self, value: Tensor) -> bool:
-        """Whether a value survives the way to unconstrained space and back; torch's own checks leave no room for rounding."""
+        """Return whether a value is unchanged, up to rounding, by a map to unconstrained space and back.
+
+        The checks of torch's constraints allow no rounding errors.
+        """
         if self.constraint is constraints.real:
             return not value.isnan().any()
         transform = transform_to(self.constraint)
-        # 0 and infinity survive as infinite logarithms.
+        # 0 and infinity would pass as infinite logarithms.
         if isinstance(self.constraint, constraints.greater_than):
             return bool((self.constraint.check(value) & value.isfinite()).all())
         try:
@@ -60,9 +74,9 @@ class Parameter:
 def find_parameters(
     model: Callable[..., Any], guide: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any]
 ) -> dict[str, Parameter]:
-    """Run guide and model once; return all parameters of those that are modules, and all that the others use.
+    """Run guide and model once, and return their parameters by name.
 
-    The global random state is left as it was.
+    These are all parameters of modules, and of functions those that they use.  The global random state does not change.
     """
     modules = _modules(model, guide)
     frozen = [tensor for module in modules.values() for tensor in module.parameters() if not tensor.requires_grad]
@@ -70,7 +84,7 @@ def find_parameters(
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
         model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
     for tensor in frozen:
-        # Pyro's param store unfreezes an nn.Parameter when it first meets it.
+        # Pyro's param store sets requires_grad of an nn.Parameter when it registers the parameter.
         tensor.requires_grad_(False)
     found = [
         (name, Parameter(tensor, constraint, prefix == "guide"))
@@ -83,7 +97,7 @@ def find_parameters(
             if site["type"] == "param":
                 constraint = stored.get(name, site["kwargs"].get("constraint", constraints.real))
                 found.append((name, Parameter(unconstrained(site), constraint, trace is guide_trace)))
-    # The first name counts: of model before guide, of modules before the param store.
+    # A shared parameter keeps its first name: that in the model before the guide, in modules before the param store.
     first: dict[Tensor, tuple[str, Parameter]] = {}
     for name, parameter in found:
         first.setdefault(parameter.tensor, (name, parameter))
@@ -91,11 +105,11 @@ def find_parameters(
 
 
 def name_parameters(model: Callable[..., Any], guide: Callable[..., Any], stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Unconstrained tensors by their path in model and guide, such as ``"model.kernel.variance"``.
+    """Return unconstrained parameters by their path in model and guide, such as ``"model.kernel.variance"``.
 
     :param model: a Pyro model.
     :param guide: a Pyro guide.
-    :param stored: tensors by their names in Pyro's param store; those of no module go by these names.
+    :param stored: parameters by their names in Pyro's param store, which parameters of no module keep.
     """
     names: dict[Tensor, str] = {}
     for prefix, module in _modules(model, guide).items():
@@ -111,7 +125,7 @@ def _modules(model: Callable[..., Any], guide: Callable[..., Any]) -> dict[str, 
 
 
 def unconstrained(site: Mapping[str, Any]) -> Tensor:
-    """Unconstrained tensor of a ``pyro.param`` statement."""
+    """Return the unconstrained tensor of a ``pyro.param`` site."""
     value = site["value"]
     try:
         return value.unconstrained()
@@ -120,7 +134,7 @@ def unconstrained(site: Mapping[str, Any]) -> Tensor:
 
 
 def _of_module(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor, Any]]:
-    """Name, unconstrained tensor and constraint of each parameter."""
+    """Iterate over path, unconstrained tensor and constraint of each parameter."""
     for path, part in module.named_modules(prefix=prefix):
         constrained = part._pyro_params if isinstance(part, PyroModule) else {}
         for attribute, tensor in part.named_parameters(recurse=False):

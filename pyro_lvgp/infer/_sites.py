@@ -1,4 +1,4 @@
-"""One sample site over many draws: which dimension is which, and the log density of each of its entries."""
+"""Sample sites over many draws: the layout of their dimensions, and the log density of each entry."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ Kind = Literal["latent", "deterministic", "observed"]
 
 @dataclass(frozen=True, eq=False)
 class SampledSite:
-    """One sample site of the model, over S draws.
+    """Sample site of the model, over S draws.
 
     :param kind: ``"latent"``, ``"deterministic"`` or ``"observed"``.
     :param value: ``[S, *batch, *event]``; for an observed site ``[*batch, *event]``, the data, the same for every draw.
     :param plates: for each batch dimension the name of its plate, or None if it belongs to no plate.
     :param event_dim: number of event dimensions, the rightmost ones of ``value``.
-    :param log_likelihood: ``[S, *entry]`` log density of every entry of an observed site.  Independent layers and masks are
-        peeled off, so the entries of ``Normal(...).mask(...).to_event(1)`` are numbers, not rows.
+    :param log_likelihood: ``[S, *entry]`` log density of every entry of an observed site.  ``Independent`` and masks are
+        removed from its distribution, so that the entries of ``Normal(...).mask(...).to_event(1)`` are numbers, not rows.
     :param is_observed: ``[*entry]``; False where an entry is masked or NaN.
     :param prediction: ``[S, *batch, *event]`` draws from the likelihood of an observed site.
     """
@@ -40,7 +40,7 @@ class SampledSite:
 
 @dataclass(frozen=True, eq=False)
 class SiteLayout:
-    """Shapes of a site in one draw, without any plate over draws."""
+    """Layout of a site in one draw, without a plate over draws."""
 
     kind: Kind
     shape: torch.Size
@@ -50,7 +50,7 @@ class SiteLayout:
 
     @classmethod
     def of(cls, site: Mapping) -> "SiteLayout":
-        """Layout of a site.
+        """Return the layout of a site.
 
         :param site: site of a trace of one draw.
         """
@@ -64,7 +64,7 @@ class SiteLayout:
             if event_dim == value.dim() and all(
                 value.shape[dim + outermost : dim + outermost + 1] == (frame.size,) for dim, frame in frames.items()
             ):
-                # By default all dimensions of pyro.deterministic are event dimensions: those of plates are not.
+                # By default all dimensions of pyro.deterministic are event dimensions; here those of plates are not.
                 event_dim -= outermost
         else:
             kind = "observed" if site["is_observed"] else "latent"
@@ -75,11 +75,11 @@ class SiteLayout:
         return cls(kind, shape, entry_shape, plates, event_dim)
 
     def stack(self, site: Mapping, num: int) -> Tensor:
-        """Value of a site of a trace of ``num`` draws, as [num, *batch, *event]."""
+        """Return the value of a site of a trace of ``num`` draws, as [num, *batch, *event]."""
         return stack(value_of(site), num, self.shape, site["name"])
 
     def stack_entries(self, site: Mapping, num: int) -> tuple[Tensor, Tensor]:
-        """Log density and mask of the entries of an observed site, both [num, *entry]."""
+        """Return log density and mask of the entries of an observed site, both [num, *entry]."""
         log_prob, mask = entries(site)
         return stack(log_prob, num, self.entry_shape, site["name"]), stack(mask, num, self.entry_shape, site["name"])
 
@@ -100,16 +100,16 @@ class SiteLayout:
 
 
 def is_deterministic(site: Mapping) -> bool:
-    """Whether a site is a function of others, by ``pyro.deterministic`` or a reparameteriser.
+    """Return whether a site is a function of others, by ``pyro.deterministic`` or a reparameteriser.
 
-    Such a site is a Delta, observed at the very tensor that the Delta is made of; a Delta likelihood is observed at data.
+    Such a site is a Delta that is observed at its own tensor, while a Delta likelihood is observed at data.
     """
     fn = without_independent(site["fn"], masks=True)
     return site["is_observed"] and isinstance(fn, Delta) and fn.v.data_ptr() == site["value"].data_ptr()
 
 
 def is_undeclared(shape: torch.Size, dims: Collection[int | None]) -> bool:
-    """Whether a batch shape has dimensions of more than one element beside those of plates.
+    """Return whether a batch shape has dimensions of more than one element that belong to no plate.
 
     :param shape: batch shape.
     :param dims: dimensions of plates, −1 the rightmost.
@@ -118,7 +118,7 @@ def is_undeclared(shape: torch.Size, dims: Collection[int | None]) -> bool:
 
 
 def value_of(site: Mapping) -> Tensor:
-    """Value of a site, expanded to the shape of its distribution."""
+    """Return the value of a site, expanded to the shape of its distribution."""
     value = site["value"]
     if is_deterministic(site):
         return value
@@ -130,39 +130,40 @@ def same(values: Tensor, name: str) -> Tensor:
     if not torch.allclose(values, values[:1].expand_as(values), rtol=0.0, atol=0.0, equal_nan=True):
         raise ValueError(
             f"expected an observed value of site {name!r} that is the same for every draw, got one that depends on the latent "
-            "sites; observe the data themselves, and move the transform into the distribution"
+            "sites; observe the data themselves, and make the transform a part of the distribution"
         )
     return values[:1]
 
 
 def stack(value: Tensor, num: int, shape: torch.Size, name: str) -> Tensor:
-    """``value`` of ``num`` draws as [num, *shape], whatever dimensions of size one lie between them."""
+    """Reshape the values of ``num`` draws to [num, *shape]; there may be dimensions of size one between the two."""
     if value.numel() == shape.numel():  # one draw, or a value that does not depend on the draw
         return value.reshape(shape).expand(num, *shape)
     if value.shape[0] == num and [n for n in value.shape[1:] if n != 1] == [n for n in shape if n != 1]:
         return value.reshape(num, *shape)
     expected = ", ".join(map(str, [num, 1, "…", 1, *shape]))
-    raise ValueError(f"at site '{name}' expected shape [{expected}], got {list(value.shape)}")
+    raise ValueError(f"at site '{name}' expected shape [{expected}], got {list(value.shape)}; declare other dims by plates")
 
 
 def entries(site: Mapping) -> tuple[Tensor, Tensor]:
-    """Log density of every entry of an observed site, and a mask that is False where the entry does not count."""
-    log_prob, mask = _peel(site["fn"], value_of(site))
+    """Return the log density of every entry of an observed site, and a mask that is False for masked entries."""
+    log_prob, mask = _entries_of(site["fn"], value_of(site))
     return log_prob, mask & _align(site["mask"], site["fn"].event_dim, value_of(site), log_prob)
 
 
-def _peel(fn: Any, value: Tensor) -> tuple[Tensor, Tensor]:
+def _entries_of(fn: Any, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Return log density and mask of the entries of a value, inside ``Independent`` and masks of its distribution."""
     if isinstance(fn, torch.distributions.Independent):
-        return _peel(fn.base_dist, value)
+        return _entries_of(fn.base_dist, value)
     if isinstance(fn, MaskedDistribution):
-        log_prob, mask = _peel(fn.base_dist, value)
+        log_prob, mask = _entries_of(fn.base_dist, value)
         return log_prob, mask & _align(fn._mask, fn.event_dim, value, log_prob)
     log_prob = fn.log_prob(value)
     return log_prob, torch.ones_like(log_prob, dtype=torch.bool)
 
 
 def _align(mask: Tensor | bool | None, event_dim: int, value: Tensor, log_prob: Tensor) -> Tensor:
-    """A mask over the batch of a distribution as one that broadcasts against the log density of its entries."""
+    """Reshape a mask over the batch of a distribution to broadcast against the log density of its entries."""
     mask = torch.as_tensor(True if mask is None else mask, device=value.device).bool()
-    peeled = event_dim - (value.dim() - log_prob.dim())
-    return mask.reshape(mask.shape + (1,) * peeled) if mask.dim() else mask
+    num_entry_dims = event_dim - (value.dim() - log_prob.dim())
+    return mask.reshape(mask.shape + (1,) * num_entry_dims) if mask.dim() else mask

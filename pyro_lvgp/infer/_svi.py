@@ -1,4 +1,4 @@
-"""Pyro's SVI, with a check of the loss and a record of the parameters."""
+"""Pyro's SVI with a check of the loss and a record of the parameters."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,11 +17,11 @@ __all__ = ["CheckedSVI"]
 
 
 class CheckedSVI(SVI):
-    """``SVI`` that raises where the loss is not finite, before the optimiser moves a parameter.
+    """``SVI`` that raises if the loss is not finite, before the optimiser changes a parameter.
 
     ``parameters`` has the unconstrained tensors used so far, by their names in Pyro's param store.  ``reduce_gradients``, if
-    set, is called between the backward pass and the optimiser with the parameters of the step; it may change gradients, and
-    returns the parameters to move.
+    set, is called with the parameters of a step between the backward pass and the optimiser.  It may change gradients, and
+    returns the parameters to optimise.
 
     :param model: a Pyro model.
     :param guide: a Pyro guide.
@@ -53,10 +53,10 @@ class CheckedSVI(SVI):
         with self._recorded() as used:
             loss = float(self.loss_and_grads(self.model, self.guide, *args, **kwargs))
         check_bound(loss)
-        params = list(dict.fromkeys(used.values()))  # in the order of their use, which a set would lose
-        moving = params if self.reduce_gradients is None else self.reduce_gradients(params)
-        self.optim(moving)
-        zero_grads({*params, *moving})
+        params = list(dict.fromkeys(used.values()))  # without duplicates, in the order of use
+        optimized = params if self.reduce_gradients is None else self.reduce_gradients(params)
+        self.optim(optimized)
+        zero_grads({*params, *optimized})
         return loss
 
     def evaluate_loss(self, *args: Any, **kwargs: Any) -> float:

@@ -1,4 +1,4 @@
-"""Blocks of parameters that move together, and the partition of parameters into blocks."""
+"""Blocks of parameters that are updated together, and the partition of parameters into blocks."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -17,12 +17,12 @@ Loss = ELBO | Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Block:
-    r"""Parameters that move together, by gradient or in closed form.
+    r"""Block of parameters that are updated together, by gradient or in closed form.
 
-    Parameters of modules go by dotted names with ``model.`` or ``guide.`` in front, as in ``"guide.locs.x"``; those of
-    functions by their names in Pyro's param store.  Patterns are those of :mod:`fnmatch`: ``*`` matches dots too.
+    Parameters of modules have dotted names with the prefix ``model.`` or ``guide.``, as in ``"guide.locs.x"``, and those of
+    functions their names in Pyro's param store.  Patterns are those of :mod:`fnmatch`: ``*`` matches dots too.
 
-    A closed form gives new constrained values :math:`\hat\lambda`, and the block moves to
+    A closed form gives new constrained values :math:`\hat\lambda`, and the update is
 
     .. math:: \lambda \leftarrow (1 - \rho) \lambda + \rho \hat\lambda .
 
@@ -30,16 +30,16 @@ class Block:
     family, and compute :math:`\hat\lambda` from a mini-batch whose counts are scaled by N/B: then it is a step of stochastic
     natural gradients, which converges if :math:`\rho` falls like :math:`t^{-\kappa}` with κ in (½, 1].
 
-    :param name: of the block, in errors and states.
+    :param name: name of the block, in errors and states.
     :param params: patterns of parameter names.
     :param sites: names of sample sites: all guide parameters with the site's name between dots, as in
         ``guide.locs.x`` and ``guide.scales.x`` of Pyro's autoguides.
-    :param optimizer: makes a torch optimiser of a list of tensors, to move the block by gradient.
-    :param num_steps: gradient steps in each sweep.
-    :param loss: bound of these gradients; that of the inference by default.
-    :param update: called with the arguments of model and guide, without gradients, it returns the new value of every
-        parameter of the block by its name, to move the block in closed form; values of frozen ones may be there, and are not
-        used.
+    :param optimizer: function of a list of tensors that returns a torch optimiser, for updates by gradient.
+    :param num_steps: number of gradient steps in each sweep.
+    :param loss: bound whose gradients update this block; by default that of the inference.
+    :param update: function for an update in closed form.  It is called with the arguments of model and guide, without
+        gradients, and returns the new value of every parameter of the block by name.  Values of frozen parameters are not
+        needed, and not used.
     :param damping: ρ in (0, 1], or a function of the number of sweeps taken.
     :raises ValueError: for a block without parameters, with neither or both of ``optimizer`` and ``update``, with settings of
         the other, or with settings out of range.
@@ -68,7 +68,7 @@ class Block:
             )
         if (self.optimizer is None) == (self.update is None):
             raise ValueError(
-                f"block {self.name!r}: expected either optimizer, to move by gradient, or update, to move in closed form; got "
+                f"block {self.name!r}: expected either optimizer, for gradient steps, or update, for a closed form; got "
                 f"{'neither' if self.optimizer is None else 'both'}"
             )
         if self.num_steps < 1:
@@ -81,10 +81,10 @@ class Block:
             self.damping_after(0)
 
     def damping_after(self, num_sweeps: int) -> float:
-        """ρ of the sweep that follows so many.
+        """Return ρ of the next sweep.
 
-        :param num_sweeps: sweeps taken.
-        :raises ValueError: if ``damping`` gives none in (0, 1].
+        :param num_sweeps: number of sweeps taken.
+        :raises ValueError: if ``damping`` returns a number outside (0, 1].
         """
         rho = self.damping(num_sweeps) if callable(self.damping) else self.damping
         if not 0.0 < rho <= 1.0:
@@ -93,29 +93,29 @@ class Block:
 
 
 def partition(blocks: Sequence[Block], parameters: Mapping[str, Parameter]) -> dict[str, dict[str, Parameter]]:
-    """Parameters of each block, by the block's name.
+    """Assign parameters to blocks; return those of each block by its name.
 
     :param blocks: the blocks.
     :param parameters: all parameters by name.
-    :raises ValueError: if a parameter that requires gradients is not in exactly one block, or a block names none.
+    :raises ValueError: if a parameter that requires gradients is not in exactly one block, or a block matches no parameter.
     """
     members, faults = {}, []
     for block in blocks:
         matches = _matches(block, parameters)
-        faults += [f"{key} of block {block.name!r} fits none" for key, names in matches.items() if not names]
+        faults += [f"{key} of block {block.name!r} matches none" for key, names in matches.items() if not names]
         chosen = set().union(*matches.values())
         members[block.name] = {name: parameter for name, parameter in parameters.items() if name in chosen}
     faults += _not_in_one_block(members, parameters)
     if faults:
         raise ValueError(
             f"expected each parameter in exactly one block, got: {'; '.join(faults)}. Parameters: {', '.join(parameters)}; "
-            "requires_grad_(False) keeps others out"
+            "freeze parameters that are in no block by requires_grad_(False)"
         )
     return members
 
 
 def _not_in_one_block(members: Mapping[str, Mapping[str, Parameter]], parameters: Mapping[str, Parameter]) -> list[str]:
-    """Parameters that require gradients and are in no block, then those in several."""
+    """Describe the parameters that require gradients and are in no block, then those in several."""
     trained = [name for name, parameter in parameters.items() if parameter.tensor.requires_grad]
     owners = {name: [block for block, own in members.items() if name in own] for name in trained}
     in_none = [f"{name!r} is in no block" for name, blocks in owners.items() if not blocks]
@@ -123,14 +123,14 @@ def _not_in_one_block(members: Mapping[str, Mapping[str, Parameter]], parameters
 
 
 def _matches(block: Block, parameters: Mapping[str, Parameter]) -> dict[str, set[str]]:
-    """Names of parameters that fit each pattern and each site of a block."""
-    fitting = {f"pattern {key!r}": _matching(key, parameters) for key in block.params}
+    """Return the names of the parameters that match each pattern and each site of a block."""
+    matches = {f"pattern {key!r}": _matching(key, parameters) for key in block.params}
     for key in block.sites:
         names = {name for name, parameter in parameters.items() if parameter.of_guide and f".{key}." in f".{name}."}
-        fitting[f"site {key!r}"] = names
-    return fitting
+        matches[f"site {key!r}"] = names
+    return matches
 
 
 def _matching(key: str, names: Collection[str]) -> set[str]:
-    """The name itself if there is one, brackets and all, else all names that fit the pattern."""
+    """Return the name equal to the key, which may contain brackets, if there is one, else all names that match it."""
     return {key} if key in names else {name for name in names if fnmatchcase(name, key)}

@@ -1,4 +1,4 @@
-"""Variational inference one block of parameters at a time."""
+"""Block coordinate ascent variational inference."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,14 +23,14 @@ __all__ = ["BlockCoordinateVI"]
 
 
 class BlockCoordinateVI:
-    """Maximise a bound block by block, each by gradient or in closed form.
+    """Block coordinate ascent on a bound, with gradient steps or closed forms for each block.
 
-    It takes the place of Pyro's ``SVI``: any model, any guide, any ELBO.  A sweep visits the blocks in order.  A block that
-    moves by gradient has an optimiser of its own, and no other parameter requires gradients while it moves.
+    Use it in place of Pyro's ``SVI``, with any model, guide and ELBO.  A sweep visits the blocks in order.  A block that is
+    updated by gradient has its own optimiser, and no other parameter requires gradients during its steps.
 
-    The first step runs guide and model once to find their parameters.  Each that requires gradients must be in exactly one
-    block; ``requires_grad_(False)`` freezes a parameter, then or later, and a block whose parameters are all frozen is
-    skipped. A parameter that model and guide share goes by its name in the model.
+    The first step runs guide and model once to find their parameters.  Each parameter that requires gradients must be in
+    exactly one block.  ``requires_grad_(False)`` freezes a parameter, before the first step or later, and a block whose
+    parameters are all frozen is skipped.  A parameter that model and guide share has its name in the model.
 
     ``parameters`` has the unconstrained tensors used so far, by their names in Pyro's param store, and ``optimizers`` the
     torch optimisers of the blocks, by the block's name.
@@ -39,14 +39,14 @@ class BlockCoordinateVI:
     :param guide: a Pyro guide.
     :param blocks: the blocks, in the order of a sweep.
     :param loss: the bound to maximise, ``TraceMeanField_ELBO()`` by default, which takes no discrete sites of a guide; or, as
-        for ``SVI``, a function of model, guide and their arguments that returns minus a bound, to differentiate.
-    :param check_updates: evaluate the loss before and after each closed form, with the same random numbers: once (True) for an
-        exact loss, which no exact closed form raises; or this many times for a loss estimated by draws, whose mean must not
-        rise by more than four standard errors.
+        for ``SVI``, a function of model, guide and their arguments that returns a differentiable estimate of minus a bound.
+    :param check_updates: number of evaluations of the loss before and after each closed form, with the same random numbers.
+        One (True) suits an exact loss, which an exact closed form never raises.  For a loss estimated by draws use more: its
+        mean must not rise by more than four standard errors.
     :raises ValueError: if there are no blocks or two of one name; at the first step, if parameters are in no block or in
-        several, or a block names none.
-    :raises TypeError: for what is no block, or a class of bounds in place of a bound; at the first step, if ``optimizer``
-        of a block makes no torch optimiser.
+        several, or a block matches no parameter.
+    :raises TypeError: if ``blocks`` has an item that is no ``Block``, or ``loss`` is a class; at the first step, if
+        ``optimizer`` of a block returns no torch optimiser.
 
     Source: Blei, Kucukelbir and McAuliffe (2017), "Variational inference: a review for statisticians", section 2.4.
 
@@ -95,34 +95,34 @@ class BlockCoordinateVI:
         self._members: dict[str, dict[str, Parameter]] = {}
         self._tensors: set[Tensor] = set()
         self._frozen: dict[str, Tensor] = {}
-        self._waiting: Mapping[str, Any] = {}
+        self._loaded_states: Mapping[str, Any] = {}  # for optimisers that are made at the first step
         self._num_sweeps = 0
 
     def step(self, *args, **kwargs) -> float:
         """Sweep through the blocks once.
 
         :param args: arguments of model and guide.
-        :returns: minus an estimate of the bound, as ``SVI.step``: the loss of the sweep's first gradient step on it, before
-            that step.  Where no block takes one, the loss before the sweep, which costs an evaluation.
-        :raises ValueError: if an update returns other names, shapes or values than the parameters of its block can take, or if
-            the bound of a gradient is NaN, before anything is moved by it.
-        :raises TypeError: if it returns no tensors by name.
-        :raises RuntimeError: if ``check_updates`` is set and an update raises the loss, or if parameters were added, replaced
-            or, without a block to move them, freed since the first step.
+        :returns: minus an estimate of the bound, as ``SVI.step``: the loss before the first gradient step of the sweep.  If no
+            block takes gradient steps on the bound of the inference, the bound is evaluated before the sweep.
+        :raises ValueError: if an update returns other names or shapes than those of its parameters, or values outside their
+            constraints, or if a bound is NaN or infinite (before a gradient step changes parameters).
+        :raises TypeError: if an update returns no tensors by name.
+        :raises RuntimeError: if ``check_updates`` is set and an update raises the loss, or if since the first step parameters
+            were added or replaced, or parameters in no block were unfrozen.
         """
         if not self._members:
             self._start(args, kwargs)
-        if freed := [name for name, tensor in self._frozen.items() if tensor.requires_grad]:
+        if unfrozen := [name for name, tensor in self._frozen.items() if tensor.requires_grad]:
             raise RuntimeError(
-                f"expected {freed} to stay frozen, as at the first step, since they are not in exactly one block; make a new "
-                "BlockCoordinateVI in which they are"
+                f"expected {unfrozen} to stay frozen, as at the first step, since they are not in exactly one block; make a "
+                "new BlockCoordinateVI in which they are"
             )
         trained = {name for name, own in self.optimizers.items() if any(tensor.requires_grad for tensor in _tensors_of(own))}
         is_evaluated = any(block.name in trained and block.loss is None for block in self.blocks)
         losses = [] if is_evaluated else [self.evaluate_loss(*args, **kwargs)]
         for block in self.blocks:
             if block.update is not None:
-                self._solve(block, args, kwargs)
+                self._update_in_closed_form(block, args, kwargs)
             elif block.name in trained:
                 value = self._take_gradient_steps(block, block.loss or self.loss, args, kwargs)
                 losses += [value] if block.loss is None else []
@@ -130,7 +130,7 @@ class BlockCoordinateVI:
         return losses[0]
 
     def evaluate_loss(self, *args, **kwargs) -> float:
-        """Minus an estimate of the bound, without gradients.
+        """Compute minus an estimate of the bound, without gradients.
 
         :param args: arguments of model and guide.
         """
@@ -140,12 +140,12 @@ class BlockCoordinateVI:
             return torch_item(loss(self.model, self.guide, *args, **kwargs))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of the optimisers' states and the number of sweeps; parameters are in model, guide or param store."""
+        """Return copies of the optimisers' states, and the number of sweeps; parameters are not included."""
         states = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
-        return {"num_sweeps": self._num_sweeps, "optimizers": deepcopy({**self._waiting, **states})}
+        return {"num_sweeps": self._num_sweeps, "optimizers": deepcopy({**self._loaded_states, **states})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state; before the first step, optimisers take their states when they are made.
+        """Restore a state; optimisers that do not exist before the first step take their states then.
 
         :param state: returned by :meth:`state_dict`.
         :raises ValueError: for states of other blocks.
@@ -153,34 +153,35 @@ class BlockCoordinateVI:
         known = {block.name for block in self.blocks if block.optimizer is not None}
         if not state["optimizers"].keys() <= known:
             raise ValueError(f"expected states of the blocks {sorted(known)}, got those of {sorted(state['optimizers'])}")
-        # Optimisers move the tensors of their states.
-        self._num_sweeps, self._waiting = state["num_sweeps"], deepcopy(state["optimizers"])
-        self._restore()
+        # A copy, because optimisers change the tensors of their states.
+        self._num_sweeps, self._loaded_states = state["num_sweeps"], deepcopy(state["optimizers"])
+        self._restore_optimizers()
 
-    def _restore(self) -> None:
+    def _restore_optimizers(self) -> None:
         for name, optimizer in self.optimizers.items():
-            if name in self._waiting:
-                optimizer.load_state_dict(self._waiting[name])
+            if name in self._loaded_states:
+                optimizer.load_state_dict(self._loaded_states[name])
 
     def _start(self, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Find the parameters of model and guide, assign them to blocks, and make the optimisers."""
         parameters = find_parameters(self.model, self.guide, args, kwargs)
         members = partition(self.blocks, parameters)
         self._tensors = {parameter.tensor for parameter in parameters.values()}
         owned = Counter(name for own in members.values() for name in own)
         self._frozen = {name: parameter.tensor for name, parameter in parameters.items() if owned[name] != 1}
         for block in self.blocks:
-            # Frozen ones too: they may be freed later, and optimisers skip a parameter without a gradient.
+            # Frozen parameters are included, because they may be unfrozen; optimisers skip parameters without a gradient.
             tensors = [parameter.tensor for parameter in members[block.name].values()]
             if block.optimizer is not None and tensors:
                 optimizer = block.optimizer(tensors)
                 if not isinstance(optimizer, torch.optim.Optimizer):
                     raise TypeError(
                         f"block {block.name!r}: expected optimizer to make a torch optimiser of tensors, got "
-                        f"{type(optimizer).__name__}; pass optimizer=lambda tensors: torch.optim.Adam(tensors, lr=0.01), say"
+                        f"{type(optimizer).__name__}; pass optimizer=lambda tensors: torch.optim.Adam(tensors, lr=0.01)"
                     )
                 self.optimizers[block.name] = optimizer
-        self._restore()
-        self._members = members  # last: after an error, the next step starts again
+        self._restore_optimizers()
+        self._members = members  # last, so that the next step starts again after an error
 
     def _take_gradient_steps(self, block: Block, loss: Any, args: tuple, kwargs: dict[str, Any]) -> float:
         """Take gradient steps, and return the loss before the first."""
@@ -205,12 +206,12 @@ class BlockCoordinateVI:
                 optimizer.zero_grad()
         return losses[0]
 
-    def _solve(self, block: Block, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Move to the values of the closed form, or part of the way."""
+    def _update_in_closed_form(self, block: Block, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Update a block in closed form, with damping."""
         assert block.update is not None
         members = self._members[block.name]
-        movable = {name for name, parameter in members.items() if parameter.tensor.requires_grad}
-        if not movable:
+        trained = {name for name, parameter in members.items() if parameter.tensor.requires_grad}
+        if not trained:
             return
         before = self._comparable_losses(args, kwargs)
         rho = block.damping_after(self._num_sweeps)
@@ -218,13 +219,13 @@ class BlockCoordinateVI:
             values = block.update(*args, **kwargs)
             if not isinstance(values, Mapping) or not all(isinstance(value, Tensor) for value in values.values()):
                 raise TypeError(f"block {block.name!r}: expected update to return tensors by name, got {values!r}")
-            if not movable <= values.keys() <= members.keys():
+            if not trained <= values.keys() <= members.keys():
                 raise ValueError(
                     f"block {block.name!r}: expected update to return values of {sorted(members)}, got {sorted(values)}"
                 )
-            # The values may be the parameters themselves: compute all before writing any.
-            moved = {name: members[name].towards(values[name], rho, name) for name in movable}
-            for name, value in moved.items():
+            # Compute all before writing any, because the values may be the parameters themselves.
+            new = {name: members[name].towards(values[name], rho, name) for name in trained}
+            for name, value in new.items():
                 members[name].tensor.copy_(value)
         if self.check_updates:
             rise = self._comparable_losses(args, kwargs) - before
@@ -233,10 +234,12 @@ class BlockCoordinateVI:
             if not rise.mean() <= 4.0 * error + eps ** (2 / 3) * (1.0 + before.mean().abs()):
                 raise RuntimeError(
                     f"the update of block {block.name!r} raised the loss from {before.mean()} to {(before + rise).mean()}: it "
-                    "is not the closed form, or the loss is an estimate: take one without noise, or check_updates=100, say"
+                    "is not the closed form, or the loss is an estimate; use a loss without noise, or check_updates=100"
                 )
 
     def _comparable_losses(self, args: tuple, kwargs: dict[str, Any]) -> Float[Tensor, " checks"]:
+        """Evaluate the loss ``check_updates`` times, with the same random numbers at every call."""
+
         def loss(seed: int) -> float:
             with seeded(seed):
                 return self.evaluate_loss(*args, **kwargs)
@@ -245,7 +248,7 @@ class BlockCoordinateVI:
 
     @contextmanager
     def _checked(self) -> Iterator[None]:
-        """Run a bound; raise if it uses parameters that the first step did not."""
+        """Context for a bound, which raises if the bound uses parameters that the first step did not use."""
         with EvaluateBound(), poutine.trace(param_only=True) as capture:
             try:
                 yield

@@ -1,4 +1,4 @@
-"""One torch optimiser for all parameters, as SVI wants it."""
+"""Pyro optimisers that update all parameters with one torch optimiser."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -13,23 +13,23 @@ from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_nor
 __all__ = ["JointAdam", "JointOptim"]
 
 _NORM_UPDATE_RATE = 0.05
-_CLIP_FACTOR = 10.0  # a step that one rare draw makes longer can undo hundreds of others
+_CLIP_FACTOR = 10.0  # a longer step, caused by a single rare draw, can undo hundreds of others
 
 
 class JointOptim(PyroOptim):
-    """A ``PyroOptim`` that steps all parameters with a single torch optimiser.
+    """Pyro optimiser that updates all parameters with a single torch optimiser.
 
-    Pyro builds one optimiser per tensor.  A single one costs a fraction of the time, and sees the whole gradient, so that
-    its norm can be clipped.
+    Pyro builds one optimiser per tensor.  A single optimiser is several times faster, and can clip the norm of the whole
+    gradient.
 
-    :param optim_constructor: a torch optimiser, such as ``torch.optim.Adam``.
-    :param optim_args: its arguments; ``{"lr": 0.01, "fused": True}`` updates all tensors in one call.
+    :param optim_constructor: class of a torch optimiser, such as ``torch.optim.Adam``.
+    :param optim_args: arguments of the optimiser; ``{"lr": 0.01, "fused": True}`` updates all tensors in one call.
     :param clip_norm: bound on the norm of the whole gradient.
-    :param clip_factor: the same as a multiple of the usual norm, which is an average over the last twenty steps or so: a rare
-        draw whose gradient is a thousand times longer than all others then moves nothing far.
+    :param clip_factor: bound on the norm of the whole gradient, as a multiple of the usual norm, an exponential average over
+        about twenty steps.  It limits the effect of rare draws with gradients much longer than all others.
     :raises TypeError: if ``optim_args`` is no dict, such as a function of the parameter's name.
-    :raises ValueError: for a ``clip_factor`` of 1 or less; with one, where a gradient is not finite, before any parameter
-        moves.
+    :raises ValueError: for a ``clip_factor`` of 1 or less; with ``clip_factor``, for a gradient that is not finite, before any
+        parameter changes.
 
     Source: Seetharaman et al. (2020), "AutoClip: adaptive gradient clipping", for bounds relative to past norms.
 
@@ -60,29 +60,29 @@ class JointOptim(PyroOptim):
         self._constructor, self._args = optim_constructor, dict(optim_args or {})
         self._optimizer: torch.optim.Optimizer | None = None
         self._usual_norm: Tensor | None = None
-        self._waiting: dict[Tensor | str, dict[str, Any]] = {}  # states of parameters that no step has used since
+        self._loaded_states: dict[Tensor | str, dict[str, Any]] = {}  # of parameters that no step has used since loading
 
     def __call__(self, params: Iterable[Tensor], *args, **kwargs) -> None:
-        # SVI hands over a set, of which the order is not that of the next run.
+        # SVI passes a set, whose order differs from run to run.
         params = dict.fromkeys(sorted(params, key=_stored_name) if isinstance(params, set) else params)
-        if not params:  # of a guide that is exact, say
+        if not params:
             return
-        optimizer = self._including([param for param in params if param not in self.optim_objs])
-        if self._waiting:
+        optimizer = self._add_params([param for param in params if param not in self.optim_objs])
+        if self._loaded_states:
             self._restore(optimizer, params)
         for unused in self.optim_objs.keys() - params.keys():
             unused.grad = None
-        everything = optimizer.param_groups[0]["params"]
+        all_params = optimizer.param_groups[0]["params"]
         if self._clip_norm is not None:
-            clip_grad_norm_(everything, self._clip_norm)
+            clip_grad_norm_(all_params, self._clip_norm)
         if self._clip_factor is not None:
-            self._clip_unusual(everything, self._clip_factor)
+            self._clip_relative(all_params, self._clip_factor)
         optimizer.step(*args, **kwargs)
 
-    def _including(self, new: list[Tensor]) -> torch.optim.Optimizer:
-        """The optimiser, with new parameters in its only group, so that schedulers see one group whatever comes late."""
-        position = {key: i for i, key in enumerate(self._waiting)}
-        new.sort(key=lambda param: position.get(param, len(position)))  # in the order that they had when saved
+    def _add_params(self, new: list[Tensor]) -> torch.optim.Optimizer:
+        """Add new parameters to the only group of the optimiser, so that schedulers always have one group."""
+        position = {key: i for i, key in enumerate(self._loaded_states)}
+        new.sort(key=lambda param: position.get(param, len(position)))  # in the order of the saved state
         if self._optimizer is None:
             self._optimizer = self._constructor(new, **self._args)
         else:
@@ -90,11 +90,12 @@ class JointOptim(PyroOptim):
         self.optim_objs |= dict.fromkeys(new, self._optimizer)
         return self._optimizer
 
-    def _clip_unusual(self, params: Sequence[Tensor], factor: float) -> None:
+    def _clip_relative(self, params: Sequence[Tensor], factor: float) -> None:
+        """Clip the gradient at a multiple of its usual norm, and update the usual norm."""
         norm = get_total_norm([param.grad for param in params if param.grad is not None])
-        if not torch.isfinite(norm):  # SVI waits for the device at every step as it is
+        if not torch.isfinite(norm):  # no extra synchronisation: SVI.step reads the loss at every step
             raise ValueError(
-                "expected finite gradients, got NaN or infinity; no parameter was moved: try a smaller learning rate, or "
+                "expected finite gradients, got NaN or infinity; no parameter was changed: try a smaller learning rate, or "
                 "model and data in torch.float64"
             )
         usual = norm if self._usual_norm is None else self._usual_norm.to(norm)
@@ -103,37 +104,38 @@ class JointOptim(PyroOptim):
         self._usual_norm = usual.lerp(torch.minimum(norm, factor * usual), _NORM_UPDATE_RATE)
 
     def _restore(self, optimizer: torch.optim.Optimizer, params: Iterable[Tensor]) -> None:
+        """Give the optimiser the loaded states of parameters."""
         on_device = any(optimizer.defaults.get(option) for option in ("fused", "capturable"))
         for param in params:
-            key = param if param in self._waiting else _stored_name(param)
-            if key in self._waiting:
+            key = param if param in self._loaded_states else _stored_name(param)
+            if key in self._loaded_states:
                 steps = param.device if on_device else torch.device("cpu")
-                optimizer.state[param] = _moved(self._waiting.pop(key), param.device, steps=steps)
+                optimizer.state[param] = _moved(self._loaded_states.pop(key), param.device, steps=steps)
 
     def get_state(self, names: Mapping[Tensor, str] | None = None) -> dict[str, Any]:
-        """Copy of the usual norm and of the state of every parameter, by the parameter's name.
+        """Return copies of the usual norm and of the state of every parameter, by its name.
 
         :param names: names of the parameters; by default those in Pyro's param store.
         :raises ValueError: without ``names``, if parameters are not in the store, as under ``module_local_params``.
         """
         state = {}
         for param, optimizer in self.optim_objs.items():
-            if names is None or param in names:  # others are those of another fit
+            if names is None or param in names:  # other parameters are those of another fit
                 state[_name(param, names)] = optimizer.state[param]
-        for key, saved in self._waiting.items():
+        for key, saved in self._loaded_states.items():
             state[key if isinstance(key, str) else _name(key, names)] = saved
         return deepcopy({"usual_norm": self._usual_norm, "state": state})
 
     def set_state(self, state_dict: dict[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Restore a state; each parameter takes its own at the next step that uses it.
+        """Restore a state; the state of each parameter is used from the next step with this parameter on.
 
         :param state_dict: returned by :meth:`get_state`.
         :param tensors: parameters by their names; by default those in Pyro's param store.
         """
-        state_dict = deepcopy(state_dict)  # the optimiser moves the tensors of its state
+        state_dict = deepcopy(state_dict)  # the optimiser changes the tensors of its state
         self._usual_norm = state_dict["usual_norm"]
         state = state_dict["state"]
-        self._waiting = state if tensors is None else {tensors[name]: saved for name, saved in state.items()}
+        self._loaded_states = state if tensors is None else {tensors[name]: saved for name, saved in state.items()}
 
 
 class JointAdam(JointOptim):
@@ -156,21 +158,23 @@ class JointAdam(JointOptim):
 
 
 def _moved(state: dict[str, Any], device: torch.device, *, steps: torch.device) -> dict[str, Any]:
-    """Move a parameter's state to a device, and the number of steps to that where the optimiser keeps it."""
+    """Move the state of a parameter to a device, and its number of steps to the device ``steps``."""
     return {
         key: value.to(steps if key == "step" else device) if torch.is_tensor(value) else value for key, value in state.items()
     }
 
 
 def _stored_name(param: Tensor) -> str:
+    """Return the name of a parameter in Pyro's param store; empty for a parameter that is not in the store."""
     return pyro.get_param_store().param_name(param) or ""
 
 
 def _name(param: Tensor, names: Mapping[Tensor, str] | None) -> str:
+    """Return the name of a parameter in ``names``, or by default in Pyro's param store."""
     name = _stored_name(param) if names is None else names[param]
     if not name:
         raise ValueError(
             f"expected parameters with names in Pyro's param store, got one of shape {list(param.shape)} without; under "
-            "module_local_params, take pyro_lvgp.infer.Checkpoint, which knows parameters by their places in model and guide"
+            "module_local_params, take pyro_lvgp.infer.Checkpoint, which uses paths in model and guide instead"
         )
     return name

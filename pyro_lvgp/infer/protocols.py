@@ -1,7 +1,7 @@
-"""Protocols that models and guides implement to offer more than a Pyro model or guide does.
+"""Protocols of optional capabilities of models and guides.
 
-A model or guide is any callable with Pyro sites.  Everything else is optional, and recognised with ``isinstance`` by the
-attributes and methods of its class: no base class is needed.
+A model or guide is any callable with Pyro sites.  Capabilities beyond that are recognised by ``isinstance`` from attributes
+and methods of its class; no base class is needed.
 
 >>> class Model:
 ...     local_plate = "data"
@@ -41,14 +41,17 @@ __all__ = [
 
 @runtime_checkable
 class HasLocalPlate(Protocol):
-    """Model or guide with a plate over data: ``local_plate``, its name, or None if all sites are treated jointly."""
+    """Model or guide with a plate over data.
+
+    ``local_plate`` is the name of the plate, or None if all sites are treated jointly.
+    """
 
     local_plate: str | None
 
 
 @runtime_checkable
 class HasPlates(Protocol):
-    """Model that creates its plates for guides, which subsample the same rows that way."""
+    """Model that creates its plates for guides, so that both have the same subsamples."""
 
     def create_plates(self, *args: Any, **kwargs: Any) -> Any:
         """Create the plates of a call, as for ``create_plates`` of Pyro's autoguides.
@@ -60,7 +63,7 @@ class HasPlates(Protocol):
 
 @runtime_checkable
 class HasInitialValues(Protocol):
-    """Model that gives the initial values of its latent sites."""
+    """Model with initial values of its latent sites."""
 
     def init_loc_fn(self, site: dict) -> Tensor:
         """Return the initial value of a latent site, as for ``init_loc_fn`` of Pyro's autoguides.
@@ -71,7 +74,10 @@ class HasInitialValues(Protocol):
 
 @runtime_checkable
 class HasEventDims(Protocol):
-    """Model that names the event dimensions of its sites: ``event_dims``, ``{"X": ("latent",)}``, for ArviZ."""
+    """Model with names of event dimensions for ArviZ.
+
+    ``event_dims`` has the names by site, such as ``{"X": ("latent",)}``.
+    """
 
     event_dims: Mapping[str, Sequence[str]]
 
@@ -103,11 +109,13 @@ class TakesMiniBatches(Protocol):
 class HasLogJoint(Protocol):
     """Model whose log joint over the sites of its local plate is a pure function of tensors.
 
-    :class:`~pyro_lvgp.guides.AutoAnnealedLangevin` takes the scores of its chains from there, instead of tracing the model.
+    :class:`~pyro_lvgp.guides.AutoAnnealedLangevin` computes the scores of its chains by :meth:`score`, without tracing the
+    model.
 
-    ``local_plate`` is the plate over data, ``local_sites`` the names of its latent sites, which are on the real line, and
-    ``log_joint_forward`` the ``forward`` that the log joint belongs to.  A subclass that overrides ``forward`` alone is
-    traced; it sets ``log_joint_forward = forward`` if the log joint is that of its own ``forward``.
+    ``local_plate`` is the name of the plate over data, ``local_sites`` has the names of the latent sites in it, which are on
+    the real line, and ``log_joint_forward`` is the ``forward`` whose log joint :meth:`log_joint` computes.  A subclass that
+    overrides ``forward`` only is traced, unless it sets ``log_joint_forward = forward`` to declare that the log joint is that
+    of its own ``forward``.
     """
 
     local_plate: str
@@ -129,7 +137,7 @@ class HasLogJoint(Protocol):
         """
 
     def score(self, latents: Mapping[str, Tensor], statistics: Any) -> dict[str, Tensor]:
-        """Compute the gradients of the summed log joint in the latents.
+        """Compute the gradients of the summed log joint with respect to the latents.
 
         :param latents: values of the local sites.
         :param statistics: result of :meth:`statistics`.
@@ -138,14 +146,20 @@ class HasLogJoint(Protocol):
 
 @runtime_checkable
 class HasProcessSite(Protocol):
-    """Model with one Gaussian-process site: ``gp_site``, its name; its first argument are the inputs."""
+    """Model with one Gaussian-process site.
+
+    ``gp_site`` is the name of the site.  The first argument of the model are the inputs.
+    """
 
     gp_site: str
 
 
 @runtime_checkable
 class HasConditionalSite(HasProcessSite, Protocol):
-    """Model of inducing values ``gp_site``, given which the site ``conditional_site`` keeps the prior of the model."""
+    """Model with inducing values at the site ``gp_site``.
+
+    ``conditional_site`` is the name of the site of function values given the inducing values.
+    """
 
     conditional_site: str
 
@@ -169,15 +183,15 @@ class HasInducingPoints(Protocol):
     """
 
     def place_inducing_points(self, inducing_points: Tensor) -> None:
-        """Replace the parameter ``inducing_points``; gradients reach the new one if they reached the old.
+        """Replace the parameter ``inducing_points``; the new one requires gradients if the old one did.
 
-        :param inducing_points: new inducing points, of which there may be another number.
+        :param inducing_points: new inducing points, in any number.
         """
 
 
 @runtime_checkable
 class SubsamplesPoints(Protocol):
-    """Model that can be given a mini-batch of the points of one series without a plate that declares it."""
+    """Model that takes mini-batches of the points of one series, without a subsampled plate."""
 
     def shows_some_points(self, *args: Any, **kwargs: Any) -> bool:
         """Return whether these arguments are a mini-batch of the points of one series.
@@ -188,14 +202,17 @@ class SubsamplesPoints(Protocol):
 
 @runtime_checkable
 class HasLikelihoodTerm(Protocol):
-    """Model with a choice of its likelihood term: ``likelihood_term``; only that of ``"fitc"`` is a density of the draws."""
+    """Model with a choice of likelihood terms.
+
+    ``likelihood_term`` is the name of the term.  Only the density of ``"fitc"`` is that of the model's draws.
+    """
 
     likelihood_term: str
 
 
 @runtime_checkable
 class RandomFeatureModel(Protocol):
-    """Model with latents, frequencies and weights of random features, the model of a ``RandomFeatureGuide``.
+    """Model of a ``RandomFeatureGuide``, with latents, and frequencies and weights of random features.
 
     See :class:`~pyro_lvgp.models.RandomFeatureLVM` for the sites, and for shapes of the attributes.
     """
@@ -207,7 +224,7 @@ class RandomFeatureModel(Protocol):
     num_components: int
     initial_values: dict[str, Tensor]
 
-    if TYPE_CHECKING:  # parameters, buffers and submodules, which isinstance does not find on Python 3.12
+    if TYPE_CHECKING:  # parameters, buffers and submodules are no static attributes, which isinstance needs on Python 3.12
         mean: Tensor
         concentration: Tensor
         component_locs: Any
@@ -237,7 +254,7 @@ class RandomFeatureModel(Protocol):
 
 @runtime_checkable
 class SamplesGlobals(Protocol):
-    """Guide that can sample the sites outside a plate over data alone."""
+    """Guide that can sample only the sites outside a plate over data."""
 
     def sample_globals(self, *args: Any, local_plate: str) -> Mapping[str, Tensor]:
         """Sample the sites that are outside a plate.

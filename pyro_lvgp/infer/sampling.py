@@ -27,12 +27,12 @@ _DRAWS = "_pyro_lvgp_draws"
 
 @dataclass(frozen=True, eq=False)
 class SampledTraces:
-    """S draws z ~ q(z), with the sites and log densities of the model and the guide.
+    """Sites and log densities of a model and a guide at S draws z ~ q(z).
 
-    :param sites: the sites of the model, in its order.
+    :param sites: sites of the model by name, in its order.
     :param log_p: log p(y, z) of every draw.
-    :param log_q: log density of every draw under the guide, and the priors of sites that the guide lacks.
-    :param plates: for each plate the rows in it: 0 … size − 1, or the subsample.
+    :param log_q: log density of every draw under the guide, including the priors of sites that the guide does not have.
+    :param plates: row indices of each plate by name: 0 … size − 1, or the subsample.
     """
 
     sites: dict[str, SampledSite]
@@ -56,9 +56,9 @@ def sample_traces(
 ) -> SampledTraces:
     """Draw from a guide, replay the model on the draws, and simulate data from them.
 
-    The weight of draw s is p(y, z_s) / q(z_s) with z_s ~ q.  Sites of the model that the guide lacks are drawn from
-    their prior given the other sites: that prior is then part of both p and q.  Every draw sees the same subsample of a
-    subsampled plate, and log p and log q hold Pyro's scale factors.
+    The weight of draw s is p(y, z_s) / q(z_s) with z_s ~ q.  Sites of the model that the guide does not have are
+    drawn from their prior given the other sites, which is then part of both p and q.  All draws have the same subsamples of
+    plates, and log p and log q include Pyro's scale factors.
 
     Draws are made ``chunk_size`` at a time in a plate to the left of all others, as in ``Trace_ELBO`` with
     ``vectorize_particles=True``, so model and guide must broadcast over dimensions on the left of their plates.
@@ -67,12 +67,12 @@ def sample_traces(
     :param guide: any Pyro guide for it, autoguides and ``GuideMessenger`` included.
     :param args: arguments of both.
     :param num_samples: number of draws S.
-    :param chunk_size: number of draws in memory at once; it bounds the memory of everything but the result.
-    :param vectorize: False runs model and guide draw by draw: slow, but it asks nothing of them.
+    :param chunk_size: number of draws in memory at once, besides the results.
+    :param vectorize: False runs model and guide draw by draw, which is slow, but does not require that they broadcast.
     :param predict: simulate the observed sites.
     :param log_likelihood: return the log density of every observed entry.
-    :param seed: seed of the draws; the global random state is then left alone.  None draws from the global state.
-    :param device: device of the result; None for the one that it is computed on.
+    :param seed: seed of the draws, which then do not change the global random state; None draws from the global state.
+    :param device: device of the results; None for the device of the computation.
     :param kwargs: keyword arguments of both.
     :raises ValueError: if a number is not positive, or an observed value depends on the latent sites.
     :raises TypeError: if a number is no integer.
@@ -105,7 +105,7 @@ def sample_traces(
 
 
 class _Pair:
-    """A model and a guide, the layout of their sites, and one subsample of every subsampled plate."""
+    """Model and guide, with the layout of their sites and one subsample of every subsampled plate."""
 
     def __init__(self, model: Callable, guide: Callable, args: tuple, kwargs: dict, vectorize: bool):
         self.model, self.guide, self.args, self.kwargs, self.vectorize = model, guide, args, kwargs, vectorize
@@ -125,20 +125,21 @@ class _Pair:
             raise ValueError("expected a model with sample sites, got none; check that it calls pyro.sample")
         if vectorize:
             for trace in (guide_trace, model_trace):
-                _log_prob(trace, 1)  # whose errors are those of one draw
+                _log_prob(trace, 1)  # outside the handler below: errors here are not about broadcasting
                 with _explain_failure():
                     _check_log_prob_shapes(trace, self.nesting)
 
     def draw(self, num: int, predict: bool, log_likelihood: bool) -> dict[tuple[str, str], Tensor]:
-        """Make ``num`` draws: (what, site) -> tensor whose first dimension counts draws."""
+        """Make ``num`` draws; return tensors by (quantity, site), with draws along the first dimension."""
         if not self.vectorize:
             return self._draw(1, None, nullcontext(), predict, log_likelihood)
         try:
             return self._draw_at_once(num, predict, log_likelihood)
         except (RuntimeError, ValueError, IndexError):
-            # What does not broadcast fails for few draws too, but not for one alone: bad values and want of memory differ.
+            # A model that does not broadcast fails for few draws but not for one.  Invalid values fail for one draw too, and
+            # a lack of memory not for few.
             self._draw(1, None, nullcontext(), predict, log_likelihood)
-            for few in (2, 3):  # one of which may be the size of a plate
+            for few in (2, 3):  # two numbers, because a plate of the same size as the draws can hide the error
                 with _explain_failure():
                     self._draw_at_once(few, predict, log_likelihood)
             raise
@@ -147,7 +148,7 @@ class _Pair:
         nesting = self.nesting + 1
         draws = self._draw(num, nesting, pyro.plate(_DRAWS, num, dim=-nesting), predict, log_likelihood)
         if not self.is_checked:
-            self._check_first(draws)
+            self._check_independence(draws)
         return draws
 
     def _draw(
@@ -163,7 +164,7 @@ class _Pair:
                 _check_log_prob_shapes(model_trace, nesting)
                 _check_log_prob_shapes(guide_trace, nesting)
             simulated = self._trace_model(model_trace, _Simulate()(self.model)) if predict else None
-        # What the guide lacks was drawn from the model: its density is part of q.
+        # Sites that the guide does not have were drawn from the model, whose density is part of q.
         log_q |= {n: log_p[n] for n, layout in self.layouts.items() if layout.kind == "latent" and n not in log_q}
         zero = torch.zeros(num, dtype=torch.float64, device=next(iter(log_p.values())).device)
         result = {("log_p", ""): sum(log_p.values(), zero), ("log_q", ""): sum(log_q.values(), zero)}
@@ -183,8 +184,8 @@ class _Pair:
                 result["prediction", name] = layout.stack(simulated.nodes[name], num)
         return result
 
-    def _check_first(self, draws: Mapping[tuple[str, str], Tensor]) -> None:
-        """Raise if the model makes something else of the first draw alone than among others: ``x.mean()`` mixes draws."""
+    def _check_independence(self, draws: Mapping[tuple[str, str], Tensor]) -> None:
+        """Raise if the results of the first draw depend on the other draws, as ``x.mean()`` over a plate makes them."""
         first = Trace()
         for name, layout in self.layouts.items():
             if layout.kind == "latent":
@@ -198,17 +199,18 @@ class _Pair:
             return values | {key: value for key, value in entry.items() if key in draws}
 
         found = alone()
-        # A model with noise of its own, such as dropout, makes something else of a draw each time.
+        # Two runs of a model with its own noise, such as dropout, differ too.
         if not _agree(found, {key: draws[key][0] for key in found}) and _agree(found, alone()):
             raise ValueError(
-                "a draw alone has other values than among others; does the model reduce over a plate, as x.mean()?"
+                "expected results of one draw that do not depend on other draws, got results that do; does the model reduce "
+                "over a plate, as x.mean()?"
             )
         self.is_checked = True
 
     def _for_model(self, guide_trace: Trace, num: int) -> Trace:
-        """The guide's values with draws to the left of all plates of the model: [num, 1, …, 1, *batch, *event].
+        """Reshape the guide's values to [num, 1, …, 1, *batch, *event], with draws to the left of all plates of the model.
 
-        The guide may nest its plates differently, or declare as event dimensions what the model calls plates.
+        The guide may nest its plates differently, or have event dimensions for plates of the model.
         """
         trace = guide_trace.copy()
         for name, site in _sampled(guide_trace).items():
@@ -223,13 +225,13 @@ class _Pair:
         return trace_guide(poutine.replay(self.guide, trace=self.subsamples), self.args, self.kwargs)
 
     def _trace_model(self, latents: Trace, model: Callable) -> Trace:
-        known = self.subsamples.copy()
-        known.nodes.update((n, s) for n, s in latents.nodes.items() if s["type"] == "sample" and not s["is_observed"])
-        return poutine.trace(poutine.replay(model, trace=known)).get_trace(*self.args, **self.kwargs)
+        replayed = self.subsamples.copy()
+        replayed.nodes.update((n, s) for n, s in latents.nodes.items() if s["type"] == "sample" and not s["is_observed"])
+        return poutine.trace(poutine.replay(model, trace=replayed)).get_trace(*self.args, **self.kwargs)
 
 
 class _Simulate(Messenger):
-    """Draw the observed sites.  Unlike ``poutine.uncondition``, leave deterministic sites and factors as they are."""
+    """Draw the observed sites, but, unlike ``poutine.uncondition``, not deterministic sites and factors."""
 
     def _pyro_sample(self, msg: Any) -> None:
         if msg["is_observed"] and not is_deterministic(msg) and not site_is_factor(msg):
@@ -237,7 +239,7 @@ class _Simulate(Messenger):
 
 
 def _agree(values: Mapping[Any, Tensor], others: Mapping[Any, Tensor]) -> bool:
-    """Whether tensors are the same but for what rounding does to ill-conditioned ones."""
+    """Return whether tensors are equal up to rounding errors, of ill-conditioned operations too."""
     pairs = [(value.double(), others[key].double().reshape(value.shape)) for key, value in values.items()]
     return all(torch.allclose(a, b, rtol=1e-2, atol=1e-2, equal_nan=True) for a, b in pairs)
 
@@ -251,17 +253,17 @@ def _sampled(trace: Trace) -> dict[str, Any]:
 
 
 def _log_prob(trace: Trace, num: int) -> dict[str, Tensor]:
-    """[num] log density of every site, scaled and masked, summed in float64."""
+    """Compute the log density [num] of every site, scaled and masked, summed in float64."""
     trace.compute_log_prob(lambda _, site: not _is_subsample(site))
     return {name: s["log_prob"].reshape(num, -1).sum(-1, dtype=torch.float64) for name, s in _sampled(trace).items()}
 
 
 def _check_log_prob_shapes(trace: Trace, nesting: int) -> None:
-    """Raise if a site whose log density is known has a batch dimension that is not in a plate."""
+    """Raise if a site has a batch dimension that belongs to no plate."""
     for name, site in _sampled(trace).items():
         check_site_shape(site, nesting)
         if is_undeclared(shape := site["log_prob"].shape, range(-nesting, 0)):
-            raise ValueError(f"at site '{name}' a batch of shape {list(shape)} that is not all in plates")
+            raise ValueError(f"at site '{name}' expected a plate for each batch dimension, got batch shape {list(shape)}")
 
 
 @contextmanager

@@ -199,7 +199,7 @@ def test_nothing_hidden_and_nan_are_refused(y):
 
 
 def test_predictions_without_densities_are_refused(y):
-    with pytest.raises(TypeError, match=r"a prediction with log_prob from candidate 'mean', got Tensor; return what"):
+    with pytest.raises(TypeError, match=r"a prediction with log_prob from candidate 'mean', got Tensor; return the"):
         held_out_nll({"mean": lambda shown: shown.nanmean(0)}, y, gap_folds(y), progress=False)
 
 

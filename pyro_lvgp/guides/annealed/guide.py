@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.distributions.path_delta import PathDelta
-from pyro_lvgp.guides._handlers import TakePlates
+from pyro_lvgp.guides._handlers import ShareSubsamples
 from pyro_lvgp.guides._sampled import SampledGuide
 from pyro_lvgp.guides.annealed import schedules, transitions
 from pyro_lvgp.guides.annealed._targets import (
@@ -54,41 +54,43 @@ class AutoAnnealedLangevin(SampledGuide):
         \log w = \log p(y, h_K) - \log q_0(h_0) + \sum_{k=1}^K \log \frac{r_k(h_{k-1} \mid h_k)}{t_k(h_k \mid h_{k-1})}
 
     along the bridges :math:`\log q_k = (1 - \beta_k) \log q_0 + \beta_k \log p(y, \cdot)`, with :math:`E[w] = p(y)`, so that
-    :math:`E[\log w]` is a lower bound, the tighter the longer the chain.  It serves any Pyro model with continuous latents.
+    :math:`E[\log w]` is a lower bound, which becomes tighter with K.  The guide takes any Pyro model with continuous latents.
 
-    Sites in ``local_plate`` have one chain for each datum, a weight for each datum, and scores without the factor N/B of a
-    mini-batch.  Sites that are not annealed are drawn once, shared by chain and bound; under a bound that marginalises them
-    (:class:`~pyro_lvgp.infer.MeanFieldELBO`) the chain does too.  Chains run in the whitened coordinates of the base, where
-    step sizes are pure numbers; one for each latent dimension is a diagonal preconditioner.  K transitions cost K + 1 scores.
+    Sites in ``local_plate`` have a chain and a weight for each datum, and scores without the factor N/B of a mini-batch.
+    Sites that are not annealed are drawn once for chain and bound; a bound that marginalises them
+    (:class:`~pyro_lvgp.infer.MeanFieldELBO`) marginalises them in the chain too.  Chains run in the whitened coordinates of
+    the base, in which step sizes have no units; a step size for each latent dimension is a diagonal preconditioner.  K
+    transitions need K + 1 scores.
 
-    Each annealed site is emitted as a ``Delta`` at :math:`h_K` whose log density is that of the path, so that
-    ``Trace_ELBO``, ``Predictive``, ``Importance`` and :class:`~pyro_lvgp.infer.ImportanceWeightedELBO` take it as it is.
+    Each annealed site is sampled from a ``Delta`` at :math:`h_K` whose log density is that of the path, so that
+    ``Trace_ELBO``, ``Predictive``, ``Importance`` and :class:`~pyro_lvgp.infer.ImportanceWeightedELBO` need no changes.
 
-    :param model: a Pyro model.  If it offers ``log_joint``, as :class:`~pyro_lvgp.models.BayesianGPLVM` does,
-        scores come from there; otherwise it is traced.
+    :param model: a Pyro model.  A model with a ``score`` (:class:`~pyro_lvgp.infer.protocols.HasLogJoint`), such as
+        :class:`~pyro_lvgp.models.BayesianGPLVM`, computes its own scores; any other model is traced.
     :param local_plate: name of the plate over data, whose sites are annealed.  By default the model's own ``local_plate`` if
         it has one, else None: all sites are annealed jointly.
-    :param sites: anneal these only.
+    :param sites: names of the sites to anneal; by default all sites of ``local_plate``, or all sites without a local plate.
     :param num_steps: number K of transitions.
-    :param dynamics: ``"underdamped"`` Langevin, with a momentum, ``"overdamped"``, or a :class:`Transition` of your own.
+    :param dynamics: ``"underdamped"`` Langevin, with a momentum, ``"overdamped"``, or an instance of a subclass of
+        :class:`Transition`.
     :param annealing_schedule: β_1 … β_K: ``"learned"``, ``"linear"``, ``"sigmoid"``, or the power p of ``(k / K)^p``.
-    :param step_size: initial step size η, in units of the base's standard deviation; a gradient moves a datum by η² / 2 of
-        itself, or by η if overdamped.
-    :param learn_step_size: learn step sizes, for each transition and latent dimension.
-    :param max_step_size: they stay below it; unadjusted Langevin diverges above 2 / λ_max.
-    :param momentum_persistence: initial γ of the momentum, which is learned.
+    :param step_size: initial step size η, in units of the base's standard deviation.  The gradient of a transition is scaled
+        by η² / 2, or by η if overdamped.
+    :param learn_step_size: learn a step size for each transition and latent dimension; False fixes them.
+    :param max_step_size: upper bound of learned step sizes; unadjusted Langevin diverges above 2 / λ_max.
+    :param momentum_persistence: initial share γ of the momentum that a transition preserves, which is learned.
     :param differentiate_score: differentiate through the scores; False is cheaper, and its gradient biased.
     :param base_guide: a :class:`MeanFieldGuide` of the model, whose Gaussians the chains start from: diagonal, with full
         covariances, or amortised.  By default ``MeanFieldGuide(model)``.
-    :param global_guide: a guide for the sites that are not annealed; by default those of the base guide.
+    :param global_guide: guide of the sites that are not annealed; by default the base guide draws these.
     :param surrogate_model: a model of the same sites, for the scores of the chain; the bound remains that of ``model``.
     :param compile: compile one transition and its gradient, for models with ``log_joint``.  The time to compile does not grow
         with ``num_steps``.  ``fit(compile=True)`` compiles the whole step of a fit instead: its steps are the fastest, for any
-        model, but the time to compile grows with ``num_steps``; use both together where that time matters.
+        model, but the time to compile grows with ``num_steps``; use both together to shorten that time.
     :param create_plates: as for Pyro's autoguides; by default the base guide's.
-    :raises ValueError: for arguments out of range, unknown sites, a base guide that has run already, sites outside plates
+    :raises ValueError: for arguments out of range, unknown sites, a base guide that was called before, sites outside plates
         annealed under subsampling, sites outside the local plate that depend on those inside, or ``compile`` without
-        ``log_joint``; when called, while Pyro validates, if a chain diverges.
+        ``log_joint``; at a call with Pyro's validation on, if a chain diverges.
     :raises TypeError: for a ``num_steps`` that is no integer, or a base guide that is no :class:`MeanFieldGuide`.
 
     >>> from pyro.infer import SVI, Trace_ELBO
@@ -105,7 +107,6 @@ class AutoAnnealedLangevin(SampledGuide):
     inference via uncorrected Hamiltonian annealing"; NumPyro's ``AutoDAIS`` and ``AutoSemiDAIS``.
     """
 
-    prototype_trace: Any
     increments: Any
     beta: Tensor
 
@@ -140,17 +141,13 @@ class AutoAnnealedLangevin(SampledGuide):
         self.num_steps, self.differentiate_score = num_steps, differentiate_score
         self.transition = transitions.as_transition(dynamics)
         self.local_plate: str | None = local_plate or (model.local_plate if isinstance(model, HasLocalPlate) else None)
-        self._requested, self._requested_plate = sites, local_plate
+        self._requested_sites, self._requested_plate = sites, local_plate
         self.annealed: tuple[str, ...] = ()
-        self._annealing_schedule, self._step_size, self._learn, self._max = (
-            annealing_schedule,
-            step_size,
-            learn_step_size,
-            max_step_size,
-        )
+        self._annealing_schedule = annealing_schedule
+        self._step_size, self._learn_step_size, self._max_step_size = step_size, learn_step_size, max_step_size
         self._momentum_persistence = momentum_persistence
-        self._surrogate = (surrogate_model,)  # in a tuple, as Pyro keeps the model: not a submodule
-        self._within_plate = False  # whether that has been looked at
+        self._surrogate = (surrogate_model,)  # a tuple, so that the model is no submodule
+        self._is_plate_checked = False
         self._compile = compile
         self._compiled: CompiledLoop | None = None
         if compile and not (isinstance(model, HasLogJoint) and surrogate_model is None):
@@ -158,7 +155,7 @@ class AutoAnnealedLangevin(SampledGuide):
                 f"compile=True needs a model with log_joint, got {type(model).__name__}"
                 f"{'' if surrogate_model is None else ' with a surrogate_model'}; pass compile=False to trace the model"
             )
-        # This guide opens the plates for all its parts.
+        # This guide creates the plates of all its parts.
         base_guide.create_plates = None
         self.base_guide = base_guide
         if global_guide is not None and not isinstance(global_guide, AutoGuide):
@@ -167,26 +164,23 @@ class AutoAnnealedLangevin(SampledGuide):
             global_guide.create_plates = None
         self.global_guide = global_guide
 
-    def _check_prototype(self, part_trace: Trace) -> None:
-        """Called by the parts of this guide when they trace the model."""
-
     def _make_parameters(self, *args, **kwargs) -> None:
         self.base_guide._setup_prototype(*args, **kwargs)
         names = self._choose_sites()
         self._others = tuple(name for name in self.base_guide.coordinates if name not in names)
         self._whitened = Whitened(tuple((name, self.base_guide.coordinates[name]) for name in names))
-        self._pure = self._surrogate[0] is None and _has_log_joint_of(self.model, names)
-        if self._compile and not self._pure:
-            raise ValueError(f"compile=True anneals the sites of the model's log_joint, got {sorted(names)}; see sites=")
+        self._has_pure_score = self._surrogate[0] is None and _has_log_joint_of(self.model, names)
+        if self._compile and not self._has_pure_score:
+            raise ValueError(f"compile=True anneals the sites of the model's log_joint, got {sorted(names)}; leave out sites=")
         self._add_parameters(args)
         self.annealed = tuple(names)
 
     def _choose_sites(self) -> Sequence[str]:
-        """Names of the sites to anneal; ``local_plate`` becomes None if they are inside and outside of the model's own."""
+        """Return the names of the sites to anneal; set ``local_plate`` to None if some are outside the model's own plate."""
         latents = dict(self.prototype_trace.iter_stochastic_nodes())
         plate = self.local_plate
         inside = [name for name, site in latents.items() if plate in (frame.name for frame in site["cond_indep_stack"])]
-        names = self._requested
+        names = self._requested_sites
         if names is None:
             names = inside if plate is not None else list(latents)
         if not names or not set(names) <= set(latents):
@@ -214,9 +208,9 @@ class AutoAnnealedLangevin(SampledGuide):
         self.step_sizes = PyroModule()
         for name, site in self._whitened.sites:
             loc = self.base_guide.loc_and_scale(name, args)[0].detach()
-            size = loc.new_full((self.num_steps, *loc.shape[loc.dim() - site.event_dim :]), self._step_size)
-            learned = PyroParam(size, constraints.interval(0.0, self._max))
-            deep_setattr(self.step_sizes, name, learned if self._learn else nn.Buffer(size))
+            step_size = loc.new_full((self.num_steps, *loc.shape[loc.dim() - site.event_dim :]), self._step_size)
+            learned = PyroParam(step_size, constraints.interval(0.0, self._max_step_size))
+            deep_setattr(self.step_sizes, name, learned if self._learn_step_size else nn.Buffer(step_size))
         beta = schedules.fixed_schedule(self._annealing_schedule, self.num_steps)
         if beta is None:
             self.increments = PyroParam(loc.new_ones(self.num_steps), constraints.positive)
@@ -229,10 +223,10 @@ class AutoAnnealedLangevin(SampledGuide):
         return self._sample_path(None, args, kwargs)
 
     def sample_globals(self, *args, local_plate: str, **kwargs) -> dict[str, Tensor]:
-        """Draw the sites outside the plate over data, without a chain; all sites, if they are annealed jointly.
+        """Draw the sites outside a plate over data without running chains; all sites, if they are annealed jointly.
 
         :param args: arguments of the model.
-        :param local_plate: the plate.
+        :param local_plate: name of the plate.
         """
         if not self.annealed:
             self._setup_prototype(*args, **kwargs)
@@ -244,7 +238,7 @@ class AutoAnnealedLangevin(SampledGuide):
             return self._sample_others(args, kwargs)
 
     def reverse(self, latents: Mapping[str, Tensor]) -> Callable[..., dict[str, Tensor]]:
-        """The guide with its chain run downwards, from given values of the annealed sites.
+        """Return a guide whose chains run in reverse, from given values of the annealed sites to the base.
 
         If they are exact posterior draws, the weights of the result have ``E[1 / w] = 1 / p(y)``
         (see :func:`~pyro_lvgp.diagnostics.bound_sandwich`).
@@ -260,8 +254,8 @@ class AutoAnnealedLangevin(SampledGuide):
         return guide
 
     def _sample_path(self, end: Mapping[str, Tensor] | None, args: tuple, kwargs: dict) -> dict[str, Tensor]:
-        """Emit all sites; the chain ends at ``end`` and is drawn backwards, or, with None, starts at the base."""
-        # Chains need gradients, also where Pyro or the user has switched them off.
+        """Sample all sites; chains start at the base, or, if ``end`` is given, run in reverse from there."""
+        # Scores need gradients even if Pyro or the user has disabled them.
         differentiable = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.set_grad_enabled(differentiable):
             args, kwargs = tree_map(_outside_inference_mode, (args, kwargs))
@@ -271,7 +265,7 @@ class AutoAnnealedLangevin(SampledGuide):
                 self._create_plates(*args, **kwargs)
                 self.base_guide._create_plates(*args, **kwargs)
                 values = self._sample_others(args, kwargs)
-            if self._pure:
+            if self._has_pure_score:
                 self._check_drawn(drawn.trace)
             noise, bases = self._sample_base(args)
             whitened = self._whitened.sites
@@ -297,9 +291,10 @@ class AutoAnnealedLangevin(SampledGuide):
         return values
 
     def _sample_others(self, args: tuple, kwargs: dict) -> dict[str, Tensor]:
+        """Draw the sites that are not annealed."""
         if self.global_guide is None:
             return self.base_guide.sample_sites(self._others, args)
-        with poutine.trace() as drawn, TakePlates(self.plates):
+        with poutine.trace() as drawn, ShareSubsamples(self.plates):
             self.global_guide(*args, **kwargs)
         sites: Any = drawn.trace.nodes
         return {name: sites[name]["value"] for name, _ in self.prototype_trace.iter_stochastic_nodes() if name in sites}
@@ -309,45 +304,47 @@ class AutoAnnealedLangevin(SampledGuide):
         latents = {name for name, _ in self.prototype_trace.iter_stochastic_nodes()}
         if missing := sorted(latents - set(self.annealed) - drawn.nodes.keys()):
             raise ValueError(
-                f"expected every latent site to be in the guide, got {missing}, neither annealed nor drawn by the global guide"
+                f"expected every latent site to be in the guide, got {missing}, neither annealed nor drawn by the global "
+                "guide; add them to the global guide"
             )
 
     def _sample_base(self, args: tuple) -> tuple[Coordinates, Bases]:
-        """White noise for each annealed site, one for each draw or particle, and the base of the site."""
+        """Draw standard normal starts of the chains of each annealed site, and return them with loc and scale of its base."""
         noise, bases = [], []
         for name, site in self._whitened.sites:
             with self.base_guide.in_plates(name):
                 base = self.base_guide.loc_and_scale(name, args)
                 prior = dist.Normal(torch.zeros_like(base[0]), 1.0).to_event(site.event_dim)
-                # In no trace, nor in a graph of what depends on what: the Delta accounts for it.
+                # Hide the draw from traces and provenance: the Delta has its density.
                 untraced: Any = {"is_auxiliary": True, "_do_not_trace": True}
                 noise.append(detach_provenance(pyro.sample(f"_pyro_lvgp_start_of_{name}", prior, infer=untraced)))
             bases.append(base)
         if len(num_draws := {z.numel() // max(loc.numel(), 1) for z, (loc, _) in zip(noise, bases, strict=True)}) > 1:
             raise ValueError(
-                f"expected as many draws of each annealed site, got {sorted(num_draws)}: the bound draws those in its plate "
-                "again and not the others, but a chain has one weight for all; take num_samples=1 or Trace_ELBO, or anneal "
-                "that plate alone by local_plate"
+                f"expected as many draws of each annealed site, got {sorted(num_draws)}: the bound draws the sites of its "
+                "plate several times and others once, but a joint chain has one weight for all; take num_samples=1 or "
+                "Trace_ELBO, or anneal only the sites of that plate by local_plate"
             )
         return tuple(noise), tuple(bases)
 
-    def _run(self, z: Coordinates, bases: Bases, drawn: Trace, downwards: bool, args: tuple, kwargs: dict) -> State:
+    def _run(self, z: Coordinates, bases: Bases, drawn: Trace, is_reverse: bool, args: tuple, kwargs: dict) -> State:
+        """Run the chains from z, forward or in reverse."""
         beta = self.beta if self._annealing_schedule != "learned" else schedules.increasing_schedule(self.increments)
         step_size = tuple(attrgetter(name)(self.step_sizes) for name in self.annealed)
-        if downwards:
+        if is_reverse:
             beta, step_size = beta.flip(0), tuple(eta.flip(0) for eta in step_size)
-        # η lines up with the event; between K and the event it makes room for plates.
+        # [K, *event] to [K, 1, …, 1, *event], to broadcast over plates.
         step_size = tuple(
             eta.reshape(eta.shape[:1] + (1,) * (x.dim() - eta.dim() + 1) + eta.shape[1:])
             for eta, x in zip(step_size, z, strict=True)
         )
         momentum_persistence: Any = self.momentum_persistence if self.transition.has_momentum else torch.zeros(())
-        through = self.differentiate_score and torch.is_grad_enabled()
-        if not self._pure:
-            score: Score = self._traced_score(bases, drawn, through, args, kwargs)
+        differentiable = self.differentiate_score and torch.is_grad_enabled()
+        if not self._has_pure_score:
+            score: Score = self._traced_score(bases, drawn, differentiable, args, kwargs)
         else:
             statistics = read_statistics(self.model, drawn, marginalizes_gaussians(), args, kwargs)
-            score = partial(pure_score, self.model, self._whitened, bases, statistics, through)
+            score = partial(pure_score, self.model, self._whitened, bases, statistics, differentiable)
         state = transitions.initial_state(score, z, self.transition)
         if not self._compile:
             return transitions.anneal(
@@ -356,14 +353,16 @@ class AutoAnnealedLangevin(SampledGuide):
         if self._compiled is None:
             self._compiled = CompiledLoop(partial(pure_transition, self.transition, self.model, self._whitened))
         noise = [tuple(map(torch.randn_like, state.z)) for _ in range(self.num_steps)]
-        return self._compiled((bases, statistics, momentum_persistence, through), state, (beta, step_size), noise)
+        return self._compiled((bases, statistics, momentum_persistence, differentiable), state, (beta, step_size), noise)
 
-    def _traced_score(self, bases: Bases, drawn: Trace, through: bool, args: tuple, kwargs: dict) -> TracedScore:
+    def _traced_score(self, bases: Bases, drawn: Trace, differentiable: bool, args: tuple, kwargs: dict) -> TracedScore:
+        """Return the score of the model or its surrogate; check once that the sites of local chains are in the plate."""
         model, plate = self._surrogate[0] or self.model, self.local_plate
-        score = TracedScore(model, self._whitened, bases, drawn, marginalizes_gaussians(), plate, through, args, kwargs)
-        if plate is not None and not self._within_plate:
+        marginalize = marginalizes_gaussians()
+        score = TracedScore(model, self._whitened, bases, drawn, marginalize, plate, differentiable, args, kwargs)
+        if plate is not None and not self._is_plate_checked:
             score.check_plate()
-            self._within_plate = True
+            self._is_plate_checked = True
         return score
 
     def __getstate__(self):
@@ -371,7 +370,7 @@ class AutoAnnealedLangevin(SampledGuide):
 
 
 def _has_log_joint_of(model: Any, sites: Sequence[str]) -> bool:
-    """Whether a model has a log joint over exactly these sites that belongs to its ``forward``."""
+    """Return whether a model has a log joint over exactly these sites, and its ``forward`` is that of the log joint."""
     if not isinstance(model, HasLogJoint) or model.local_sites != set(sites):
         return False
     cls: Any = type(model)
@@ -403,12 +402,12 @@ def _check_base_guide(guide: Any) -> None:
 
 
 def _outside_inference_mode(value: Any) -> Any:
-    """Autograd does not take tensors made in inference mode, only their clones."""
+    """Clone a tensor made in inference mode, which autograd does not accept."""
     return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
 def _checked(name: str, value: Tensor, loc: Tensor) -> Tensor:
-    """The unconstrained value of a site, if it has a row for each of the base."""
+    """Return the unconstrained value of a site; raise unless it has the shape of the base."""
     if value.shape[-loc.dim() :] != loc.shape:
         raise ValueError(
             f"expected a value of site {name!r} of shape {list(loc.shape)} in unconstrained space, got {list(value.shape)}; "

@@ -13,7 +13,7 @@ AnnealingSchedule = Literal["learned", "linear", "sigmoid"] | float
 
 
 def increasing_schedule(increments: Float[Tensor, " K"]) -> Float[Tensor, " K"]:
-    """Inverse temperatures β_1 < … < β_K = 1 with steps proportional to the increments.
+    """Compute inverse temperatures β_1 < … < β_K = 1 with steps proportional to the increments.
 
     :param increments: positive numbers.
 
@@ -21,15 +21,15 @@ def increasing_schedule(increments: Float[Tensor, " K"]) -> Float[Tensor, " K"]:
     tensor([0.2500, 0.5000, 1.0000])
     """
     beta = increments.cumsum(-1)
-    # β_K is exactly 1 whatever the rounding: the last bridge must be the target.
+    # β_K must be exactly 1, without rounding: the last bridge is the target.
     return torch.cat([beta[:-1] / beta[-1:], torch.ones_like(beta[-1:])])
 
 
 def power_schedule(num_steps: int, power: float) -> Float[Tensor, " K"]:
-    """``β_k = (k / K)^power``; 1 is linear.
+    """Compute inverse temperatures ``β_k = (k / K)^power``.
 
     :param num_steps: number of transitions K.
-    :param power: above 1, more of the steps are near the base.
+    :param power: 1 is linear; above 1, more of the steps are near the base.
 
     >>> power_schedule(2, 2.0)
     tensor([0.2500, 1.0000])
@@ -38,7 +38,7 @@ def power_schedule(num_steps: int, power: float) -> Float[Tensor, " K"]:
 
 
 def sigmoid_schedule(num_steps: int, sharpness: float = 4.0) -> Float[Tensor, " K"]:
-    """``β_k = (σ(δ(2k/K − 1)) − σ(−δ)) / (σ(δ) − σ(−δ))``, so that β_0 = 0 and β_K = 1.
+    """Compute inverse temperatures ``β_k = (σ(δ(2k/K − 1)) − σ(−δ)) / (σ(δ) − σ(−δ))``, with β_0 = 0 and β_K = 1.
 
     :param num_steps: number of transitions K.
     :param sharpness: δ; the larger, the more of the steps are near the base and near the target.
@@ -53,11 +53,11 @@ def sigmoid_schedule(num_steps: int, sharpness: float = 4.0) -> Float[Tensor, " 
 
 
 def fixed_schedule(schedule: AnnealingSchedule, num_steps: int) -> Float[Tensor, " K"] | None:
-    """β_1 … β_K by name or power; None if they are learned.
+    """Return the inverse temperatures β_1 … β_K of a schedule; None if they are learned.
 
     :param schedule: ``"linear"``, ``"sigmoid"``, the power of :func:`power_schedule`, or ``"learned"``.
     :param num_steps: number of transitions K.
-    :raises ValueError: if there is no such schedule.
+    :raises ValueError: for any other schedule.
 
     >>> fixed_schedule("linear", 4)
     tensor([0.2500, 0.5000, 0.7500, 1.0000])

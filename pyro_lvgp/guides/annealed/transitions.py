@@ -1,9 +1,10 @@
-r"""Annealed importance sampling: schedules, Langevin transitions, and the chain that they make.
+r"""Annealed importance sampling: Langevin transitions, and the chain of transitions.
 
-Everything happens in whitened coordinates z, in which the base is :math:`q_0 = N(0, I)`, so that the bridges
+All functions take whitened coordinates z, in which the base is :math:`q_0 = N(0, I)`, so that the bridges
 :math:`\log q_k = (1 - \beta_k) \log q_0 + \beta_k \log p` have the scores
-:math:`g_k(z) = \beta_k s(z) - (1 - \beta_k) z` with :math:`s = \nabla \log p`.  One evaluation of s at each state serves both
-ends of a transition: K transitions cost K + 1 of them.  A state is a tuple of tensors, one for each site.
+:math:`g_k(z) = \beta_k s(z) - (1 - \beta_k) z` with :math:`s = \nabla \log p`.  One evaluation of s at each state is
+enough for the two transitions that end and begin there: K transitions need K + 1 scores.  Coordinates are tuples of tensors,
+one for each site.
 """
 
 from abc import ABC, abstractmethod
@@ -32,12 +33,13 @@ Step = Callable[["State", Coordinates, Tensor, Coordinates], "State"]
 
 
 class State(NamedTuple):
-    """State of a chain.
+    """State of an annealed chain.
 
     :param z: position.
     :param score: ∇ log p(z), unannealed.
     :param momentum: ρ; empty for overdamped dynamics.
-    :param log_ratio: for each coordinate Σ_k log r_k(z_{k−1} | z_k) − log t_k(z_k | z_{k−1}): reverse over forward densities.
+    :param log_ratio: log ratio of reverse and forward densities, Σ_k log r_k(z_{k−1} | z_k) − log t_k(z_k | z_{k−1}), entry by
+        entry.
     """
 
     z: Coordinates
@@ -91,7 +93,7 @@ class Transition(ABC):
 
 
 class OverdampedLangevin(Transition):
-    r"""One unadjusted Langevin transition.
+    r"""Unadjusted (overdamped) Langevin transition.
 
     .. math::
 
@@ -120,16 +122,16 @@ class OverdampedLangevin(Transition):
         g = _annealed(state.z, state.score, beta)
         z = tuple(z + eta * g + (2.0 * eta).sqrt() * e for z, eta, g, e in zip(state.z, step_size, g, noise, strict=True))
         s = score(z)
-        # −ε̃: only its square counts.
+        # This is −ε̃; only its square is used.
         reverse = tuple(
             (0.5 * eta).sqrt() * (g + g_new) + e
             for eta, g, g_new, e in zip(step_size, g, _annealed(z, s, beta), noise, strict=True)
         )
-        return State(z, s, (), _gain(state, noise, reverse))
+        return State(z, s, (), _updated_log_ratio(state, noise, reverse))
 
 
 class UnderdampedLangevin(Transition):
-    r"""Refresh the momentum, then one leapfrog step of the Hamiltonian ``−log q_k(z) + ½ ‖ρ‖²``.
+    r"""Underdamped Langevin transition: refreshment of the momentum, and a leapfrog step of ``−log q_k(z) + ½ ‖ρ‖²``.
 
     .. math::
 
@@ -166,7 +168,7 @@ class UnderdampedLangevin(Transition):
         z = tuple(z + eta * rho for z, eta, rho in zip(state.z, step_size, half, strict=True))
         s = score(z)
         after = tuple(rho + 0.5 * eta * g for rho, eta, g in zip(half, step_size, _annealed(z, s, beta), strict=True))
-        return State(z, s, after, _gain(state, before, after))
+        return State(z, s, after, _updated_log_ratio(state, before, after))
 
 
 TRANSITIONS: dict[Dynamics, Transition] = {"overdamped": OverdampedLangevin(), "underdamped": UnderdampedLangevin()}
@@ -189,10 +191,10 @@ def as_transition(dynamics: Dynamics | Transition) -> Transition:
 
 
 def initial_state(score: Score, z: Coordinates, transition: Transition) -> State:
-    """Initial state of a chain, with its first score and a standard normal momentum if the transition has one.
+    """Return the initial state of a chain, with its score and, if the transition has a momentum, a standard normal one.
 
     :param score: z ↦ ∇ log p(z).
-    :param z: where it starts.
+    :param z: initial position.
     :param transition: the transition of the chain.
 
     >>> initial_state(lambda z: (-z[0],), (torch.ones(1),), OverdampedLangevin())
@@ -203,14 +205,14 @@ def initial_state(score: Score, z: Coordinates, transition: Transition) -> State
 
 
 def anneal(step: Step, state: State, beta: Float[Tensor, " K"], step_size: tuple[Float[Tensor, "K ..."], ...]) -> State:
-    r"""Run a chain: K transitions.
+    r"""Run the K transitions of an annealed chain.
 
-    From :math:`z_0 \sim N(0, I)` upwards, the weight :math:`\log w = \log p(z_K) - \log q_0(z_0) + \sum` ``log_ratio`` has
-    :math:`E[w] = Z`.  From an exact draw :math:`z_K \sim p / Z` downwards, with ``beta`` and ``step_size`` flipped and the
-    sign of ``log_ratio`` turned, the same expression has :math:`E[1 / w] = 1 / Z`.
+    For a chain from :math:`z_0 \sim N(0, I)`, the weight :math:`\log w = \log p(z_K) - \log q_0(z_0) + \sum` ``log_ratio`` has
+    :math:`E[w] = Z`.  For a reverse chain from an exact draw :math:`z_K \sim p / Z`, with ``beta`` and ``step_size``
+    in reverse order and minus ``log_ratio``, the same expression has :math:`E[1 / w] = 1 / Z`.
 
     :param step: (state, noise, β, η) ↦ state: a :class:`Transition` with its score and momentum_persistence.
-    :param state: start.
+    :param state: initial state.
     :param beta: β of each transition.
     :param step_size: η of each transition for each site; the rest of its shape is broadcast against z.
 
@@ -233,24 +235,25 @@ def anneal(step: Step, state: State, beta: Float[Tensor, " K"], step_size: tuple
 def check_finite(z: Coordinates) -> None:
     """Raise if a chain has diverged.
 
-    :param z: where it ended.
+    :param z: last position of the chain.
     :raises ValueError: if a coordinate is not finite.
 
     >>> check_finite((torch.zeros(3),))
     """
     if not all(torch.isfinite(x).all() for x in z):
         raise ValueError(
-            "expected a chain that stays finite, got NaN or infinity: it diverged, since the target is steeper than its step "
-            "size allows; make step_size smaller, or begin nearer, with a base_guide that was fitted first"
+            "expected a chain that stays finite, got NaN or infinity: the chain diverged, because its step size is too "
+            "large for the gradients of the target; make step_size smaller, or start from a base_guide closer to the posterior"
         )
 
 
 def _annealed(z: Coordinates, score: Coordinates, beta: Tensor) -> Coordinates:
+    """Compute the score of a bridge."""
     return tuple(beta * s - (1.0 - beta) * z for z, s in zip(z, score, strict=True))
 
 
-def _gain(state: State, forward: Coordinates, reverse: Coordinates) -> Coordinates:
-    """Log N(reverse) − log N(forward), added to what there is."""
+def _updated_log_ratio(state: State, forward: Coordinates, reverse: Coordinates) -> Coordinates:
+    """Add the log ratio of the standard normal densities of reverse and forward noise."""
     return tuple(
         total + 0.5 * (f.square() - r.square()) for total, f, r in zip(state.log_ratio, forward, reverse, strict=True)
     )

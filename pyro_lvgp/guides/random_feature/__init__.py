@@ -1,4 +1,4 @@
-"""The variational posterior of the random-feature latent variable model."""
+"""Guide of the random-feature latent variable model."""
 
 from pyro_lvgp.guides.random_feature.guide import RandomFeatureGuide
 

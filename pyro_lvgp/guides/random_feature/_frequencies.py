@@ -15,10 +15,10 @@ from pyro_lvgp.infer.protocols import RandomFeatureModel
 
 
 class MixtureFrequencies(PyroModule):
-    """Q(ω_l) = Σ_c φ_lc N(μ_c, σ_c²) with the components of the prior, and the ``logits`` of φ [F, C].
+    """Mixture posteriors Σ_c φ_lc N(μ_c, σ_c²) with the components of the prior; ``logits`` [F, C] are those of φ.
 
     :param model: the model.
-    :param noise: standard normal numbers [F, C or more], to start from.
+    :param noise: standard normal numbers [F, C or more], for the initial logits.
     """
 
     def __init__(self, model: RandomFeatureModel, noise: Tensor):
@@ -26,34 +26,34 @@ class MixtureFrequencies(PyroModule):
         self.logits: Any = PyroParam(0.1 * noise[:, : model.num_components], constraints.real)
 
     def posterior(self, model: RandomFeatureModel) -> Distribution:
-        """Q of each frequency."""
+        """Return the posterior of the frequencies."""
         return model.spectral_points(self.logits)
 
     def assignments(self, model: RandomFeatureModel, log_weights: Float[Tensor, " C"]) -> Float[Tensor, "F C"]:
-        """The φ."""
+        """Return the assignment probabilities φ."""
         return self.logits.softmax(-1)
 
 
 class GaussianFrequencies(PyroModule):
-    """A Gaussian for each frequency, ``loc`` and ``scale`` [F, Q].
+    """Gaussian posteriors of the frequencies, with ``loc`` and ``scale`` [F, Q].
 
-    :param model: the model, around whose components they start, one after the other.
-    :param noise: standard normal numbers [F, Q or more], to start from.
+    :param model: the model, whose components the initial frequencies cycle through.
+    :param noise: standard normal numbers [F, Q or more], for the initial ``loc``.
     """
 
     def __init__(self, model: RandomFeatureModel, noise: Tensor):
         super().__init__()
-        which = torch.arange(model.num_frequencies, device=noise.device) % model.num_components
+        component = torch.arange(model.num_frequencies, device=noise.device) % model.num_components
         with torch.no_grad():
-            loc = model.component_locs[which] + model.component_scales[which] * noise[:, : model.latent_dim]
-            scale = 0.5 * model.component_scales[which]
+            scale = model.component_scales[component]
+            loc = model.component_locs[component] + scale * noise[:, : model.latent_dim]
         self.loc: Any = PyroParam(loc, constraints.real)
-        self.scale: Any = PyroParam(scale, constraints.positive)
+        self.scale: Any = PyroParam(0.5 * scale, constraints.positive)
 
     def posterior(self, model: RandomFeatureModel) -> Distribution:
-        """Q of each frequency."""
+        """Return the posterior of the frequencies."""
         return dist.Normal(self.loc, self.scale).to_event(1)
 
     def assignments(self, model: RandomFeatureModel, log_weights: Float[Tensor, " C"]) -> Float[Tensor, "F C"]:
-        """The best φ, given expected logarithms of the components' weights."""
+        """Compute the optimal φ, given expected logarithms of the components' weights."""
         return assignment_logits(self.loc, self.scale, model.spectral_points(log_weights)).softmax(-1)

@@ -1,4 +1,4 @@
-"""Posteriors of the weights of random features, the site ``a``: with parameters of their own, or given all latents."""
+"""Posteriors of the weights of random features, the site ``a``: explicit, or collapsed given the latents of all rows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,13 +27,13 @@ _NUM_HALVINGS = 10
 
 
 class CollapsedWeights(PyroModule):
-    """Q(a | X, ω, y) of all data.
+    """Posterior q(a | X, ω, y) of the weights given the latents of all rows.
 
-    Of a Gaussian likelihood it is exact and has no parameters, or, where gaps are filled, the functions ``gaps`` [N, D] there;
-    of logistic ones it is that of the bound that touches them at ± ``c`` [N, D].
+    For a Gaussian likelihood it is exact and has no parameters, or, if gaps are filled, the function values ``gaps`` [N, D]
+    at missing entries.  For logistic likelihoods it is that of the Pólya-gamma bound, which is exact at f = ± ``c`` [N, D].
 
     :param model: the model.
-    :param y: all data, to start from; None if they are not known.
+    :param y: all data, for the initial ``c``; None starts from the mean.
     :param filled: whether the gaps of Gaussian data are filled.
     """
 
@@ -43,22 +43,25 @@ class CollapsedWeights(PyroModule):
         if filled:
             self.gaps: Any = PyroParam(model.mean.repeat(model.num_data, 1), constraints.real)
         elif not isinstance(model.likelihood, Gaussian):
-            f = suggested_function(model, y)
+            f = initial_function(model, y)
             c = variational_parameter(f, torch.ones_like(f)).expand(model.num_data, -1).contiguous()
             self.c: Any = PyroParam(c, constraints.positive)
 
     def fill(self, filled: bool) -> None:
-        """Fill gaps from now on, or no more."""
+        """Set whether gaps are filled.
+
+        :param filled: fill them.
+        """
         self.filled = filled
-        # Nothing depends on the gaps of collapsed weights, so that no block holds them.
+        # Without filling nothing depends on ``gaps``, and no block has them.
         self.gaps_unconstrained.requires_grad_(filled)
 
     def posterior(
         self, model: RandomFeatureModel, data: Float[Tensor, "N D"], features: Float[Tensor, "*batch N L"]
     ) -> WeightPosterior:
-        """Given data and features of all rows."""
+        """Compute the posterior given data and features of all rows."""
         if not isinstance(model.likelihood, Gaussian):
-            # Sites that do not fit the likelihood exactly touch it at f = ± c.
+            # The quadratic bound on the log likelihood is exact at f = ± c.
             return weight_posterior(features, *model.weight_sites(data, self.c, torch.zeros_like(self.c)))
         observed = ~torch.isnan(data)
         if self.filled:
@@ -70,7 +73,7 @@ class CollapsedWeights(PyroModule):
     def updated(
         self, model: RandomFeatureModel, data: Float[Tensor, "N D"], features: Float[Tensor, "N L"]
     ) -> dict[str, Tensor]:
-        """Gaps at their means, or the best places to touch, at these features."""
+        """Compute the means of the gaps, or the optimal variational parameters ``c``, at these features."""
         posterior = self.posterior(model, data, features)
         if self.filled:
             return {"gaps": model.mean + features @ posterior.mean.mT}
@@ -79,43 +82,46 @@ class CollapsedWeights(PyroModule):
 
 
 class ExplicitWeights(PyroModule):
-    """A Gaussian of each output, in natural parameters: ``linear``, P m [D, L], and ``precision``, P [D or 1, L, L].
+    """Gaussian posterior of the weights of each output, with natural parameters.
+
+    ``linear`` [D, L] is P m, and ``precision`` [D or 1, L, L] is P.
 
     :param model: the model.
-    :param y: some rows, where each f starts as its y suggests: natural gradients do not overshoot from there.
-    :param features: theirs.
+    :param y: rows of the data; initial function values are the inverse link of y, from where natural gradients do not
+        overshoot.
+    :param features: features of these rows.
     :param shared: whether all outputs have one covariance.
     """
 
     def __init__(self, model: RandomFeatureModel, y: Float[Tensor, "B D"], features: Float[Tensor, "B L"], *, shared: bool):
         super().__init__()
         self.shared = shared
-        f = suggested_function(model, y)
+        f = initial_function(model, y)
         linear, precision = self._natural(model, y, features, f, torch.zeros_like(f))
         self.linear: Any = PyroParam(linear, constraints.real)
         self.precision: Any = PyroParam(precision, constraints.positive_definite)
 
     def posterior(self) -> WeightPosterior:
-        """As they are."""
+        """Return the posterior of the present parameters."""
         return from_natural(self.linear, self.precision)
 
     def updated(
         self, model: RandomFeatureModel, y: Float[Tensor, "B D"], features: Float[Tensor, "B L"], *, is_whole: bool
     ) -> dict[str, Tensor]:
-        """A natural gradient of length one, at these features.
+        """Take a natural-gradient step of size one at these features, and return the new parameters.
 
         :param is_whole: whether these are all rows: then steps that would lower the bound are halved.
         """
         mean, variance = function_moments(self.posterior(), features)
         natural = self._natural(model, y, features, model.mean + mean, variance)
         if is_whole and not isinstance(model.likelihood, Gaussian):
-            natural = self._uphill(lambda *to: self._bound(model, y, features, *to), natural)
+            natural = self._backtrack(lambda *to: self._bound(model, y, features, *to), natural)
         return dict(zip(("linear", "precision"), natural, strict=True))
 
     def _natural(self, model: RandomFeatureModel, y: Tensor, features: Tensor, mean: Tensor, variance: Tensor) -> Natural:
-        """Prior and sites of the rows at moments of f, as if of all rows: P m and P.
+        """Multiply the prior by the sites of the rows at moments of f, scaled to all rows; return P m and P.
 
-        A covariance that outputs share has the mean of their precisions, and their P m are corrected for the difference.
+        A shared precision is the mean over outputs, and P m is corrected for the difference.
         """
         linear, precision = model.weight_sites(y, mean, variance)
         if self.shared:
@@ -125,33 +131,33 @@ class ExplicitWeights(PyroModule):
         total = precision_sum(features, precision)
         if not self.shared:
             total = total.expand(model.data_dim, L, L)
-        # The constraint wants symmetry to more digits than products in float32 have.
+        # Products in float32 are less symmetric than the constraint requires.
         return ratio * linear.mT @ features, features.new_ones(L).diag() + 0.5 * ratio * (total + total.mT)
 
-    def _uphill(self, bound: Callable[[Tensor, Tensor], Tensor], natural: Natural) -> Natural:
-        """As far towards new parameters as the bound of each output does not fall, by ten halvings at most.
+    def _backtrack(self, bound: Callable[[Tensor, Tensor], Tensor], natural: Natural) -> Natural:
+        """Halve the step towards new parameters until the bound of no output falls, ten times at most.
 
-        Far from the maximum sites are poor likenesses of the likelihood, and whole steps may lead anywhere.
+        Far from the maximum the sites approximate the likelihood badly, and whole steps may lower the bound.
         """
         linear, precision = natural
 
-        def moved(share: Tensor) -> Natural:
-            by_matrix = share[:, None, None]
-            return self.linear.lerp(linear, by_matrix[..., 0]), self.precision.lerp(precision, by_matrix)
+        def after(step_size: Tensor) -> Natural:
+            weight = step_size[:, None, None]
+            return self.linear.lerp(linear, weight[..., 0]), self.precision.lerp(precision, weight)
 
-        share = torch.ones_like(precision[:, 0, 0])
-        present = bound(*moved(torch.zeros_like(share)))
+        step_size = torch.ones_like(precision[:, 0, 0])
+        old_bound = bound(*after(torch.zeros_like(step_size)))
         for _ in range(_NUM_HALVINGS):
-            falls = ~(bound(*moved(share)) >= present)
+            falls = ~(bound(*after(step_size)) >= old_bound)
             if not falls.any():
                 break
-            share = torch.where(falls, 0.5 * share, share)
-        return moved(share)
+            step_size = torch.where(falls, 0.5 * step_size, step_size)
+        return after(step_size)
 
     def _bound(
         self, model: RandomFeatureModel, y: Tensor, features: Tensor, linear: Tensor, precision: Tensor
     ) -> Float[Tensor, " D"] | Float[Tensor, " 1"]:
-        """Terms of the bound that depend on the weights: of each output, or of all outputs that share a covariance."""
+        """Compute the terms of the bound that depend on the weights, for each output or for all that share a covariance."""
         posterior = from_natural(linear, precision)
         mean, variance = function_moments(posterior, features)
         f_mean, params = model.mean + mean, model.likelihood.params()
@@ -161,8 +167,8 @@ class ExplicitWeights(PyroModule):
         return bound.sum(0, keepdim=True) if self.shared else bound
 
 
-def suggested_function(model: RandomFeatureModel, y: Float[Tensor, "B D"] | None) -> Float[Tensor, "#B D"]:
-    """Each f as its y suggests; where there is none, the mean."""
+def initial_function(model: RandomFeatureModel, y: Float[Tensor, "B D"] | None) -> Float[Tensor, "#B D"]:
+    """Return initial function values: the inverse link of y, or the mean at missing entries."""
     if y is None:
         return model.mean[None]
     return torch.where(torch.isnan(y), model.mean, model.likelihood.inverse_link(y))

@@ -1,8 +1,7 @@
-"""The approximate posterior of the random-feature latent variable model."""
+"""Guide of the random-feature latent variable model."""
 
 from collections.abc import Mapping
 from functools import partial
-from operator import attrgetter
 from typing import Any, Literal, get_args
 
 import pyro
@@ -24,18 +23,17 @@ from pyro_lvgp.infer import Block
 from pyro_lvgp.infer.elbo.handlers import is_in_bound
 from pyro_lvgp.infer.protocols import RandomFeatureModel
 from pyro_lvgp.likelihoods import Gaussian
-from pyro_lvgp.networks.pyro_module import adopt
 
 __all__ = ["RandomFeatureGuide"]
 
 Frequencies = Literal["mixture", "gaussian"]
 Weights = Literal["collapsed", "filled", "explicit", "shared"]
-_EXPLICIT = ("explicit", "shared")  # from step to step, as parameters
+_EXPLICIT = ("explicit", "shared")  # weights that are parameters
 _DAMPING_OF_EXPLICIT = 0.1
 
 
 class RandomFeatureGuide(SampledGuide):
-    r"""Posterior of a :class:`~pyro_lvgp.models.RandomFeatureLVM`, for sweeps of closed forms and gradients, or for SVI.
+    r"""Guide of a :class:`~pyro_lvgp.models.RandomFeatureLVM`, for ``SVI`` or block coordinate ascent.
 
     .. math::
 
@@ -44,39 +42,47 @@ class RandomFeatureGuide(SampledGuide):
 
     :param model: the model.
     :param frequencies: ``"mixture"``, :math:`q(\omega_l) = \sum_c \phi_{lc} N(\mu_c, \sigma_c^2)` with the components of the
-        prior and assignments φ, as in the paper; or ``"gaussian"``, a Gaussian for each frequency, which then stays
-        where it is from step to step, with the best assignments in closed form.  By default ``"gaussian"`` with explicit or
-        shared weights, else ``"mixture"``.
-    :param weights: ``"collapsed"``, the exact :math:`q(a_d \mid X, \omega, y)` of a Gaussian likelihood, or for logistic ones
-        that of their Pólya-gamma bound; it costs a pass over all rows at each step, and where entries are missing an L × L
-        factor for each output.  ``"filled"`` is that of Gaussian data whose gaps are filled: one factor for all, and a looser
-        bound.  After such a fit, ``guide.weights = "collapsed"`` predicts by the exact weights given the latents found, and
-        ``"filled"`` goes back; no other choice can be changed once the guide has run.
-        ``"explicit"`` keeps a Gaussian for each output, for mini-batches and other likelihoods; it wants frequencies that stay
-        where they are, hence ``"gaussian"`` ones.  ``"shared"`` is the same with one covariance for all outputs, one factor
-        instead of D: of Gaussian data with one variance and no gaps it has the same bound, elsewhere a looser one.  By
-        default ``"collapsed"`` if the likelihood allows it, else ``"explicit"``.
+        prior and assignments φ, as in the paper; or ``"gaussian"``, a Gaussian for each frequency, whose draws
+        change little from step to step, with the optimal assignments in closed form.  By default ``"gaussian"`` with explicit
+        or shared weights, else ``"mixture"``.
+    :param weights: posterior of the weights; by default ``"collapsed"`` if the likelihood allows it, else ``"explicit"``.
+
+        - ``"collapsed"``: the exact :math:`q(a_d \mid X, \omega, y)` of a Gaussian likelihood, or for logistic likelihoods
+          that of their Pólya-gamma bound.  It needs a pass over all rows at each step, and with missing entries an L × L
+          Cholesky factor for each output.
+        - ``"filled"``: the same for Gaussian data whose missing entries are filled by variational parameters, with one factor
+          for all outputs, and a looser bound.  After the fit, ``guide.weights = "collapsed"`` predicts with the exact weights
+          given the fitted latents, and ``guide.weights = "filled"`` reverses this.  No other choice can be changed after the
+          first call of the guide.
+        - ``"explicit"``: a Gaussian for each output, for mini-batches and all likelihoods.  It needs ``"gaussian"``
+          frequencies.
+        - ``"shared"``: explicit with one covariance for all outputs, one factor instead of D.  The bound is the same for
+          Gaussian data with one variance and no missing entries, and looser otherwise.
     :param encoders: ``{"X": encoder}`` amortises the latents by a module that maps data [B, D], NaN where missing, to loc and
-        scale [B, Q], such as an :class:`~pyro_lvgp.networks.IndexNet`.  Every step then moves the latents of all rows, which
-        mini-batches of many rows need, and new rows cost one pass; it starts where its parameters are, not at the model's
-        initial latents.  It is turned into a ``PyroModule`` in place.
-    :param init_scale: first standard deviation of the latents, without an encoder.
-    :param seed: seed of the first assignments or frequencies.
-    :raises ValueError: for an unknown choice, or one that the likelihood or the other choice rules out; for a call without
-        data if an encoder wants them, or an encoder that is not one of ``latent_dim`` latents with a scale each.
+        scale [B, Q], such as an :class:`~pyro_lvgp.networks.IndexNet`.  Every step then changes the latents of all rows, which
+        mini-batches of many rows need, and latents of new rows need no fit.  The model's initial latents are not used.  The
+        module is turned into a ``PyroModule`` in place.
+    :param init_scale: initial standard deviation of the latents, without an encoder.
+    :param seed: seed of the initial assignments or frequencies.
+    :raises ValueError: for an unknown choice, or one that the likelihood or the other choice excludes; for an encoder of
+        another site than X; for a call without the data that the encoder needs, or an encoding of another shape than the
+        latents.
+    :raises TypeError: for an encoder that does not return a pair.
 
-    Parameters go by site: ``alpha.shape``, ``alpha.rate``; ``v.a``, ``v.b``; ``omega.logits`` [F, C], or ``omega.loc`` and
-    ``omega.scale`` [F, Q]; ``X.loc``, ``X.scale`` [N, Q], or the encoder's; of collapsed weights ``a.c`` [N, D], where the
-    bound touches a logistic likelihood; of filled ones the f in gaps, ``a.gaps`` [N, D]; of explicit ones the natural
-    ``a.linear`` [D, L] and ``a.precision`` [D, L, L], of shared ones [1, L, L].
+    Parameters are grouped by site: ``alpha.shape``, ``alpha.rate``; ``v.a``, ``v.b``; ``omega.logits`` [F, C], or
+    ``omega.loc`` and ``omega.scale`` [F, Q]; ``X.loc``, ``X.scale`` [N, Q], or those of the encoder; for collapsed weights of
+    logistic likelihoods the variational parameters ``a.c`` [N, D]; for filled weights the function values at missing entries
+    ``a.gaps`` [N, D]; for explicit weights the natural parameters ``a.linear`` [D, L] and ``a.precision`` [D, L, L], or
+    [1, L, L] for shared ones.
 
-    Collapsed and filled weights need all data.  The guide keeps those of its last call without ``idx``: later calls on some
-    rows, as for predictions, condition the weights on all of them, and a bound on a mini-batch is unbiased.
+    Collapsed and filled weights depend on all data.  The guide stores the data of its last call without ``idx``.  Later calls
+    on some of the rows, as for predictions, condition the weights on all stored rows, and a bound on a mini-batch is unbiased.
 
     Source: eqs. 20 to 42 of the SRFLVM paper.
 
     >>> from pyro.infer import SVI, TraceMeanField_ELBO
     >>> from pyro.optim import Adam
+    >>> from pyro_lvgp.models import RandomFeatureLVM
     >>> Y = torch.randn(20, 3)
     >>> model = RandomFeatureLVM(20, 3, latent_dim=2, num_frequencies=10).initialize(Y)
     >>> guide = RandomFeatureGuide(model)
@@ -107,29 +113,18 @@ class RandomFeatureGuide(SampledGuide):
         _check_choice("frequencies", frequencies, Frequencies)
         _check_weights(weights, model, frequencies)
         check_init_scale(init_scale)
-        super().__init__(model)
-        self.encoders = PyroModule()
-        for name, encoder in (encoders or {}).items():
+        for name in encoders or {}:
             if name != "X":
                 raise ValueError(f"expected an encoder of the site 'X', got one of {name!r}; no other site is amortised")
-            if encoder is not None:
-                adopt(self.encoders, name, encoder)
-        self._encoded = frozenset(name for name, encoder in (encoders or {}).items() if encoder is not None)
+        super().__init__(model, encoders=encoders)
         self.frequencies, self._weights, self._init_scale, self._seed = frequencies, weights, init_scale, seed
-
-    def encoder_of(self, site: str) -> nn.Module | None:
-        """Return the encoder of a site; None if the site has parameters of its own.
-
-        :param site: name of the site.
-        """
-        return attrgetter(site)(self.encoders) if site in self._encoded else None
 
     @property
     def weights(self) -> Weights:
-        """Which posterior the weights have; after a fit with filled ones, it can be set to ``"collapsed"`` and back.
+        """Posterior of the weights; after a fit with filled weights, it can be set to ``"collapsed"`` and back.
 
-        :raises ValueError: if it is set to what the constructor would not take, or, once the guide has run, to what it has no
-            parameters for.
+        :raises ValueError: if it is set to a value that the constructor refuses, or, after the first call, to one whose
+            parameters the guide does not have.
         """
         return self._weights
 
@@ -139,8 +134,8 @@ class RandomFeatureGuide(SampledGuide):
         if self.prototype_trace is not None and value != self.weights:
             if value in _EXPLICIT or not (isinstance(self.a, CollapsedWeights) and self.a.has_gaps):
                 raise ValueError(
-                    f'expected weights="{self.weights}" of a guide that has run with them, got {value!r}; only filled weights '
-                    "can be collapsed later, and filled again: make a new guide"
+                    f'expected weights="{self.weights}" of a guide that has run with them, got {value!r}; make a new guide, '
+                    "since only filled weights can be changed later, to collapsed ones and back"
                 )
             self.a.fill(value == "filled")
         self._weights = value
@@ -183,7 +178,7 @@ class RandomFeatureGuide(SampledGuide):
         if self.prototype_trace is None:
             self._setup_prototype(y, idx)
         if y is not None and idx is None and self.weights not in _EXPLICIT:
-            self.data = y.detach().clone()  # whoever fills the gaps of y later does not tell us
+            self.data = y.detach().clone()  # later changes of y in place must not change the posterior
         values = self._sample_spectrum()
         with self.model.data_plate(y, idx):
             values["X"] = pyro.sample("X", self.latents(y, idx).to_event(1))
@@ -191,10 +186,10 @@ class RandomFeatureGuide(SampledGuide):
         return values | self._sample_weights(values["omega"], X, has_all=y is not None and idx is None)
 
     def sample_globals(self, *args, local_plate: str) -> dict[str, Tensor]:
-        """Draw the sites that rows share; weights, if collapsed, given new draws of the latents of all rows.
+        """Draw the sites that rows share; collapsed weights are drawn given new draws of the latents of all rows.
 
-        :param args: arguments of the model, which are looked at before the first call only.
-        :param local_plate: the plate over rows, ``"data"``.
+        :param args: arguments of the model, which are used only if the guide was not called before.
+        :param local_plate: name of the plate over rows, ``"data"``.
         """
         if self.prototype_trace is None:
             self._setup_prototype(*args)
@@ -221,19 +216,20 @@ class RandomFeatureGuide(SampledGuide):
             return {"a": pyro.sample("a", posterior)}
 
     def latents(self, y: Float[Tensor, "B D"] | None = None, idx: Int[Tensor, " B"] | None = None) -> dist.Normal:
-        """The posterior ``q(X)`` of all rows or of some, entry by entry; a ``median`` draws weights and frequencies besides.
+        """Return the posterior ``q(X)`` of all rows or of those in ``idx``, entry by entry, without draws of other sites.
 
         :param y: observations, which an encoder needs, NaN where missing.
         :param idx: indices of the rows in y; None for all rows.
-        :raises ValueError: if the guide has an encoder and y is None, or none and y are not all rows nor the rows ``idx``; if
-            the encoder is for latents of another shape.
-        :raises RuntimeError: if the guide has not run yet.
+        :raises ValueError: if the guide has an encoder and y is None, if it has none and y has other rows than all or those
+            in ``idx``, or if the encoding has another shape than the latents.
+        :raises TypeError: if the encoder does not return a pair.
+        :raises RuntimeError: before the first call of the guide.
         """
         self._check_has_run()
-        if (encoder := self.encoder_of("X")) is not None:
+        if "X" in self._encoded:
             if y is None:
-                raise ValueError("expected data for the encoder, got none; call the guide with them")
-            loc, scale = encoder(y)
+                raise ValueError("expected data for the encoder, got none; call the guide with the data")
+            loc, scale = self._encode("X", y)
             expected = (*y.shape[:-1], self.model.latent_dim)
             if not loc.shape == scale.shape == expected:
                 raise ValueError(
@@ -244,8 +240,8 @@ class RandomFeatureGuide(SampledGuide):
         loc, scale = self.X.loc, self.X.scale
         if y is not None and idx is None and len(y) != len(loc):
             raise ValueError(
-                f"expected all {len(loc)} rows, or the indices of some in training, got {len(y)} rows; those of new ones are "
-                "model.infer_latents(guide, Y)"
+                f"expected all {len(loc)} rows, or the indices of some in training, got {len(y)} rows; for latents of new "
+                "rows use model.infer_latents(guide, Y)"
             )
         return dist.Normal(loc, scale) if idx is None else dist.Normal(loc[idx], scale[idx])
 
@@ -254,25 +250,25 @@ class RandomFeatureGuide(SampledGuide):
             raise RuntimeError("expected a guide that has run once, got a new one, without parameters; call guide(Y) first")
 
     def _all_latents(self, X: Tensor, y: Tensor | None, idx: Tensor | None) -> Tensor:
-        """Latents of all rows: those drawn already, and new draws of the others."""
+        """Complete the drawn latents X of the rows ``idx`` by draws of the latents of all other rows."""
         if idx is None:
             return X
         q = self._latents_of_data()
-        everyone = q.expand((*X.shape[:-2], *q.batch_shape)).rsample()
+        all_latents = q.expand((*X.shape[:-2], *q.batch_shape)).rsample()
         if y is not None:  # rows without an observed entry take the latents of the training row
-            X = torch.where(torch.isnan(y).all(-1, keepdim=True), everyone[..., idx, :], X)
-        return everyone.index_copy(-2, idx, X)
+            X = torch.where(torch.isnan(y).all(-1, keepdim=True), all_latents[..., idx, :], X)
+        return all_latents.index_copy(-2, idx, X)
 
     def _latents_of_data(self) -> dist.Normal:
-        """Q(X) of all rows."""
+        """Return q(X) of all stored rows."""
         if torch.isnan(self.data).all():
             raise _data_not_seen()
         return self.latents(self.data, None)
 
     def _collapsed_weights(self, omega: Tensor, X: Tensor, has_all: bool) -> PrecisionNormal:
-        """Q(a | X, ω), its batch laid out for the plate of the outputs.
+        """Return q(a | X, ω), with the batch shape of the plate of the outputs.
 
-        If it is exact, a bound of all rows is the same at every a.
+        If it is exact, the bound of all rows does not depend on the draw of a.
         """
         features = self.model.features(X.unsqueeze(-3), omega)
         mean, precision_tril = self.a.posterior(self.model, self.data, features)
@@ -281,14 +277,14 @@ class RandomFeatureGuide(SampledGuide):
         return family(mean.squeeze(-3), precision_tril.squeeze(-4), validate_args=False)
 
     def assignments(self) -> Float[Tensor, "F C"]:
-        """Probability φ of each frequency to belong to each component."""
+        """Return the probability φ of each frequency to belong to each component."""
         return self.omega.assignments(self.model, conjugate.stick_log_weights(self.v.a, self.v.b))
 
     @torch.no_grad()
     def num_components_in_use(self) -> float:
-        """Expected number of components that some frequency belongs to, ``Σ_c [1 − Π_l (1 − φ_lc)]``.
+        """Compute the expected number of components with a frequency, ``Σ_c [1 − Π_l (1 − φ_lc)]``.
 
-        :raises RuntimeError: if the guide has not run yet.
+        :raises RuntimeError: before the first call of the guide.
         """
         self._check_has_run()
         return float((1.0 - (1.0 - self.assignments()).prod(0)).sum())
@@ -300,29 +296,30 @@ class RandomFeatureGuide(SampledGuide):
         num_steps: int = 1,
         damping: float | Any = None,
     ) -> list[Block]:
-        """Blocks for :func:`~pyro_lvgp.infer.fit` or a :class:`~pyro_lvgp.infer.BlockCoordinateVI`, in the order of a sweep.
+        """Return blocks for :func:`~pyro_lvgp.infer.fit` or :class:`~pyro_lvgp.infer.BlockCoordinateVI`, in their order.
 
-        ``"gradient"``: latents, frequencies with their components or assignments, and parameters of kernel and likelihood, by
-        Adam; ``"sticks"`` and ``"concentration"``, by closed forms (with Gaussian frequencies, those of a lower bound in which
-        each frequency is assigned to components once); and, depending on the weights, ``"variational-parameters"`` (collapsed,
-        logistic likelihood), by a fixed point, ``"gaps"`` (filled), at their means, or ``"weights"`` (explicit or shared), by
-        natural gradients.
+        - ``"gradient"``: latents, frequencies with their components or assignments, and parameters of kernel and likelihood,
+          by Adam.
+        - ``"sticks"`` and ``"concentration"``, in closed form.  With Gaussian frequencies the closed forms are those of a
+          lower bound in which each frequency has one assignment.
+        - ``"variational-parameters"`` (collapsed weights of a logistic likelihood), by a fixed point; ``"gaps"`` (filled
+          weights), at their means; or ``"weights"`` (explicit or shared), by natural gradients.
 
-        Natural gradients of likelihoods that are not Gaussian are halved, output by output, where they would lower the bound;
-        not on mini-batches, where that would bias them.
+        Natural-gradient steps for likelihoods that are not Gaussian are halved for each output whose bound they would lower.
+        Steps on mini-batches are not halved, because that would bias them.
 
         :param lr: learning rate of Adam.
         :param num_steps: gradient steps in a sweep.
-        :param damping: ρ of the last block; by default 1, but 0.1 for explicit or shared weights, which so average over some
-            draws of latents and frequencies.  On mini-batches, a function of the sweep t that falls like (t + delay)^−κ, κ in
-            (½, 1]; a delay of 10 or more keeps the first batches from deciding all.
+        :param damping: ρ of the last block; by default 1, but 0.1 for explicit or shared weights, which averages over draws
+            of latents and frequencies.  With mini-batches pass a function of the sweep t, such as (t + delay)^−κ with κ in
+            (½, 1]; a delay of 10 or more limits the influence of the first batches.
         """
         if damping is None:
             damping = _DAMPING_OF_EXPLICIT if self.weights in _EXPLICIT else 1.0
         latents = "guide.X.*" if self.encoder_of("X") is None else "guide.encoders.*"
-        moved, adam = ["model.*", "guide.omega.*", latents], partial(torch.optim.Adam, lr=lr)
+        patterns, adam = ["model.*", "guide.omega.*", latents], partial(torch.optim.Adam, lr=lr)
         blocks = [
-            Block("gradient", params=moved, optimizer=adam, num_steps=num_steps),
+            Block("gradient", params=patterns, optimizer=adam, num_steps=num_steps),
             Block("sticks", params=["guide.v.*"], update=self._update_sticks),
             Block("concentration", params=["guide.alpha.*"], update=self._update_concentration),
         ]
@@ -357,17 +354,17 @@ class RandomFeatureGuide(SampledGuide):
         return self.model.features(self.latents(y, idx).sample(), self.omega.posterior(self.model).sample())
 
     def sample_posterior(self, num_samples: int, *args, chunk_size: int = 1, **kwargs) -> dict[str, Tensor]:
-        """As every guide's; one draw at a time, since each takes the weights of all outputs.
+        """Draw all sites from the guide, along a new first dimension; by default one draw at a time, to save memory.
 
-        :param num_samples: how many.
+        :param num_samples: number of draws.
         :param args: arguments of the model.
-        :param chunk_size: how many at once.
+        :param chunk_size: number of draws in memory at once; each has a weight for every output and feature.
         """
         return super().sample_posterior(num_samples, *args, chunk_size=chunk_size, **kwargs)
 
     @torch.no_grad()
     def quantiles(self, quantiles: list[float] | Tensor, *args, **kwargs) -> dict[str, Tensor]:
-        """As every guide's, by draws, but exact for X.
+        """Compute marginal posterior quantiles by site, along a new first dimension: exact for X, from draws for others.
 
         :param quantiles: probabilities between 0 and 1.
         :param args: arguments of the model.
@@ -378,7 +375,7 @@ class RandomFeatureGuide(SampledGuide):
         return result
 
     def __getstate__(self):
-        # The prototype holds priors, and they parameters, of the model.
+        # The prototype contains priors, and these contain parameters of the model.
         return super().__getstate__() | {"prototype_trace": None}
 
 
@@ -389,9 +386,9 @@ def _data_not_seen() -> ValueError:
     )
 
 
-def _check_choice(name: str, value: str, known: Any) -> None:
-    if value not in get_args(known):
-        raise ValueError(f"expected {name} in {get_args(known)}, got {value!r}")
+def _check_choice(name: str, value: str, choices: Any) -> None:
+    if value not in get_args(choices):
+        raise ValueError(f"expected {name} in {get_args(choices)}, got {value!r}")
 
 
 def _check_weights(weights: Weights, model: RandomFeatureModel, frequencies: Frequencies) -> None:
@@ -405,8 +402,8 @@ def _check_weights(weights: Weights, model: RandomFeatureModel, frequencies: Fre
         raise ValueError(f'expected a Gaussian likelihood for weights="filled", got {type(model.likelihood).__name__}')
     if weights in _EXPLICIT and frequencies == "mixture":
         raise ValueError(
-            f'expected frequencies="gaussian" with {weights} weights, got "mixture": its draws are other frequencies at '
-            "each step, for which the weights do not hold"
+            f'expected frequencies="gaussian" with {weights} weights, got "mixture", whose draws jump between components from '
+            "step to step, so that weights of one step do not fit the next"
         )
 
 

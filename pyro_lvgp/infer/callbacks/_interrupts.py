@@ -1,4 +1,4 @@
-"""Ctrl-C at the end of a step."""
+"""Interrupts of a fit by Ctrl-C, at the end of a step."""
 
 from contextlib import ExitStack
 
@@ -10,7 +10,7 @@ __all__ = ["StopOnInterrupt"]
 
 
 class StopOnInterrupt(Callback):
-    """Stop the fit after the step in which Ctrl-C was pressed in any of its processes.
+    """Stop the fit after the step during which Ctrl-C was pressed, in any of its processes.
 
     >>> state = FitState(lambda: None, lambda: None, num_steps=1)
     >>> callback = StopOnInterrupt()
@@ -21,7 +21,7 @@ class StopOnInterrupt(Callback):
     order = 1
 
     def on_start(self, state: FitState) -> None:
-        """Take over the handler of SIGINT.
+        """Install a handler of SIGINT.
 
         :param state: the fit.
         """
@@ -38,7 +38,7 @@ class StopOnInterrupt(Callback):
             state.stop()
 
     def on_end(self, state: FitState) -> None:
-        """Restore the handler.
+        """Restore the previous handler.
 
         :param state: the fit.
         """

@@ -20,7 +20,7 @@ __all__ = ["SavedCallbacks", "SavedOptimizer", "SavedRandomState", "SavedTensors
 class SavedTensors:
     """Parameters and buffers.
 
-    :param tensors: by their path in model and guide.
+    :param tensors: parameters and buffers by their path in model and guide.
 
     >>> SavedTensors({"model.x": torch.zeros(2)}).load_state_dict({"model.x": torch.ones(2)})
     """
@@ -57,7 +57,7 @@ def _alike(tensor: Tensor, other: Tensor) -> bool:
 class SavedOptimizer:
     """State of a Pyro optimiser, by the paths of parameters in model and guide.
 
-    Names in Pyro's param store differ from one instance of a model to the next; paths do not.
+    Two instances of a model have different names in Pyro's param store, but the same paths.
 
     :param optim: the optimiser.
     :param params: unconstrained tensors by path.
@@ -68,13 +68,13 @@ class SavedOptimizer:
 
     @property
     def kind(self) -> str:
-        """Classes of the optimiser, such as ``"JointAdam of Adam"``, of which others cannot take the state."""
+        """Classes of the optimiser, such as ``"JointAdam of Adam"``; only optimisers of these classes can load the state."""
         constructor = self.optim.pt_optim_constructor
-        made = constructor if isinstance(constructor, type) else type(constructor)
-        return f"{type(self.optim).__name__} of {made.__name__}"
+        torch_class = constructor if isinstance(constructor, type) else type(constructor)
+        return f"{type(self.optim).__name__} of {torch_class.__name__}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return moments, numbers of steps, … by path.
+        """Return the states of parameters by path, such as moments and numbers of steps.
 
         :raises ValueError: if Pyro's own optimisers have parameters without names in the param store.
         """
@@ -83,8 +83,8 @@ class SavedOptimizer:
         state = self.optim.get_state()
         if None in state:
             raise ValueError(
-                "expected parameters with names in Pyro's param store, to tell their states apart, got some without, as "
-                "under module_local_params; take pyro_lvgp.infer.JointOptim, which needs no names"
+                "expected parameters with names in Pyro's param store, to save their states, got some without, as under "
+                "module_local_params; take pyro_lvgp.infer.JointOptim, which needs no names"
             )
         return {path: state[name] for path, name in self._stored_names().items() if name in state}
 
@@ -113,7 +113,9 @@ class SavedOptimizer:
 
 
 class SavedCallbacks:
-    """States of callbacks by class; a callback without a saved state starts anew, and states of others are ignored.
+    """States of callbacks by class and position among callbacks of the class.
+
+    Callbacks without a saved state start without one, and saved states of other callbacks are ignored.
 
     :param callbacks: the callbacks.
     """
@@ -141,7 +143,7 @@ class SavedCallbacks:
 
 
 class SavedRandomState:
-    """Global random state, on the CPU and every GPU in use; states of GPUs that are not there are dropped."""
+    """Global random state of the CPU and of every GPU in use; states of missing GPUs are ignored."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all generators."""

@@ -1,4 +1,4 @@
-"""Pyro's validation in the first epoch alone."""
+"""Pyro's validation during the first epoch only."""
 
 from contextlib import ExitStack
 
@@ -11,7 +11,7 @@ __all__ = ["ValidateFirstEpoch"]
 
 
 class ValidateFirstEpoch(Callback):
-    """Switch Pyro's validation off after the first epoch, or the first step if compiled, until the fit ends.
+    """Disable Pyro's validation after the first epoch, or after the first step if compiled, until the fit ends.
 
     >>> state = FitState(lambda: None, lambda: None, num_steps=1)
     >>> callback = ValidateFirstEpoch()
@@ -22,14 +22,14 @@ class ValidateFirstEpoch(Callback):
     order = -1
 
     def on_start(self, state: FitState) -> None:
-        """Leave validation as it is.
+        """Prepare to disable validation.
 
         :param state: the fit.
         """
         self._disabled, self._is_disabled = ExitStack(), False
 
     def on_step(self, state: FitState) -> None:
-        """Switch validation off if the first epoch is over.
+        """Disable validation after the first epoch.
 
         :param state: the fit.
         """

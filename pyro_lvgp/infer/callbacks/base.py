@@ -1,4 +1,4 @@
-"""Base class of callbacks."""
+"""Base class of the callbacks of a fit."""
 
 from typing import Any, ClassVar
 
@@ -8,15 +8,15 @@ __all__ = ["Callback"]
 
 
 class Callback:
-    """Hooks of the training loop, of which subclasses override those they need.
+    """Base class of callbacks; subclasses override the methods that they need.
 
-    :func:`~pyro_lvgp.infer.fit` calls :meth:`on_start` of all its callbacks, :meth:`on_step` after each step, and at last, in
-    reverse order, :meth:`on_end`, also where an error ends the fit.  What a callback must remember if the fit goes on from a
-    :class:`~pyro_lvgp.infer.Checkpoint` is in :meth:`state_dict`.
+    :func:`~pyro_lvgp.infer.fit` calls :meth:`on_start` of all its callbacks before the first step, :meth:`on_step` after each
+    step, and :meth:`on_end`, in reverse order, when the fit ends, also by an error.  A :class:`~pyro_lvgp.infer.Checkpoint`
+    saves :meth:`state_dict`, and a fit that resumes from it calls :meth:`load_state_dict`.
 
-    Callbacks of a lower ``order`` come first, others as they were given: before all others
-    :class:`~pyro_lvgp.infer.Distributed`, after them :class:`~pyro_lvgp.infer.Checkpoint`, which reads its file in its
-    :meth:`on_start`.
+    The class attribute ``order`` sorts the callbacks of a fit, lowest first; those of one ``order`` are called in the order of
+    the list.  :class:`~pyro_lvgp.infer.Distributed` has a lower ``order`` than the default 0, and
+    :class:`~pyro_lvgp.infer.Checkpoint`, which reads its file in :meth:`on_start`, a higher one.
 
     >>> import pyro, torch
     >>> from pyro_lvgp.infer import fit
@@ -34,6 +34,7 @@ class Callback:
     """
 
     order: ClassVar[int] = 0
+    """Position among the callbacks of a fit, lowest first."""
 
     def on_start(self, state: FitState) -> None:
         """Prepare for a fit, before its first step.

@@ -17,15 +17,15 @@ __all__ = ["Checkpoint"]
 
 
 class Checkpoint(Callback):
-    """Write the state of a fit to a file every so often, and go on from that file if it exists.
+    """Save the state of a fit to a file at regular intervals, and resume from the file if it exists.
 
-    Run a script again that was killed, and its fit takes the remaining steps, with the mini-batches and random numbers
-    of a fit that was not killed.  The file has what changes during the fit; the script makes the rest: models, guides, data,
-    settings, callbacks.  To go on beyond the last step, raise ``num_steps``; to start anew, remove the file.  A file written
-    with a GPU can be read without one; the random numbers differ from there on.
+    If a script is run again after it was killed, its fit takes the remaining steps, with the mini-batches and random numbers
+    of an uninterrupted fit.  The file contains the state that changes during a fit; the script makes model, guide, data,
+    settings and callbacks.  To continue beyond the last step, increase ``num_steps``; to start again, remove the file.  A file
+    written with a GPU can be read without one, but the later random numbers differ.
 
-    :param path: of the file; each of several processes has its own, with the rank at the end of the name.
-    :param every: steps between two writings.  The state after the last step is written too, and that at Ctrl-C.
+    :param path: path of the file; with several processes each has its own file, with its rank at the end of the name.
+    :param every: number of steps between two saves.  The state after the last step or after Ctrl-C is saved too.
     :raises ValueError: if ``every`` is below 1, or the folder of the file does not exist; at the start of a fit, if the file
         cannot be read or is of another fit.
     :raises RuntimeError: at the start of a fit in several processes, if their files are of different steps.
@@ -69,7 +69,7 @@ class Checkpoint(Callback):
             )
 
     def on_step(self, state: FitState) -> None:
-        """Write the file if it is time to.
+        """Save the state after every ``every`` steps, and when the fit ends.
 
         :param state: the fit.
         """
@@ -98,7 +98,7 @@ class Checkpoint(Callback):
 
 
 def _parts(state: FitState) -> dict[str, Stateful]:
-    """Parts of a fit with a state; those that may refuse a state come before model and guide change."""
+    """Return the parts of a fit by name; parts that may refuse a state are loaded before model and guide change."""
     parts: dict[str, Any] = {"batches": state.batches}
     if isinstance(state.svi, BlockCoordinateVI):
         parts["blocks"] = state.svi

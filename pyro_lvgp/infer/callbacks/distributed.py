@@ -1,4 +1,4 @@
-"""Fits in several processes that ``torch.distributed`` joins."""
+"""Distributed fits in several processes of ``torch.distributed``."""
 
 import torch
 from torch import Tensor
@@ -13,15 +13,15 @@ __all__ = ["Distributed"]
 
 
 class Distributed(Callback):
-    """Fit in all processes that ``torch.distributed`` joins, each of which calls ``fit`` with the same settings.
+    """Data-parallel fit in all processes of ``torch.distributed``; each process calls ``fit`` with the same settings.
 
-    The fit begins with the parameters of the first process, and its steps move those of all processes along the mean of their
-    gradients.  The processes share the rows of an epoch; each has draws of its own, seeded by ``seed`` plus its rank.  Losses
-    and scores are means over processes.  Ctrl-C in one process ends the fit of all.
+    The fit starts from the parameters of the first process, and its steps use the mean of the gradients of all processes.  The
+    mini-batches of an epoch are distributed among the processes.  Each process has its own draws, with ``seed`` plus its rank
+    as seed.  Losses and scores are means over processes.  Ctrl-C in one process ends the fit of all.
 
-    :raises RuntimeError: at the start, if no processes are joined.
-    :raises ValueError: at the start, with blocks, which have no gradient of all parameters; if there are fewer rows than a
-        mini-batch of each process needs; if processes have other parameters.
+    :raises RuntimeError: at the start, if ``torch.distributed`` is not initialised.
+    :raises ValueError: at the start, with blocks, which have no gradient of all parameters; if there are fewer rows than the
+        mini-batches of all processes need; if processes have different parameters.
 
     >>> Distributed().on_start(FitState(lambda: None, lambda: None, num_steps=0))  # without torchrun
     Traceback (most recent call last):
@@ -34,14 +34,12 @@ torch.distributed.init_process_group() in it first
     order = -2
 
     def on_start(self, state: FitState) -> None:
-        """Give all processes the parameters of the first.
+        """Broadcast the parameters of the first process, and average gradients from then on.
 
         :param state: the fit.
         """
         if not isinstance(state.svi, CheckedSVI):
-            raise ValueError(
-                "expected gradients of all parameters, to average over processes, got blocks; leave one of the two out"
-            )
+            raise ValueError("expected gradients of all parameters, to average over processes, got blocks; use an optimiser")
         self._state, self._known = state, dict[Tensor, str]()
         state.processes = ProcessGroup(joined=True)
         state.batches.share(state.processes)
@@ -53,6 +51,7 @@ torch.distributed.init_process_group() in it first
         state.svi.reduce_gradients = self._average_gradients
 
     def _average_gradients(self, params: list[Tensor]) -> list[Tensor]:
+        """Average the gradients of a step over processes; return the parameters with a gradient in any of them."""
         used = set(params)
         for unused in self._known.keys() - used:
             unused.grad = None
@@ -62,7 +61,7 @@ torch.distributed.init_process_group() in it first
         return [param for param in self._known if param.grad is not None]
 
     def _broadcast_new_parameters(self) -> None:
-        """Take over values of the first process, without the gradients at others."""
+        """Broadcast new parameters of the first process, and remove gradients at other values."""
         new = {name: param for name, param in self._state.parameters().items() if param not in self._known}
         self._state.processes.broadcast_parameters(new)
         for name, param in new.items():

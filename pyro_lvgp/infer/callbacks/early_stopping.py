@@ -16,14 +16,14 @@ __all__ = ["EarlyStopping"]
 
 
 class EarlyStopping(Callback):
-    """Evaluate a validation score during a fit, and end the fit with the parameters that had the lowest.
+    """Early stopping on a validation score; the fit ends with the parameters of the lowest score.
 
-    A bound goes on rising where a decoder overfits.  The score of held-out entries turns then.
+    The bound of a decoder that overfits continues to rise, while the score of held-out entries becomes worse.
 
-    :param score: a function without arguments to minimise, such as the negative log density of held-out entries.  It draws
-        the same random numbers at every call, and leaves those of the fit alone.
-    :param every: steps between two evaluations; the parameters after the last step are scored too.
-    :param patience: evaluations without a new lowest score, after which to stop; None to take all steps.
+    :param score: function without arguments to minimise, such as the negative log density of held-out entries.  It has the
+        same random numbers at every call, and does not change those of the fit.
+    :param every: number of steps between two evaluations; the parameters after the last step are scored too.
+    :param patience: number of evaluations without a new lowest score after which the fit stops; None takes all steps.
     :raises ValueError: if ``every`` or ``patience`` is below 1.
 
     >>> from pyro_lvgp.guides import MeanFieldGuide
@@ -49,7 +49,7 @@ class EarlyStopping(Callback):
         self.score, self.every, self.patience = score, every, patience
 
     def on_start(self, state: FitState) -> None:
-        """Begin without scores.
+        """Start without scores.
 
         :param state: the fit.
         """
@@ -57,7 +57,7 @@ class EarlyStopping(Callback):
         self._scores = state.history.scores
 
     def on_step(self, state: FitState) -> None:
-        """Score the parameters if it is time to, copy them if no others were better, and stop when patience ends.
+        """Evaluate the score every ``every`` steps, copy the parameters if it is the lowest, and stop after ``patience``.
 
         :param state: the fit.
         :raises ValueError: if the score is NaN.
@@ -73,7 +73,7 @@ class EarlyStopping(Callback):
         self._scores.append((state.step, score))
         if self._evaluations_since_best == 0:
             self._best = {name: tensor.detach().clone() for name, tensor in state.tensors().items()}
-        self._stop_without_patience()
+        self._stop_after_patience()
 
     def on_end(self, state: FitState) -> None:
         """Restore the best parameters and buffers, if any were scored.
@@ -90,14 +90,14 @@ class EarlyStopping(Callback):
         return {"scores": self._scores, "best": self._best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore scores and best parameters, and stop at once if patience had ended.
+        """Restore scores and best parameters, and stop at once if ``patience`` was exceeded.
 
         :param state: returned by :meth:`state_dict`.
         """
         self._scores[:], self._best = state["scores"], state["best"]
-        self._stop_without_patience()
+        self._stop_after_patience()
 
-    def _stop_without_patience(self) -> None:
+    def _stop_after_patience(self) -> None:
         if self.patience is not None and self._evaluations_since_best >= self.patience:
             self._state.stop()
 

@@ -1,4 +1,4 @@
-"""Learning-rate schedules of torch, for every optimiser of a fit."""
+"""Learning-rate schedules for the optimisers of a fit."""
 
 import math
 import warnings
@@ -16,17 +16,17 @@ __all__ = ["LRSchedule"]
 
 
 class LRSchedule(Callback):
-    r"""Change the learning rates of all optimisers of a fit, those of blocks too, by a scheduler of torch.
+    r"""Learning-rate schedule of all optimisers of a fit, including those of blocks, by schedulers of torch.
 
     The schedule ``"cosine"`` lowers the learning rate from :math:`\eta_0` to zero at the end of the fit,
 
     .. math:: \eta_t = \tfrac{1}{2} \eta_0 \Big(1 + \cos\frac{\pi t}{T}\Big), \qquad t = 0, \dots, T - 1,
 
-    at step, or sweep through the blocks, t of T.  Schedulers take a step after each step of the fit.
+    at step t of T, or sweep through the blocks.  Schedulers take a step after each step of the fit.
 
-    :param schedule: ``"cosine"``, or a function that makes a scheduler of an optimiser.
-    :raises ValueError: for another word.
-    :raises TypeError: at the first step, if the function makes no scheduler.
+    :param schedule: ``"cosine"``, or a function of an optimiser that returns a scheduler.
+    :raises ValueError: for any other string.
+    :raises TypeError: at the first step, if the function returns no scheduler.
 
     >>> import pyro, torch
     >>> from pyro_lvgp.infer import fit
@@ -45,12 +45,12 @@ class LRSchedule(Callback):
         if schedule != "cosine" and not callable(schedule):
             raise ValueError(
                 f'expected schedule "cosine" or a function of an optimiser, got {schedule!r}; use lambda optimizer: '
-                "torch.optim.lr_scheduler.StepLR(optimizer, 100), say"
+                "torch.optim.lr_scheduler.StepLR(optimizer, 100), for example"
             )
         self.schedule = schedule
 
     def on_start(self, state: FitState) -> None:
-        """Wait for the first step of each optimiser, which is made no earlier.
+        """Register a hook that makes the scheduler of each optimiser at its first step.
 
         :param state: the fit.
         """
@@ -69,7 +69,7 @@ class LRSchedule(Callback):
             _advance(scheduler, state.history.losses[-1])
 
     def on_end(self, state: FitState) -> None:
-        """Restore the learning rates that the optimisers had before, for a next fit.
+        """Restore the initial learning rates of the optimisers, for later fits.
 
         :param state: the fit.
         """
@@ -80,7 +80,7 @@ class LRSchedule(Callback):
                 group.pop("initial_lr", None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the schedulers, and the settings that they gave their optimisers."""
+        """Return the states of the schedulers, and the settings of their optimisers."""
         made = {
             name: {
                 "scheduler": scheduler.state_dict(),
@@ -91,14 +91,14 @@ class LRSchedule(Callback):
         return self._saved | made
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore states, which schedulers take when their optimisers take a step.
+        """Restore states; schedulers load them at the first step of their optimisers.
 
         :param state: returned by :meth:`state_dict`.
         """
         self._saved = dict(state)
 
     def _before_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Make a scheduler if this is an optimiser of the fit, which none has met yet."""
+        """Make the scheduler of an optimiser of the fit at its first step."""
         if optimizer in self._schedulers:
             return
         name = next((name for name, own in self._state.optimizers().items() if own is optimizer), None)
@@ -111,7 +111,7 @@ class LRSchedule(Callback):
             for group, settings in zip(optimizer.param_groups, saved["settings"], strict=True):
                 group |= settings
         elif not isinstance(scheduler, ReduceLROnPlateau):
-            for _ in range(self._state.step):  # before a parameter that comes late
+            for _ in range(self._state.step):  # for an optimiser that is made after the first step
                 _advance(scheduler, math.nan)
         self._schedulers[optimizer] = name, scheduler
 
@@ -130,7 +130,7 @@ class LRSchedule(Callback):
 
 def _advance(scheduler: LRScheduler, loss: float) -> None:
     with warnings.catch_warnings():
-        # A scheduler does not see the optimiser's step before which it was made.
+        # The scheduler was made in a hook before the optimiser's first step, which it did not count.
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
         if isinstance(scheduler, ReduceLROnPlateau):
             scheduler.step(loss)

@@ -13,9 +13,9 @@ _UPDATE_RATE = 0.05
 
 
 class ProgressBar(Callback):
-    """Show a bar with the bound per observed entry, in nats, averaged over the last twenty steps or so.
+    """Progress bar with the bound per observed entry, in nats, as an exponential average over about twenty steps.
 
-    Of several processes the first shows it.  :func:`~pyro_lvgp.infer.fit` adds one with ``progress=True``.
+    With several processes only the first shows it.  :func:`~pyro_lvgp.infer.fit` adds one with ``progress=True``.
 
     >>> ProgressBar().on_start(FitState(lambda: None, lambda: None, num_steps=0))
     """
@@ -32,7 +32,7 @@ class ProgressBar(Callback):
         self._bar = tqdm(total=state.num_steps, initial=state.step, disable=hidden, unit="step")
 
     def on_step(self, state: FitState) -> None:
-        """Move the bar on by a step.
+        """Advance the bar by a step.
 
         :param state: the fit.
         """
@@ -50,5 +50,5 @@ class ProgressBar(Callback):
         :param state: the fit.
         """
         if state.history.interrupted and not self._bar.disable:
-            self._bar.write(f"interrupted after {state.step} steps, whose results model and guide have")
+            self._bar.write(f"interrupted after {state.step} steps; model and guide have the parameters fitted so far")
         self._bar.close()

@@ -12,7 +12,7 @@ from pyro.poutine.guide import GuideMessenger
 from torch import Tensor
 from torch.distributions import kl_divergence
 
-__all__ = ["Sites", "check_reparameterised", "known_same", "log_ratio", "mask_of", "share_masks", "trace_guide"]
+__all__ = ["Sites", "check_reparameterised", "equals", "log_ratio", "mask_of", "share_masks", "trace_guide"]
 
 Sites = Mapping[str, Mapping[str, Any]]
 
@@ -27,7 +27,7 @@ def trace_guide(guide: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any
 
 
 def check_reparameterised(guide_sites: Sites) -> None:
-    """Raise if a draw of the guide cannot be differentiated through."""
+    """Raise if a guide site has no reparameterised draws."""
     for name, site in guide_sites.items():
         if not (site["fn"].has_rsample or isinstance(site["fn"], Unit)):
             raise ValueError(
@@ -37,9 +37,9 @@ def check_reparameterised(guide_sites: Sites) -> None:
 
 
 def share_masks(model_trace: Trace, guide_trace: Trace) -> None:
-    """Give guide sites without a mask that of the model's site; otherwise log p − log q has no maximum.
+    """Give guide sites without a mask the mask of the model's site; otherwise log p − log q has no maximum.
 
-    An ``AutoNormal`` draws ``x`` by a site ``x_unconstrained``, which has the density.
+    The density of a site ``x`` of an ``AutoNormal`` is at its site ``x_unconstrained``.
     """
     for name, site in guide_trace.nodes.items():
         if site["type"] == "sample" and site["mask"] is None:
@@ -49,7 +49,7 @@ def share_masks(model_trace: Trace, guide_trace: Trace) -> None:
 
 
 def mask_of(site: Mapping[str, Any]) -> Any:
-    """Mask of a site, set by a handler or by ``fn.mask(...)``; None if it has none."""
+    """Return the mask of a site, set by a handler or by ``fn.mask(...)``; None without a mask."""
     fn, mask = site["fn"], site["mask"]
     if not isinstance(fn, MaskedDistribution):
         return mask
@@ -57,36 +57,38 @@ def mask_of(site: Mapping[str, Any]) -> Any:
 
 
 def _log_prob_sum(site: Mapping[str, Any]) -> Tensor:
-    """Log density of a site at its value, scaled and masked as Pyro does."""
+    """Compute the log density of a site at its value, scaled and masked as by Pyro."""
     return scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"], site["mask"]).sum()
 
 
 def log_ratio(model_sites: Sites, guide_sites: Sites) -> Tensor:
-    """Σ log p − Σ log q over sites, with minus the KL of a site in both where it is known.
+    """Compute Σ log p − Σ log q over sites, with minus the analytic KL divergence of common sites if there is one.
 
-    A KL conditions on earlier sites, so it is used only if the sites that both have stand in the same order.
+    The KL divergence of a site is conditional on earlier sites, so it is used only if model and guide have their common sites
+    in the same order.
     """
     common = [name for name in model_sites if name in guide_sites]
     same_order = common == [name for name in guide_sites if name in model_sites]
-    total, done = torch.zeros(()), set()
+    total, with_kl = torch.zeros(()), set()
     for name, site in model_sites.items():
         kl = _kl(guide_sites[name], site) if same_order and name in guide_sites else None
         if kl is None:
             total = total + _log_prob_sum(site)
         else:
             total = total - kl
-            done.add(name)
+            with_kl.add(name)
     for name, site in guide_sites.items():
-        if name not in done:
+        if name not in with_kl:
             total = total - _log_prob_sum(site)
     return total
 
 
 def _kl(guide_site: Mapping[str, Any], model_site: Mapping[str, Any]) -> Tensor | None:
+    """Compute the analytic KL divergence of a site; None if there is none."""
     if type(guide_site["fn"]) is Delta:
-        return None  # Pyro's KL leaves out its log_density
-    if not all(known_same(guide_site[weight], model_site[weight]) for weight in ("scale", "mask")):
-        return None  # a KL has one weight for both
+        return None  # the KL divergence that Pyro registers ignores its log_density
+    if not all(equals(guide_site[weight], model_site[weight]) for weight in ("scale", "mask")):
+        return None  # a KL divergence needs one scale and mask
     try:
         kl = kl_divergence(guide_site["fn"], model_site["fn"])
     except NotImplementedError:
@@ -94,6 +96,6 @@ def _kl(guide_site: Mapping[str, Any], model_site: Mapping[str, Any]) -> Tensor 
     return scale_and_mask(kl, guide_site["scale"], guide_site["mask"]).sum()
 
 
-def known_same(weight: Any, other: Any) -> bool:
-    """Whether two scales or masks are equal; tensors only if they are one object, since their values are not compared."""
+def equals(weight: Any, other: Any) -> bool:
+    """Return whether two scales or masks are equal, without comparing values of tensors, which must be one object."""
     return weight is other or (not torch.is_tensor(weight) and not torch.is_tensor(other) and weight == other)

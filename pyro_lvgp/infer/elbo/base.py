@@ -15,9 +15,9 @@ __all__ = ["DifferentiableELBO"]
 
 
 class DifferentiableELBO(ELBO):
-    """Base of bounds whose gradient is that of one differentiable estimate.
+    """Base class of bounds whose gradients are those of a single differentiable estimate.
 
-    You implement ``differentiable_loss``.  You get ``loss`` and ``loss_and_grads``, for ``SVI`` and ``loss(model, guide)``.
+    Subclasses implement :meth:`differentiable_loss`, from which this class computes :meth:`loss` and :meth:`loss_and_grads`.
 
     >>> from pyro import poutine
     >>> class OneSample(DifferentiableELBO):
@@ -35,6 +35,7 @@ class DifferentiableELBO(ELBO):
         :param model: a Pyro model.
         :param guide: its guide.
         :param args: arguments of both.
+        :returns: a scalar.
         """
 
     def _get_trace(self, model: Any, guide: Any, args: tuple, kwargs: dict) -> tuple[Trace, Trace]:

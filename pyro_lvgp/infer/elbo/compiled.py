@@ -26,7 +26,9 @@ __all__ = ["CompiledELBO"]
 
 
 class CompiledELBO(ELBO):
-    """Bound whose loss and gradients are compiled into one graph by ``torch.compile``, without Python and Pyro at each step.
+    """Bound whose loss and gradients are compiled into one graph by ``torch.compile``.
+
+    Compiled steps spend no time in Python and Pyro.
 
     The first step runs eagerly.  The second step is recorded through model, guide, handlers and backward pass as a graph of
     tensor operations, and compiled.  Compilation takes seconds to minutes, and grows with the number of operations.  Later
@@ -76,15 +78,15 @@ class CompiledELBO(ELBO):
         self._steps: dict[Hashable, _Step] = {}
 
     def loss(self, model: Any, guide: Any, *args, **kwargs) -> float:
-        """Minus an estimate of the bound, without gradients and without compilation."""
+        """Compute minus an estimate of the bound, without gradients and without compilation."""
         return self.bound.loss(model, guide, *args, **kwargs)
 
     def differentiable_loss(self, model: Any, guide: Any, *args, **kwargs) -> Tensor:
-        """Minus an estimate of the bound, to be differentiated, without compilation."""
+        """Compute minus an estimate of the bound, to differentiate, without compilation."""
         return self.bound.differentiable_loss(model, guide, *args, **kwargs)
 
     def loss_and_grads(self, model: Any, guide: Any, *args, **kwargs) -> float:
-        """Minus an estimate of the bound; its gradients are added to those of the parameters."""
+        """Compute minus an estimate of the bound, and add its gradients to those of the parameters."""
         leaves, structure = tree_flatten((args, kwargs))
         signature = (model, guide, str(structure), *map(_signature, leaves))
         step = self._steps.get(signature)
@@ -114,11 +116,11 @@ class CompiledELBO(ELBO):
         self, model: Any, guide: Any, params: Sequence[Tensor], leaves: Sequence[Any], structure: TreeSpec
     ) -> "_CompiledStep":
         """Record loss and gradients as a graph of parameters and tensor arguments, and compile the graph."""
-        # Aliases, because a tensor that is given twice, or that is an attribute of the model too, may differ at other steps.
-        aliases = [leaf.view_as(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        args, kwargs = tree_unflatten(aliases, structure)
+        # Views, because a tensor that is passed twice, or that is an attribute of the model too, may differ at other steps.
+        views = [leaf.view_as(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        args, kwargs = tree_unflatten(views, structure)
         loss_and_gradients = partial(self._loss_and_gradients, model, guide, args, kwargs, params)
-        recording = record(loss_and_gradients, [*params, *_tensors(aliases)])
+        recording = record(loss_and_gradients, [*params, *_tensors(views)])
         with seeded(0):
             random_inputs = recording.random_inputs()
             tensors = [*params, *_tensors(leaves), *random_inputs]
@@ -164,7 +166,7 @@ class _Step:
     def run(
         self, params: Sequence[Tensor], arguments: Sequence[Tensor], compile_step: Callable[[], _CompiledStep]
     ) -> Sequence[Any] | None:
-        """Loss and gradients at new random inputs; None if a condition of the graph does not hold.
+        """Compute loss and gradients at new random inputs; return None if a condition of the graph does not hold.
 
         After a number of steps whose conditions do not hold, the step is recorded and compiled again.
 
@@ -196,11 +198,11 @@ class _Step:
         return step.graph(*params, *arguments, *step.random_inputs())
 
     def is_outdated(self) -> bool:
-        """Whether a parameter has been deleted from Pyro's store."""
+        """Return whether a parameter was deleted from Pyro's store."""
         return not self._in_store <= pyro.get_param_store().keys()
 
     def current_params(self) -> dict[str, Tensor]:
-        """Current unconstrained parameters, which may have been replaced in Pyro's store."""
+        """Return the current unconstrained parameters, which may have been replaced in Pyro's store."""
         stored = dict(pyro.get_param_store().named_parameters())
         return {name: stored[name] if name in self._in_store else param for name, param in self._params.items()}
 
@@ -221,7 +223,7 @@ class _Unconstrained(NamedTuple):
 
 @effectful(type="param")
 def _param(value: _Unconstrained) -> _Unconstrained:
-    """A parameter site."""
+    """Send a message of type "param"."""
     return value
 
 
@@ -230,7 +232,7 @@ def _tensors(leaves: Sequence[Any]) -> list[Tensor]:
 
 
 def _signature(leaf: Any) -> Hashable:
-    """All of an argument on which a graph depends: for tensors everything but the values."""
+    """Return the part of an argument that a graph depends on: for tensors shape, dtype and device, not the values."""
     if isinstance(leaf, Tensor):
         return leaf.shape, leaf.dtype, leaf.device
     if not isinstance(leaf, Hashable):

@@ -1,7 +1,7 @@
 """Gaussian sites that bounds marginalise in closed form: the statement of the model, and the handlers of bound and guide.
 
 A model calls :func:`sample_moments` where it can take the expectation over a Gaussian site itself.  A bound runs the guide
-inside :class:`EvaluateBound`, and the model inside :class:`MarginalizeGaussians`, which answers with the moments of the guide.
+inside :class:`EvaluateBound`, and the model inside :class:`MarginalizeGaussians`, which returns the moments of the guide.
 A guide that runs the model itself does so inside :class:`MarginalizeOwnGaussians`.
 """
 
@@ -76,9 +76,9 @@ def _moments(drawn: Moments) -> Moments:
 
 
 class MarginalizeGaussians(Messenger):
-    """Answer :func:`sample_moments` in a model with the moments of the guide's Gaussian at the site.
+    """Replace the draw of :func:`sample_moments` in a model by the moments of the guide's Gaussian at the site.
 
-    A site that the guide lacks, or at which the guide is not Gaussian, stays drawn.
+    A site that the guide does not have, or at which the guide is not Gaussian, remains drawn.
 
     :param guide_trace: trace of the guide, whose other sites must not depend on the marginalised ones.
 
@@ -98,13 +98,13 @@ class MarginalizeGaussians(Messenger):
     def _pyro_post_moments(self, msg: Message) -> None:
         sites: Any = self._guide_trace.nodes
         if msg["name"] in sites:
-            _answer(msg, sites[msg["name"]]["fn"])
+            _set_moments(msg, sites[msg["name"]]["fn"])
 
 
 class MarginalizeOwnGaussians(Messenger):
-    """Answer :func:`sample_moments` with the moments of the distribution that the site was drawn from.
+    """Replace the draw of :func:`sample_moments` by the moments of the distribution that the site was drawn from.
 
-    A guide that runs its model with posteriors in the place of priors is such a case.
+    Guides that run their model with posteriors in place of priors run it in this handler.
     """
 
     def __init__(self):
@@ -115,17 +115,17 @@ class MarginalizeOwnGaussians(Messenger):
         self._distributions[msg["name"]] = msg["fn"]
 
     def _pyro_post_moments(self, msg: Message) -> None:
-        _answer(msg, self._distributions.get(msg["name"]))
+        _set_moments(msg, self._distributions.get(msg["name"]))
 
 
-def _answer(msg: Message, fn: Any) -> None:
-    """Set the value of a message of type "moments", if the distribution is Gaussian."""
+def _set_moments(msg: Message, fn: Any) -> None:
+    """Set the value of a message of type "moments" if the distribution is Gaussian."""
     if (moments := gaussian_moments(fn)) is not None:
         msg["value"] = moments
 
 
 class EvaluateBound(Messenger):
-    """Handler in which a bound runs a guide for its value and gradients; Pyro's own bounds have none.
+    """Declare that a bound of this library runs the guide for its value and gradients.
 
     :param marginalize: whether the bound marginalises Gaussian sites in closed form instead of using their draws.
 
@@ -146,18 +146,18 @@ class EvaluateBound(Messenger):
 
 @effectful(type="is_in_bound")
 def is_in_bound() -> bool:
-    """Whether one of our bounds runs this guide (see :class:`EvaluateBound`)."""
+    """Return whether a bound of this library runs the guide (see :class:`EvaluateBound`)."""
     return False
 
 
 @effectful(type="marginalizes_gaussians")
 def marginalizes_gaussians() -> bool:
-    """Whether a bound that marginalises Gaussian sites runs this guide."""
+    """Return whether a bound that marginalises Gaussian sites runs the guide."""
     return False
 
 
 def gaussian_moments(fn: Any) -> Moments | None:
-    """Mean and Cholesky factor of the covariance of a Gaussian over vectors; None for any other distribution.
+    """Return mean and Cholesky factor of the covariance of a Gaussian over vectors; None for any other distribution.
 
     >>> import pyro.distributions as dist
     >>> gaussian_moments(dist.Normal(torch.zeros(2), 3.0).to_event(1)).scale_tril

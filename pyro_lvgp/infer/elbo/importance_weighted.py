@@ -1,4 +1,4 @@
-"""An importance-weighted bound whose weights are per datum."""
+"""Importance-weighted bound with weights per datum."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,26 +19,26 @@ __all__ = ["ImportanceWeightedELBO"]
 
 
 class ImportanceWeightedELBO(LocalELBO):
-    r"""Importance-weighted bound with weights per datum of one plate, right under subsampling and with global sites.
+    r"""Importance-weighted bound with a weight for each datum of one plate, valid with subsampling and global sites.
 
     .. math::
 
         E_{g \sim q}\Big[ \tfrac{N}{B} \sum_{n \in \text{batch}} E \log \tfrac{1}{S} \sum_{s=1}^S
         \frac{p(y_n, x_{ns} \mid g)}{q(x_{ns} \mid g)} \Big] - KL(q(g) \,\|\, p(g)).
 
-    The globals g, every site outside the plate, are drawn once and shared by the S draws of the locals; their KL is
-    analytic where it is known.  All terms of a datum are inside the logarithm, and the subsampling factor is outside.
-    (``pyro.infer.RenyiELBO`` weighs all data jointly and puts the factor inside, which is not a bound.)
+    The globals g are all sites outside the plate.  They are drawn once for all S draws of the local sites, and their KL
+    divergence is analytic where there is a closed form.  All terms of a datum are inside the logarithm, and the subsampling
+    factor is outside.  (``pyro.infer.RenyiELBO`` weighs all data jointly and has the factor inside, which is not a bound.)
 
     :param local_plate: name of the plate over data.
-    :param num_samples: S; 1 is the ordinary bound.
+    :param num_samples: number S of draws of the local sites; 1 is the ordinary bound.
     :param gradient_estimator: ``"standard"``, or ``"dreg"`` for the doubly reparameterised gradient of the local guide's
         parameters, whose signal does not vanish as S grows; not for annealed sites, whose density has no parameters apart
         from its draws.
     :param marginalize: marginalise Gaussian globals in closed form where the model can
         (:func:`~pyro_lvgp.infer.sample_moments`), inside the logarithm.  That bound is a little looser, and its gradient has
         less noise; False draws the globals, as in the formula.
-    :param num_particles: draws of the globals to average over.
+    :param num_particles: number of draws of the globals to average over.
     :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
     :raises ValueError: if the plate is missing or a loop, a plate inside it is subsampled, a guide site cannot be
         reparameterised, the guide draws all data jointly, as ``AutoMultivariateNormal`` does, or
@@ -98,7 +98,7 @@ class ImportanceWeightedELBO(LocalELBO):
         bound = (scale * (torch.logsumexp(log_w, 0) - math.log(self.num_samples))).sum() + globals_
         if not dreg:
             return bound
-        # With w̃ = w / Σw held fixed, Σ w̃ log w has the gradient of the model; the draws' wants another factor w̃.
+        # With constant w̃ = w / Σw, Σ w̃ log w has the gradient of the model; that of the draws needs another factor w̃.
         weights = torch.softmax(log_w.detach(), 0)
         for draw in _independent_draws(local_guide):
             draw.register_hook(partial(torch.mul, weights.reshape(weights.shape + (1,) * (draw.dim() - weights.dim()))))
@@ -106,7 +106,7 @@ class ImportanceWeightedELBO(LocalELBO):
         return surrogate + (bound - surrogate).detach()
 
     def _check_draws(self, local_guide: Sites, global_guide: Sites) -> None:
-        """Raise if there is one draw of the local sites, made outside the plate, and not S."""
+        """Raise if the local sites have one draw, made outside the plate, instead of S."""
         outside = [name for name, site in global_guide.items() if site["infer"].get("is_auxiliary")]
         is_copy = bool(local_guide) and all(type(_base(site["fn"])) is Delta for site in local_guide.values())
         if outside and is_copy and self.num_samples > 1:
@@ -116,9 +116,11 @@ class ImportanceWeightedELBO(LocalELBO):
             )
 
     def _weights(self, model_sites: Sites, guide_sites: Sites, *, path_only: bool = False) -> tuple[Tensor, float, list[int]]:
-        """Log w [S, *plates] with size one at plates summed over, the plates' scale, and the dims of the others.
+        """Compute log w [S, *plates]; return it with the scale of the plates that have weights and their dimensions.
 
-        :param path_only: hold the parameters of the guide's densities fixed, but not its draws.
+        Log w has size one at all other plates, which are summed over.
+
+        :param path_only: differentiate the guide's densities through the draws only, not their parameters.
         """
         self._check_local_plate(model_sites)
         frames = self._plates_of_weights([*model_sites.values(), *guide_sites.values()])
@@ -147,7 +149,7 @@ class ImportanceWeightedELBO(LocalELBO):
             )
 
     def _plates_of_weights(self, sites: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """Frames of the plates that all sites are in, with a weight for each of their members.
+        """Return the frames of the plates that contain all sites, whose rows have a weight each.
 
         :raises ValueError: if another plate is subsampled.
         """
@@ -162,7 +164,7 @@ class ImportanceWeightedELBO(LocalELBO):
         return list(shared.values())
 
     def _log_prob_of_weights(self, site: Mapping[str, Any], fn: Any, scale: float, dims: Sequence[int]) -> Tensor:
-        """Log density of a site without the scale of the plates of the weights, summed over all other plates.
+        """Compute the log density of a site without the scale of the plates of the weights, summed over other plates.
 
         :param fn: distribution of the site.
         :param dims: dimensions of the plates of the weights.
@@ -177,7 +179,7 @@ _base = partial(without_independent, masks=True)
 
 
 def _independent_draws(sites: Sites) -> list[Tensor]:
-    """The random draws among guide sites, which must not be annealed or depend on each other."""
+    """Return the random draws of guide sites; raise if they are annealed or depend on each other."""
     if annealed := [name for name, site in sites.items() if isinstance(_base(site["fn"]), PathDelta)]:
         raise ValueError(
             f'gradient_estimator="dreg" is not defined for the chains of {annealed}; use gradient_estimator="standard"'

@@ -42,19 +42,19 @@ class _LocalSamples(Messenger):
 
 
 class LocalELBO(DifferentiableELBO):
-    """Base of bounds that draw the globals once and the sites of one plate S times.
+    """Base class of bounds that draw the globals once and the sites of one plate S times.
 
     Sites outside the plate must not depend on draws inside it, in the model or in the guide.
 
-    You implement :meth:`particle_bound`.  You get ``differentiable_loss``, and with it ``loss`` and ``loss_and_grads``.
+    Subclasses implement :meth:`particle_bound`, from which this class computes ``differentiable_loss``.
 
     :param local_plate: name of the plate over data.
     :param num_samples: number S of draws of the sites in the plate.
     :param marginalize: marginalise Gaussian globals in closed form where the model can, see
         :func:`~pyro_lvgp.infer.sample_moments`.
-    :param num_particles: draws of the globals to average over.
+    :param num_particles: number of draws of the globals to average over.
     :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
-    :raises ValueError: if there are no draws.
+    :raises ValueError: if ``num_samples`` or ``num_particles`` is below 1.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class LocalELBO(DifferentiableELBO):
 
         :param model_sites: sample sites of the model, by name.
         :param guide_sites: sample sites of the guide, by name.
-        :returns: a number, to differentiate; the sites of the plate have a dimension for the draws, left of all plates.
+        :returns: a scalar, to differentiate; sites of the plate have a dimension of draws, left of all plates.
         """
 
     def differentiable_loss(self, model: Any, guide: Any, *args, **kwargs) -> Tensor:
@@ -104,13 +104,13 @@ class LocalELBO(DifferentiableELBO):
         pruned = prune_subsample_sites(model_trace), prune_subsample_sites(guide_trace)
         if is_validation_enabled():
             for trace in pruned:
-                self._split(_sample_sites(trace))  # its error says more
+                self._split(_sample_sites(trace))  # first, because its error is more specific
                 _check_batch_shapes(_sample_sites(trace))
             check_model_guide_match(model_trace, guide_trace, self.max_plate_nesting + 1)
         return pruned
 
     def _split(self, sites: Sites) -> tuple[Sites, Sites]:
-        """Sites inside and outside the local plate; refuse what is outside but depends on draws from inside."""
+        """Split sites into those inside and outside the local plate; raise if one outside depends on draws inside."""
         local: dict[str, Any] = {}
         outside: dict[str, Any] = {}
         for name, site in sites.items():
@@ -128,11 +128,11 @@ class LocalELBO(DifferentiableELBO):
 
 
 def _check_batch_shapes(sites: Mapping[str, Any]) -> None:
-    """Raise if a site has a batch dimension without a plate, which would count as a dimension of draws."""
+    """Raise if a site has a batch dimension without a plate, which would broadcast against the dimension of draws."""
     for name, site in sites.items():
         dims = {frame.dim: frame.name for frame in site["cond_indep_stack"]}
         shapes = [(site["fn"].batch_shape, set(dims))]
-        # Data have no draws; a value that is a function of latent sites has.
+        # Data have no dimension of draws; values that are functions of latent sites have one.
         is_function = is_deterministic(site) or site_is_factor(site) or site["value"].requires_grad
         if site["is_observed"] and torch.is_grad_enabled() and not is_function:
             value = site["value"]

@@ -1,4 +1,4 @@
-"""The mean-field bound with Gaussian sites marginalised in closed form."""
+"""Mean-field bound with Gaussian sites marginalised in closed form."""
 
 import math
 
@@ -13,22 +13,23 @@ __all__ = ["MeanFieldELBO"]
 class MeanFieldELBO(LocalELBO):
     r"""Mean-field bound that marginalises Gaussian sites in closed form.
 
-    Like Pyro's ``TraceMeanField_ELBO`` it uses the analytic KL of each site where there is one.  Beyond that, sites that the
-    model can marginalise (``u`` of our Gaussian-process models, see :func:`~pyro_lvgp.infer.sample_moments`) enter by their
-    moments under the guide, so that with :math:`f_{nd} \sim N(A_n^T m_d,\; s_n + A_n^T S_d A_n)` the bound
+    Like Pyro's ``TraceMeanField_ELBO`` it uses the analytic KL divergence of each site where there is one.  In addition, sites
+    that the model can marginalise (``u`` of our Gaussian-process models, see :func:`~pyro_lvgp.infer.sample_moments`) are
+    replaced by their moments under the guide.  With with :math:`f_{nd} \sim N(A_n^T m_d,\; s_n + A_n^T S_d A_n)` the bound
 
     .. math::
 
         E_{q(x)}\Big[\sum_{nd} E_{q(f_{nd} \mid x_n)} \log p(y_{nd} \mid f_{nd})\Big] - KL(q(x) \| p(x)) - KL(q(u) \| p(u))
 
-    has the noise of x alone.  The guide's sites must be reparameterised, and must not depend on each other.
+    depends on draws of x only.  The guide's sites must be reparameterised, and must not depend on each other.
 
-    :param local_plate: name of the plate over data; a model without it is fine.
-    :param num_samples: draws of the local sites to average over: more of them, less noise in the gradient.
-    :param num_particles: draws of everything to average over.
+    :param local_plate: name of the plate over data, which the model need not have.
+    :param num_samples: number of draws of the local sites to average over; more draws give gradients with less noise.
+    :param num_particles: number of draws of all sites to average over.
     :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
-    :raises ValueError: if a guide site cannot be reparameterised, or a site outside the plate has the shape of draws inside
-        it.  (A sum over draws, ``x.sum()``, has no such shape and is not found: avoid such sites, or use ``num_samples=1``.)
+    :raises ValueError: if a guide site cannot be reparameterised, or a site outside the plate has a dimension of draws inside
+        it.  (A sum over draws, ``x.sum()``, has no such dimension and is not detected: avoid such sites, or use
+        ``num_samples=1``.)
 
     Source: Titsias and Lawrence (2010); eq. 3 of the annealed-GPLVM paper.
 

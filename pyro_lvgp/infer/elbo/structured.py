@@ -1,4 +1,4 @@
-"""The bound of Gaussian-process priors times encoder sites, by four estimators."""
+"""Bound for Gaussian-process posteriors with Gaussian sites, with four estimators."""
 
 import math
 import sys
@@ -20,7 +20,7 @@ from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes, position_of_data
 from pyro_lvgp.distributions.gaussian_process import GaussianProcess, StructuredPosterior
 from pyro_lvgp.distributions.normal import without_independent
-from pyro_lvgp.infer.elbo._terms import Sites, check_reparameterised, known_same, log_ratio, share_masks, trace_guide
+from pyro_lvgp.infer.elbo._terms import Sites, check_reparameterised, equals, log_ratio, share_masks, trace_guide
 from pyro_lvgp.infer.elbo.base import DifferentiableELBO
 from pyro_lvgp.infer.elbo.handlers import EvaluateBound, MarginalizeGaussians
 from pyro_lvgp.networks.corruption import Corruption
@@ -30,41 +30,43 @@ __all__ = ["StructuredELBO", "structured"]
 
 Value = Literal["semi-analytic", "doubly-stochastic"]
 GradientEstimator = Literal["path", "score"]
-_FEW = 10
+_NUM_COMPARED_POINTS = 10
 
 
 class StructuredELBO(DifferentiableELBO):
-    r"""The bound under a :class:`~pyro_lvgp.guides.StructuredGPGuide`, from marginals of q(f) alone.
+    r"""Bound under a :class:`~pyro_lvgp.guides.StructuredGPGuide`, computed from the marginals of q(f).
 
-    With sites l(f) and :math:`\log Z = \log \int p(f)\, l(f)\, df`, which is closed form,
+    With Gaussian sites l(f) and :math:`\log Z = \log \int p(f)\, l(f)\, df`, which has a closed form,
 
     .. math::
 
         E_{q(f)}\big[\log p(y \mid f)\big] - KL(q(f) \| p(f))
         = E_{q(f)}\Big[\log \frac{p(y \mid f)}{l(f)}\Big] + \log Z .
 
-    ``value="semi-analytic"`` draws f in the likelihood only, the left side; ``"doubly-stochastic"`` in both logarithms, the
-    right side, whose noise nearly cancels where sites fit the likelihood.  ``gradient_estimator="path"`` differentiates
-    through the draw :math:`f_n = \hat m_n + \hat\Sigma_{nn}^{1/2} \epsilon`, ``"score"`` uses :math:`\nabla \log q(f_n)` (all
-    other sites go by path), with the likelihood of point n alone if the rightmost plate is called "points" and shows all of
-    them, and with that of all of them otherwise, which is noisier.  All four have one mean, and gradients of one mean.  Other
-    sites of the model enter by their analytic KL where there is one.
+    ``value="semi-analytic"`` is the left side, with draws of f in the likelihood only.  ``"doubly-stochastic"`` is the right
+    side, with draws in both logarithms, whose noise nearly cancels if the sites approximate the likelihood well.
 
-    Data must be independent of each other given f, each observed entry given the f_n of its point, and no process may have a
-    prior that depends on another.  Mini-batches of series are exact; in a mini-batch of points of one series the normaliser Z
-    is that of those points alone, and the bound is biased (eq. 3.25), little if lengthscales are short.
+    ``gradient_estimator="path"`` differentiates through the draw :math:`f_n = \hat m_n + \hat\Sigma_{nn}^{1/2} \epsilon`.
+    ``"score"`` uses :math:`\nabla \log q(f_n)` for f, and path gradients for all other sites.  It multiplies this by the
+    likelihood of point n alone if the rightmost plate has the name "points" and contains all points, otherwise by that of all
+    points, which has more noise.  The four estimators have the same mean, and their gradients too.  Other sites of the model
+    have their analytic KL divergence where there is one.
 
-    :param value: which side of the equation.
-    :param gradient_estimator: which estimator of its gradient.
-    :param num_particles: draws of f, and of all else, to average over.
+    Data must be independent given f, each observed entry given the f_n of its point, and the prior of no process may depend on
+    another process.  Mini-batches of series are unbiased.  In a mini-batch of points of one series the normaliser Z is that of
+    these points, and the bound is biased (eq. 3.25); the bias is small if lengthscales are short.
+
+    :param value: ``"semi-analytic"`` or ``"doubly-stochastic"``.
+    :param gradient_estimator: ``"path"`` or ``"score"``.
+    :param num_particles: number of draws of all sites to average over.
     :param rescale: maximise a bound whose likelihood is divided by the observed fraction of the data.  The fraction is that of
-        the mini-batch, and rows that pad a series count as missing, so mini-batches of series are then not exact.
-    :param corruption: maximise eq. 5.6: the function of the data that the guide is given, see
-        :mod:`pyro_lvgp.networks.corruption`; all observed entries are scored.
-    :param vectorize_particles: draw particles along a dimension left of every plate; False one after the other.
+        the mini-batch, and rows that pad a series count as missing, so that mini-batches of series are biased.
+    :param corruption: function of the data that returns the corrupted data for the guide, to maximise eq. 5.6 (see
+        :mod:`pyro_lvgp.networks.corruption`); the likelihood is that of all observed entries.
+    :param vectorize_particles: draw particles along a dimension left of every plate; False draws them one by one.
     :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
     :raises ValueError: for an unknown estimator, no particles, a guide site that cannot be reparameterised, a process whose
-        prior depends on another, or whose scale in the model is not that in the guide, or, to rescale or mask, no data.
+        prior depends on another, or whose scales in model and guide differ, or ``rescale`` or ``corruption`` without data.
     :raises TypeError: if ``corruption`` is no function.
 
     ``rescale`` and ``corruption`` change ``differentiable_loss`` and ``loss_and_grads``; ``loss`` is always minus the bound.
@@ -107,7 +109,7 @@ class StructuredELBO(DifferentiableELBO):
             num_particles=num_particles, vectorize_particles=vectorize_particles, max_plate_nesting=max_plate_nesting
         )
         self.value, self.gradient_estimator, self.rescale, self.corruption = value, gradient_estimator, rescale, corruption
-        self._known_as_independent: set[frozenset[str]] = set()
+        self._checked_processes: set[frozenset[str]] = set()
 
     def loss(self, model: Any, guide: Any, *args, **kwargs) -> float:
         """Compute minus an estimate of the bound, without gradients, ``rescale`` or ``corruption``."""
@@ -138,10 +140,10 @@ class StructuredELBO(DifferentiableELBO):
         with EvaluateBound(marginalize=True):
             guide_trace = trace_guide(draw(guide), args, kwargs)
             processes = frozenset(_processes(guide_trace))
-            if len(processes) > 1 and processes not in self._known_as_independent:
+            if len(processes) > 1 and processes not in self._checked_processes:
                 with seeded(0), torch.enable_grad(), poutine.block(), EvaluateBound(marginalize=True):
-                    _RefuseNested()(guide)(*args, **kwargs)
-                self._known_as_independent.add(processes)
+                    _CheckIndependence()(guide)(*args, **kwargs)
+                self._checked_processes.add(processes)
         marginalized = MarginalizeGaussians(guide_trace)(model)
         model_trace = poutine.trace(poutine.replay(marginalized, guide_trace)).get_trace(*args, **kwargs)
         share_masks(model_trace, guide_trace)
@@ -150,7 +152,7 @@ class StructuredELBO(DifferentiableELBO):
         return prune_subsample_sites(model_trace), prune_subsample_sites(guide_trace)
 
     def _bound(self, model_trace: Trace, guide_trace: Trace, weight: float | Tensor) -> Tensor:
-        """The bound of all particles together."""
+        """Compute the sum of the bound over the vectorised particles."""
         guide_sites: Sites = {name: site for name, site in guide_trace.nodes.items() if site["type"] == "sample"}
         check_reparameterised(guide_sites)
         processes = _processes(guide_trace)
@@ -179,15 +181,15 @@ class StructuredELBO(DifferentiableELBO):
                 _check_scales(name, model_trace, guide_trace)
                 _check_prior(name, model_trace, guide_trace)
             # Sites that come after a process may depend on it.
-            below = [term for other, term in priors.items() if order.index(other) > order.index(name)]
-            bound = bound + self._process(process, [*likelihoods, *below])
+            later = [term for other, term in priors.items() if order.index(other) > order.index(name)]
+            bound = bound + self._process(process, [*likelihoods, *later])
         return bound
 
-    def _process(self, site: Mapping[str, Any], below: list[tuple[Mapping[str, Any], Tensor]]) -> Tensor:
-        """Terms of the bound that belong to one process.
+    def _process(self, site: Mapping[str, Any], later: list[tuple[Mapping[str, Any], Tensor]]) -> Tensor:
+        """Compute the terms of the bound that belong to one process.
 
-        :param site: of the process.
-        :param below: sites whose log densities may depend on it, and these.
+        :param site: site of the process in the guide.
+        :param later: sites whose log densities may depend on the process, each with its log density.
         """
         q, f = structured(site["fn"]), site["value"]
         assert q is not None
@@ -196,7 +198,7 @@ class StructuredELBO(DifferentiableELBO):
             term = -gaussian_sites.kl_divergence(posterior).expand(q.batch_shape)
             log_sites = torch.zeros_like(f)
         else:
-            # E[∂ log l / ∂ sites] cancels against that part of ∂ log Z: `expected` is zero, with that gradient.
+            # E[∂ log l / ∂ sites] cancels a part of ∂ log Z; `expected` has the value zero and this gradient.
             fixed = posterior._replace(W=posterior.W.detach(), c=posterior.c.detach())
             log_sites = gaussian_sites.log_sites(fixed, f - q.prior.mean)
             centred, variance = (posterior.mean - q.prior.mean).detach(), posterior.variance.detach()
@@ -207,7 +209,7 @@ class StructuredELBO(DifferentiableELBO):
             log_q = torch.distributions.Normal(q.mean, q.variance.sqrt()).log_prob(f)
             log_q, log_l = (_sum_latents(x, event_dim) for x in (log_q, log_sites))
             of_points = (x[..., None] if torch.is_tensor(x) and x.dim() else x for x in (site["scale"], site["mask"]))
-            reward = sum((_by_point(*term, site) for term in below), -scale_and_mask(log_l, *of_points))
+            reward = sum((_by_point(*term, site) for term in later), -scale_and_mask(log_l, *of_points))
             total = total + (reward.detach() * _without_value(log_q)).sum()
         return total
 
@@ -226,8 +228,8 @@ class _DrawMarginals(Messenger):
             msg["value"] = draw.detach() if self._detach else draw
 
 
-class _RefuseNested(Messenger):
-    """Raise if the prior of a process depends on another: its KL would need joint draws of that."""
+class _CheckIndependence(Messenger):
+    """Raise if the prior of a process depends on another process, of which the KL divergence would need joint draws."""
 
     def __init__(self):
         super().__init__()
@@ -251,9 +253,9 @@ class _RefuseNested(Messenger):
 
 
 def _check_scales(name: str, model_trace: Trace, guide_trace: Trace) -> None:
-    """Raise unless a process has one scale in model and guide, as its KL divergence has."""
+    """Raise unless a process has the same scale in model and guide, because its KL divergence has one scale."""
     scales = [trace.nodes[name]["scale"] for trace in (model_trace, guide_trace)]
-    if known_same(*scales):
+    if equals(*scales):
         return
     if not torch.equal(*torch.broadcast_tensors(*(torch.as_tensor(scale).cpu() for scale in scales))):
         raise ValueError(
@@ -263,11 +265,12 @@ def _check_scales(name: str, model_trace: Trace, guide_trace: Trace) -> None:
 
 
 def _check_prior(name: str, model_trace: Trace, guide_trace: Trace) -> None:
-    """Raise unless the posterior of a process was made of the prior that the model has, as its KL divergence is from that."""
+    """Raise unless the posterior of a process was made of the model's prior, from which the KL divergence is computed."""
     own: Any = structured(guide_trace.nodes[name]["fn"])
     prior = without_independent(model_trace.nodes[name]["fn"])
     if type(prior) is type(own.prior) and not all(
-        torch.equal(*torch.broadcast_tensors(x, z)) for x, z in zip(_glimpse(prior), _glimpse(own.prior), strict=True)
+        torch.equal(*torch.broadcast_tensors(x, z))
+        for x, z in zip(_first_moments(prior), _first_moments(own.prior), strict=True)
     ):
         raise ValueError(
             f"expected the posterior of {name!r} to be made of the model's prior, got one of another; make the guide of this "
@@ -276,28 +279,28 @@ def _check_prior(name: str, model_trace: Trace, guide_trace: Trace) -> None:
 
 
 @torch.no_grad()
-def _glimpse(prior: Any) -> tuple[Tensor, Tensor]:
-    """Mean of a prior at its first points, and their covariance or its Cholesky factor."""
+def _first_moments(prior: Any) -> tuple[Tensor, Tensor]:
+    """Return mean of a prior at its first points, and their covariance or its Cholesky factor."""
     if isinstance(prior, GaussianProcess):
-        return prior.mean[..., :_FEW], prior.at(prior.X[..., :_FEW, :]).covariance_matrix
-    return prior.mean[..., :_FEW], prior.scale_tril[..., :_FEW, :_FEW]
+        return prior.mean[..., :_NUM_COMPARED_POINTS], prior.at(prior.X[..., :_NUM_COMPARED_POINTS, :]).covariance_matrix
+    return prior.mean[..., :_NUM_COMPARED_POINTS], prior.scale_tril[..., :_NUM_COMPARED_POINTS, :_NUM_COMPARED_POINTS]
 
 
 def _processes(guide_trace: Trace) -> Sites:
-    """The sites of processes."""
+    """Return the sites of Gaussian processes, by name."""
     sites = guide_trace.nodes.items()
     return {name: site for name, site in sites if site["type"] == "sample" and structured(site["fn"]) is not None}
 
 
 def _parts(prior: Any) -> list[Tensor]:
-    """Tensors that define a prior."""
+    """Return the tensors that define a prior."""
     if isinstance(prior, GaussianProcess):
         return [leaf for leaf in tree_leaves((prior.X, prior.params)) if isinstance(leaf, Tensor)]
     return [prior.loc, prior.scale_tril]
 
 
 def _without_value(x: Tensor) -> Tensor:
-    """Zero, with the gradient of x."""
+    """Return zero with the gradient of x."""
     return x - x.detach()
 
 
@@ -306,10 +309,13 @@ def _sum_latents(x: Tensor, event_dim: int) -> Tensor:
     return x.sum(tuple(range(-1 - event_dim, -1))) if event_dim else x
 
 
-def _by_point(below: Mapping[str, Any], log_prob: Tensor, process: Mapping[str, Any]) -> Tensor:
-    """Log density in the layout [..., points] of a process: point by point in a plate "points" of all, else summed."""
+def _by_point(later: Mapping[str, Any], log_prob: Tensor, process: Mapping[str, Any]) -> Tensor:
+    """Reshape a log density to the layout [..., points] of a process.
+
+    In a plate "points" of all points it is point by point, otherwise summed over dimensions that the process does not have.
+    """
     num_points = process["fn"].event_shape[-1]
-    if any((frame.name, frame.dim, frame.size) == ("points", -1, num_points) for frame in below["cond_indep_stack"]):
+    if any((frame.name, frame.dim, frame.size) == ("points", -1, num_points) for frame in later["cond_indep_stack"]):
         return log_prob.unsqueeze(-2)
     batch = process["fn"].batch_shape
     for dim in range(-log_prob.dim(), 0):
@@ -319,6 +325,6 @@ def _by_point(below: Mapping[str, Any], log_prob: Tensor, process: Mapping[str, 
 
 
 def structured(fn: Any) -> StructuredPosterior | None:
-    """The posterior inside ``to_event``, if it is one."""
+    """Return the :class:`StructuredPosterior` inside ``to_event``; None for any other distribution."""
     fn = without_independent(fn)
     return fn if isinstance(fn, StructuredPosterior) else None

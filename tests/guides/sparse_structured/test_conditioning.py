@@ -57,7 +57,7 @@ def test_other_series_than_those_remembered_change_nothing(moved):
     guide(x, y)
     memory, Z = guide.condition(x, y), model.inducing_points.detach().clone()
     for part in (0, slice(0, 1), slice(0, 2)):
-        with pytest.raises(ValueError, match="expected the 3 series that the guide remembers"):
+        with pytest.raises(ValueError, match="expected the 3 series of the guide's memory"):
             guide.condition(x[part], y[part], inducing_points=Z + 0.5 if moved else None)
     assert guide.memory is memory
     assert torch.equal(model.inducing_points, Z)

@@ -81,7 +81,7 @@ def test_inducing_points_that_leave_the_memory_are_refused(series):
     for moved in (model.inducing_points.detach() + 0.1, torch.rand(M + 1, 1)):
         model.inducing_points = moved
         for use in (guide, guide.condition):
-            with pytest.raises(ValueError, match=r"where the guide remembers data, got others; go back by guide.restore"):
+            with pytest.raises(ValueError, match=r"guide's memory in the model, got others; restore them by guide.restore"):
                 use(x, y)
         guide.restore(guide.memory)
         assert_close(function(guide, x, y), expected)
@@ -95,7 +95,7 @@ def test_fits_move_no_inducing_points_that_carry_a_memory(compiled):
     options = {"loss": MeanFieldELBO("points"), "num_steps": 3, "compile": compiled, "progress": False}
     guide(x, y)
     guide.condition(x, y)
-    with pytest.raises(ValueError, match=r"others; go back by guide.restore\(guide.memory\), hold them by requires_grad_"):
+    with pytest.raises(ValueError, match=r"others; restore them by guide.restore\(guide.memory\), freeze them by requires"):
         fit(model, guide, x, y, **options)
     guide.restore(guide.memory)
     model.inducing_points_unconstrained.requires_grad_(False)
@@ -165,5 +165,5 @@ def test_remembered_series_come_all_together():
     guide(x, y)
     guide.condition(x, y)
     idx = torch.tensor([0, 2])
-    with pytest.raises(ValueError, match=r"expected the 3 series that the guide remembers, got \[2\]"):
+    with pytest.raises(ValueError, match=r"expected the 3 series of the guide's memory, got \[2\]"):
         guide(x[idx], y[idx], idx)

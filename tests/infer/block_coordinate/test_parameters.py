@@ -42,8 +42,8 @@ def test_orphans_overlaps_and_idle_patterns_are_named():
     with pytest.raises(ValueError, match="exactly one block") as error:
         BlockCoordinateVI(Model(), Guide(), blocks).step(*data())
     for fault in (
-        "pattern 'guide.w' of block 'two' fits none",
-        "site 'v' of block 'two' fits none",
+        "pattern 'guide.w' of block 'two' matches none",
+        "site 'v' of block 'two' matches none",
         "'guide.precision' is in no block",
         "'model.noise' is in blocks ['one', 'two']",
     ):

@@ -70,7 +70,7 @@ def test_a_gradient_that_is_not_finite_stops_the_fit_before_it_moves_anything():
         p = pyro.param("p", torch.tensor(0.0))
         pyro.factor("loss", -p + pyro.param("q", torch.tensor(0.0)).abs().sqrt())  # NaN at 0
 
-    with pytest.raises(ValueError, match="expected finite gradients, got NaN or infinity; no parameter was moved"):
+    with pytest.raises(ValueError, match="expected finite gradients, got NaN or infinity; no parameter was changed"):
         fit(model, lambda: None, num_steps=2, progress=False)
     assert pyro.param("p").item() == 0.0
     assert pyro.param("p").grad is None
