@@ -29,6 +29,7 @@ from pyro_lvgp.kernels import Kernel, as_kernel
 from pyro_lvgp.kernels.base import KernelParams
 from pyro_lvgp.kernels.composition import Combination
 from pyro_lvgp.likelihoods import Likelihood, as_likelihood
+from pyro_lvgp.models._decoded_rows import DecodedRows
 from pyro_lvgp.models.latent_variable_model import Guide, check_all_given
 from pyro_lvgp.models.prediction import Prediction
 from pyro_lvgp.networks.pyro_module import adopt
@@ -128,7 +129,7 @@ class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         entries = self.likelihood.distribution(function, params)
         with _all(contexts):
             if y is None:
-                return pyro.sample("y", entries.to_event(1))
+                return pyro.sample("y", DecodedRows(entries, function))
             value = torch.nan_to_num(y, self.likelihood.fill_value)
             return pyro.sample("y", entries.mask(~torch.isnan(y)).to_event(1), obs=value)
 
@@ -261,7 +262,7 @@ class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         self._check_dtype(y)
         at = x if x_new is None else x_new
         check_new_inputs(at, x, y)
-        mixture = []
+        parts, functions = [], []
         with torch.no_grad(), eval_mode(self, guide):
             for share in self._shares(guide, x, y, num_samples):
                 posterior = prune_subsample_sites(poutine.trace(guide).get_trace(x, y))
@@ -275,11 +276,13 @@ class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
                 trace = poutine.trace(poutine.condition(self, drawn)).get_trace(at)
                 check_all_given(trace, drawn)
                 rows: Any = trace.nodes["y"]["fn"]
-                mixture.append(rows.base_dist)
+                parts.append(rows.base_dist)
+                functions.append(rows.f)
         return Prediction(
-            mixture,
+            parts,
+            functions=functions,
             fill_value=self.likelihood.fill_value,
-            dims=("series", "points", "output")[1 - len(mixture[0].batch_shape) :],
+            dims=("series", "points", "output")[1 - len(parts[0].batch_shape) :],
             coords={"x": (("series", "points", "input")[-at.dim() :], at)},
         )
 

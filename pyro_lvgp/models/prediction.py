@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
+from itertools import repeat
 from typing import Any, ClassVar
 
 import torch
@@ -33,7 +34,7 @@ class Prediction:
 
     **Components.**  For models of rows, :math:`p_s(y_{nd}) = E[p(y_{nd} \mid f_{nd})]` is the predictive distribution under
     the Gaussian :math:`f_{nd}` given draw s, whichever bound the model was fitted by.  For models of series, :math:`p_s` is
-    the likelihood given the decoder's output at draw s.
+    the likelihood given f, the decoder's output at draw s.
 
     **Memory.**  Means and variances are always available.  ``log_prob``, ``quantile`` and ``sample`` need the components.
     Models of rows hold the components if draws times entries are at most :attr:`max_size`, :math:`2^{26}` (1 GiB of means and
@@ -41,8 +42,10 @@ class Prediction:
 
     :param parts: distributions of batch shape ``[draws, *shape]``, whose draws together are the components.
     :param weights: :math:`w_s` of the draws of all parts, in units of their sum; 1 / S if None.
-    :param hold_parts: hold the parts, not only their moments.
-    :param fill_value: number in the support of all entries, which stands in for missing ones.
+    :param hold_parts: store the parts, not only their moments.
+    :param functions: for parts that are p(y | f), the values f of each part, for :attr:`f_mean` and :attr:`f_variance`.  A
+        :class:`~pyro_lvgp.distributions.LikelihoodPredictive` has the moments of f itself.
+    :param fill_value: number in the support of all entries, at which ``log_prob`` evaluates missing ones.
     :param dims: names of the dimensions of y, for :meth:`to_xarray`.
     :param coords: dimensions and values of coordinates by name, for :meth:`to_xarray`.
     :raises ValueError: if there are no parts, their shapes differ, or the weights are not one for each draw.
@@ -68,6 +71,7 @@ class Prediction:
         weights: Float[Tensor, " draws"] | None = None,
         *,
         hold_parts: bool = True,
+        functions: Iterable[Float[Tensor, "draws *shape"]] | None = None,
         fill_value: float = 0.0,
         dims: Sequence[str] = (),
         coords: Coords | None = None,
@@ -80,13 +84,14 @@ class Prediction:
         self._f_moments: MixtureMoments | None = MixtureMoments()
         self.num_draws, shape = 0, None
         components = []
-        for part in parts:
+        pairs = zip(parts, repeat(None)) if functions is None else zip(parts, functions, strict=True)
+        for part, f in pairs:
             shape = part.batch_shape[1:] if shape is None else shape
             if part.batch_shape[1:] != shape:
                 raise ValueError(
                     f"expected parts of one batch shape [draws, *{list(shape)}], got {list(part.batch_shape)}; expand them"
                 )
-            self._add_moments(part)
+            self._add_moments(part, f)
             if hold_parts:
                 components.append(part)
         if shape is None:
@@ -99,17 +104,19 @@ class Prediction:
     def __repr__(self) -> str:
         return f"Prediction(shape={list(self.shape)}, num_draws={self.num_draws})"
 
-    def _add_moments(self, part: Any) -> None:
-        """Count the draws of a part, and merge their moments."""
+    def _add_moments(self, part: Any, f: Tensor | None) -> None:
+        """Count the draws of a part, and merge their moments of y and of f."""
         first, self.num_draws = self.num_draws, self.num_draws + part.batch_shape[0]
         weights = None if self.weights is None else self.weights[first : self.num_draws]
         if isinstance(part, LikelihoodPredictive):
-            self._y_moments.add(*part.moments(), weights)
-            if self._f_moments is not None:
-                self._f_moments.add(part.f_mean, part.f_variance, weights)
+            y_moments, f_moments = part.moments(), (part.f_mean, part.f_variance)
         else:
-            self._y_moments.add(part.mean, part.variance, weights)
+            y_moments, f_moments = (part.mean, part.variance), None if f is None else (f, f.new_zeros(()).expand_as(f))
+        self._y_moments.add(*y_moments, weights)
+        if f_moments is None:
             self._f_moments = None
+        elif self._f_moments is not None:
+            self._f_moments.add(*f_moments, weights)
 
     @classmethod
     def pool(cls, predictions: Iterable["Prediction"], weights: Iterable[float] | Tensor | None = None) -> "Prediction":
@@ -142,6 +149,7 @@ class Prediction:
             dims=first.dims,
             coords=first.coords,
         )
+        pooled._f_moments = _pooled_f_moments(predictions, pooled.weights)
         return pooled if first._observed is None else pooled.with_observed(first._observed)
 
     def with_observed(self, y: Float[Tensor, "*shape"]) -> "Prediction":
@@ -197,25 +205,25 @@ class Prediction:
 
     @property
     def f_mean(self) -> Float[Tensor, "*shape"]:
-        """Mean of the function f under the likelihood.
+        """Mean of the function f under the likelihood; the decoder's output for models of series.
 
-        :raises ValueError: for models of series, whose components are distributions of y alone.
+        :raises ValueError: for a prediction made of distributions of y alone.
         """
         return self._function_moments().mean
 
     @property
     def f_variance(self) -> Float[Tensor, "*shape"]:
-        """Variance of the function f under the likelihood.
+        """Variance of the function f under the likelihood, by the law of total variance.
 
-        :raises ValueError: for models of series, whose components are distributions of y alone.
+        :raises ValueError: for a prediction made of distributions of y alone.
         """
         return self._function_moments().variance
 
     def _function_moments(self) -> MixtureMoments:
         if self._f_moments is None:
             raise ValueError(
-                "expected a prediction of a model of rows, which knows the moments of f, got distributions of y alone; take "
-                "mean and variance, which are those of y"
+                "expected a prediction with function values, got distributions of y alone; pass functions=..., or take mean "
+                "and variance, which are those of y"
             )
         return self._f_moments
 
@@ -339,6 +347,17 @@ def _sample_part(part: Any, counts: Int[Tensor, " draws"]) -> Float[Tensor, "sam
     with torch.no_grad():
         samples = part.sample((most,)).transpose(0, 1)
     return samples[(torch.arange(most, device=counts.device) < counts[:, None]).to(samples.device)]
+
+
+def _pooled_f_moments(predictions: Sequence[Prediction], weights: Tensor | None) -> MixtureMoments | None:
+    """Moments of f in a mixture of predictions, given the weights of all draws; None if one prediction has none."""
+    moments = [each._f_moments for each in predictions if each._f_moments is not None]
+    if len(moments) < len(predictions):
+        return None
+    shares = None if weights is None else weights.unflatten(0, (len(predictions), -1)).sum(-1)
+    pooled = MixtureMoments()
+    pooled.add(torch.stack([each.mean for each in moments]), torch.stack([each.variance for each in moments]), shares)
+    return pooled
 
 
 def _check_alike(predictions: Sequence[Prediction]) -> None:
