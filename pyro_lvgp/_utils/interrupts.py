@@ -1,4 +1,4 @@
-"""Ctrl-C between steps, not within."""
+"""Deferred keyboard interrupts, for loops whose steps must not be interrupted."""
 
 import signal
 import threading

@@ -18,7 +18,7 @@ __all__ = ["DrawnNormal", "PrecisionNormal", "PrecisionNormalAtMean", "without_i
 
 
 def _by_factor(function: Callable[[Tensor, Tensor], Tensor], factor: Tensor, x: Tensor) -> Tensor:
-    """Apply a function to each factor and its rows of x; a batch with one common factor needs one call for all rows."""
+    """Apply a function to each factor and the rows of x that belong to it; all rows at once for a common factor."""
     if factor.dim() > 2 and factor.shape[-3] == 1:
         return function(factor.squeeze(-3), x)
     return function(factor, x.unsqueeze(-2)).squeeze(-2)

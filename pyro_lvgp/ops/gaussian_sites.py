@@ -73,7 +73,7 @@ def condition(
 
     :param K: prior covariance.
     :param prior_mean: prior mean m.
-    :param site_mean: μ, anything finite where the precision is 0.
+    :param site_mean: μ, any finite number where the precision is 0.
     :param site_precision: 1/v, zero for a site without information.
     :param cholesky: maps B to its lower Cholesky factor; one that adds jitter where rounding makes jitter necessary.
 

@@ -56,9 +56,10 @@ class Series(NamedTuple):
 def sort_inputs(
     x: Float[Tensor, "*batch N"],
 ) -> tuple[Float[Tensor, "*batch T"], Int[Tensor, "*batch N"], Int[Tensor, "*batch N"]]:
-    """Sort inputs: the steps between them in increasing order, the indices that sort, and the indices of the inverse.
+    """Sort inputs.
 
     :param x: inputs in any order.
+    :returns: steps between the sorted inputs, indices that sort the inputs, and indices that restore their order.
 
     >>> sort_inputs(torch.tensor([0.5, 0.0, 2.0]))
     (tensor([0.5000, 1.5000]), tensor([1, 0, 2]), tensor([1, 0, 2]))
@@ -71,7 +72,7 @@ def condition(series: Series, site_mean: Float[Tensor, "*#batch N"], site_precis
     """Compute the posterior under Gaussian sites, as :func:`pyro_lvgp.ops.gaussian_sites.condition`.
 
     :param series: prior, of mean zero.
-    :param site_mean: μ, anything finite where the precision is 0.
+    :param site_mean: μ, any finite number where the precision is 0.
     :param site_precision: 1/v, zero for a site without information.
 
     >>> from pyro_lvgp.ops.state_space import matern
