@@ -28,7 +28,7 @@ class Recording(NamedTuple):
 
     :param random_inputs: returns the random inputs, in the order of the draws.
     :param graph: maps inputs and random inputs to the outputs, and to whether all conditions of
-        :func:`~pyro_lvgp._utils.control_flow.holds` that were true are true.
+        :func:`~pyro_lvgp._utils.control_flow.holds` that were true during the recording are true.
     :param is_random: whether ``graph`` draws random numbers itself, because some draws depend on its inputs.
     """
 
@@ -82,7 +82,7 @@ def record_pure(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tens
     """Record the operations of a deterministic function of tensors as a graph.
 
     :param function: maps the inputs to tensors.
-    :param inputs: tensors of the shapes of the graph's inputs; a tensor that is given twice stands for two inputs.
+    :param inputs: tensors of the shapes of the graph's inputs; a repeated tensor is two inputs.
     :raises ValueError: if the operations depend on the values of tensors, or the function reads a parameter.
 
     >>> record_pure(lambda x: (x.exp(),), [torch.zeros(2)])(torch.ones(2))

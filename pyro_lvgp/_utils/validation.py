@@ -1,4 +1,4 @@
-"""Validation of arguments, with errors that say what was expected, what was given and how to correct it."""
+"""Validation of arguments."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -72,7 +72,7 @@ def check_bound(loss: float) -> None:
     """Raise if minus a bound is NaN or infinite, before a gradient step would make all parameters NaN."""
     if not math.isfinite(loss):
         raise ValueError(
-            f"the bound became {'NaN' if math.isnan(loss) else 'infinite'}; parameters are those before this step: try "
+            f"the bound became {'NaN' if math.isnan(loss) else 'infinite'}; parameters are those before this step; try "
             "a smaller learning rate, model and data in torch.float64, or initialize() of the model"
         )
 
@@ -103,7 +103,7 @@ def check_values(Y: Tensor, *, rows: bool = True, columns: bool = True, name: st
 
 
 def check_index(idx: Tensor | None, num_rows: int, num_data: int) -> None:
-    """Raise unless ``idx`` holds one index into the data for each of ``num_rows`` rows."""
+    """Raise unless ``idx`` has one index into the data for each of ``num_rows`` rows."""
     if idx is None:
         if num_rows != num_data:
             raise ValueError(

@@ -156,7 +156,7 @@ class BayesianGPLVM(RowModel):
             rows = ObservedRows(value, log_prob, lambda: self._function(X, shared).mask(observed))
             return pyro.sample("y", rows, obs=value)
 
-    log_joint_forward = forward
+    log_joint_forward = forward  # the method whose log density log_joint returns, see infer.protocols.HasLogJoint
 
     @property
     def _is_quadratic(self) -> bool:

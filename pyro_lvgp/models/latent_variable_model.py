@@ -322,7 +322,7 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         if len(shape) != 2 or shape[1] != self.latent_dim or num_rows not in (None, shape[0]):
             rows = "rows" if num_rows is None else num_rows
             raise ValueError(
-                f"expected latents [{rows}, {self.latent_dim}], one vector for each row, got {shape}; use .expand([rows]) on "
+                f"expected latents [{rows}, {self.latent_dim}], one for each row, got {shape}; use .expand([rows]) on "
                 "the distribution of the latents of one row"
             )
 

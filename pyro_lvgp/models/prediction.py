@@ -373,8 +373,8 @@ def _check_alike(predictions: Sequence[Prediction]) -> None:
     first = predictions[0]._observed
     if not all(_same_entries(first, each._observed) for each in predictions):
         raise ValueError(
-            "expected predictions with the same observed entries, got different ones; impute the same data, or pool what "
-            "predict(...) returns"
+            "expected predictions with the same observed entries, got different ones; impute the same data, or pool the "
+            "results of predict(...)"
         )
 
 

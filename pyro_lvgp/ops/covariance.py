@@ -29,7 +29,7 @@ def squared_distance(X: Float[Tensor, "*#batch N Q"], Z: Float[Tensor, "*#batch 
     """
     if X.shape[-1] == 1:  # differences of one column need no more memory, and are exact
         return exact_squared_distance(X, Z)
-    # The formula holds for any c, so that no gradient needs to flow through it.
+    # The result does not depend on c, so that c needs no gradient.
     c = Z.detach().mean(-2, keepdim=True)
     X, Z = X - c, Z - c
     squared = X.square().sum(-1)[..., None] + Z.square().sum(-1)[..., None, :] - 2.0 * (X @ Z.mT)

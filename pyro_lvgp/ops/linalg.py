@@ -13,7 +13,7 @@ __all__ = [
     "sparse_covariance",
 ]
 
-_CACHE_SIZE = 2**20  # numbers that a processor's cache holds
+_CACHE_SIZE = 2**20  # approximate capacity of a processor's cache, in numbers
 
 
 def solve_lower(L: Float[Tensor, "*#batch M M"], B: Float[Tensor, "*#batch M N"]) -> Float[Tensor, "*batch M N"]:
