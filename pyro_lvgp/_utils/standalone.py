@@ -14,8 +14,8 @@ class StandaloneModule(PyroModule, metaclass=AbstractModuleMeta):
     """Base class of submodules of models that can be called outside models as well.
 
     A call of a ``PyroModule`` registers its parameters in Pyro's param store under their names in its root module.  Two
-    modules that are no submodules both have names such as ``variance`` there, and would share one tensor.  A call of a module of this
-    class outside any model, guide or Pyro handler reads the module's own parameters instead.
+    modules that are no submodules both have names such as ``variance`` there, and would share one tensor.  A call of a module
+    of this class outside any model, guide or Pyro handler reads the module's own parameters instead.
 
     >>> import pyro, torch
     >>> from pyro.nn import PyroParam
