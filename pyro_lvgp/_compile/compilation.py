@@ -94,13 +94,19 @@ def _quiet_compiler() -> Iterator[None]:
 def _are_close(actual: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> bool:
     """Whether results are equal up to rounding, relative to their own size and to the largest of all results."""
     pairs = [
-        (one, other)
-        for one, other in zip(actual, expected, strict=True)
-        if one is not None and other is not None and other.numel() and other.is_floating_point()
+        (result, reference)
+        for result, reference in zip(actual, expected, strict=True)
+        if result is not None and reference is not None and reference.numel() and reference.is_floating_point()
     ]
-    largest = max((float(other.abs().max()) for _, other in pairs), default=0.0)
+    largest = max((float(reference.abs().max()) for _, reference in pairs), default=0.0)
     return all(
-        torch.allclose(one, other, rtol=0.0, atol=eps**0.25 * float(other.abs().max()) + eps**0.75 * largest, equal_nan=True)
-        for one, other in pairs
-        for eps in [torch.finfo(other.dtype).eps]
+        torch.allclose(
+            result,
+            reference,
+            rtol=0.0,
+            atol=eps**0.25 * float(reference.abs().max()) + eps**0.75 * largest,
+            equal_nan=True,
+        )
+        for result, reference in pairs
+        for eps in [torch.finfo(reference.dtype).eps]
     )

@@ -51,32 +51,32 @@ def split_gradient(joint: GraphModule, num_inputs: int, num_outputs: int) -> Gra
     placeholders = [node for node in nodes if node.op == "placeholder"]
     inputs, further = placeholders[:num_inputs], placeholders[num_inputs:]
     (results,) = nodes[-1].args
-    late = set(further)
+    dependent = set(further)  # nodes that depend on the further inputs
     for node in nodes[:-1]:
-        if late.intersection(node.all_input_nodes):
-            late.add(node)
-    needed = {source for node in late for source in node.all_input_nodes} | set(results[num_outputs:])
-    saved = _nearest_expensive(needed - late, nodes)
-    early = [node for node in nodes[num_inputs:-1] if node not in late]
-    rest = [node for node in nodes[:-1] if node not in {*placeholders, *saved}]
-    forward = _graph(joint, inputs, early, [*results[:num_outputs], *saved])
-    backward = _graph(joint, [*inputs, *saved, *further], rest, results[num_outputs:])
+        if dependent.intersection(node.all_input_nodes):
+            dependent.add(node)
+    needed = {source for node in dependent for source in node.all_input_nodes} | set(results[num_outputs:])
+    saved = _nearest_expensive(needed - dependent, nodes)
+    forward_operations = [node for node in nodes[num_inputs:-1] if node not in dependent]
+    backward_operations = [node for node in nodes[:-1] if node not in {*placeholders, *saved}]
+    forward = _graph(joint, inputs, forward_operations, [*results[:num_outputs], *saved])
+    backward = _graph(joint, [*inputs, *saved, *further], backward_operations, results[num_outputs:])
     return GradientGraphs(forward, backward, saved)
 
 
 def _nearest_expensive(targets: Iterable[Node], nodes: Sequence[Node]) -> list[Node]:
     """Expensive operations on a path to the targets without another expensive operation, in the order of the nodes."""
-    pending, found, seen = list(targets), set(), set()
+    pending, expensive, visited = list(targets), set(), set()
     while pending:
         node = pending.pop()
-        if node in seen:
+        if node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         if node.target in _EXPENSIVE:
-            found.add(node)
+            expensive.add(node)
         else:
             pending.extend(node.all_input_nodes)
-    return [node for node in nodes if node in found]
+    return [node for node in nodes if node in expensive]
 
 
 def _graph(module: GraphModule, given: Sequence[Node], operations: Sequence[Node], results: Sequence[Any]) -> GraphModule:

@@ -28,7 +28,7 @@ class Recording(NamedTuple):
 
     :param random_inputs: returns the random inputs, in the order of the draws.
     :param graph: maps inputs and random inputs to the outputs, and to whether all conditions of
-        :func:`~pyro_lvgp._utils.control_flow.holds` that were true are true.
+        :func:`~pyro_lvgp._utils.control_flow.holds` that were true during the recording are true.
     :param is_random: whether ``graph`` draws random numbers itself, because some draws depend on its inputs.
     """
 
@@ -40,11 +40,11 @@ class Recording(NamedTuple):
 def record(function: Callable[[], Sequence[Tensor | None]], inputs: Sequence[Tensor]) -> Recording:
     """Record the operations of a function as graphs of its inputs.
 
-    Tensors that are not inputs become constants of the graph: the graph sees in-place changes of these tensors, but not their
-    replacement.  The global random state does not change.
+    Tensors that are not inputs become constants of the graph: in-place changes of these tensors affect the graph, but an
+    attribute that is set to another tensor does not.  The global random state does not change.
 
-    :param function: takes no arguments, and returns tensors.
-    :param inputs: tensors that the function reads, wherever it finds them.
+    :param function: function without arguments that returns tensors.
+    :param inputs: tensors on which the result of the function depends.
     :raises ValueError: if the operations depend on the values of tensors, other than by
         :func:`~pyro_lvgp._utils.control_flow.holds`.
 
@@ -82,7 +82,7 @@ def record_pure(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tens
     """Record the operations of a deterministic function of tensors as a graph.
 
     :param function: maps the inputs to tensors.
-    :param inputs: tensors of the shapes of the graph's inputs; a tensor that is given twice stands for two inputs.
+    :param inputs: tensors of the shapes of the graph's inputs; a repeated tensor is two inputs.
     :raises ValueError: if the operations depend on the values of tensors, or the function reads a parameter.
 
     >>> record_pure(lambda x: (x.exp(),), [torch.zeros(2)])(torch.ones(2))
@@ -101,7 +101,7 @@ def record_pure(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tens
 def _operations(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
     """Trace the tensor operations of a function; the module has attributes of the tracer that compilers do not accept."""
     try:
-        with pyro.validation_enabled(False):  # validation reads values
+        with pyro.validation_enabled(False):  # validation depends on values
             recorded: Any = make_fx(function)(*inputs)
     except RuntimeError as error:
         if "data-dependent" not in str(error):
@@ -117,7 +117,7 @@ def _operations(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
 def _index_by_constant_masks(recorded: Any) -> None:
     """Replace constant masks, such as that of the entries below a diagonal, by the indices of their true entries.
 
-    The shape of the result of indexing by a mask depends on the values of the mask, which compilers do not know.
+    The shape of the result of indexing by a mask depends on the values of the mask, so that compilers do not support it.
     """
     graph = Graph()
     copies: dict[Node, Node] = {}
@@ -224,7 +224,7 @@ def _is_mask(index: Node | None) -> bool:
 
 
 def _depends_on_values(node: Node) -> bool:
-    """Whether the shape or the Python result of an operation depends on values."""
+    """Whether the shape of a result, or a result that is a Python number, depends on the values of tensors."""
     if node.target is torch.ops.aten.index.Tensor:
         return any(map(_is_mask, _indices(node)))
     return bool(_VALUE_TAGS & set(getattr(node.target, "tags", ())))
@@ -232,6 +232,6 @@ def _depends_on_values(node: Node) -> bool:
 
 def _refusal(operation: str = "a Python number or boolean made from a tensor") -> ValueError:
     return ValueError(
-        f"expected operations that do not depend on the values of tensors, got {operation}: write torch.where or a mask, or "
-        "pyro_lvgp.infer.holds(condition) to take a short cut; or do not compile"
+        f"expected operations that do not depend on the values of tensors, got {operation}; use torch.where or a mask, or "
+        "pyro_lvgp.infer.holds(condition) for a specialised branch; or do not compile"
     )

@@ -25,15 +25,15 @@ def safe_cholesky(
     name: str = "covariance",
     describe: Callable[[], str] | None = None,
 ) -> Float[Tensor, "*batch M M"]:
-    """Lower Cholesky factor of ``K`` plus the smallest jitter that makes it positive definite.
+    """Compute the lower Cholesky factor of ``K`` plus the smallest jitter that makes it positive definite.
 
     Jitter is relative to the mean of the diagonal.  It starts at ``jitter`` and grows tenfold, for the matrices of the
     batch that fail and for no others, at most four times.
 
     :param K: symmetric matrices.
-    :param jitter: first jitter; 1e-8 in float64 and 1e-5 in float32 by default.  After 0 comes the default.
-    :param name: what to call the matrix in an error.
-    :param describe: gives the kernel's parameters, to show in an error.
+    :param jitter: first jitter; 1e-8 in float64 and 1e-5 in float32 by default.  If it is 0, the default is the next.
+    :param name: name of the matrix in errors.
+    :param describe: function that returns the parameters of the kernel as a text, for errors.
     :raises NotPositiveDefiniteError: if ``K`` holds a NaN or infinity, or the largest jitter does not suffice.
 
     >>> safe_cholesky(torch.ones(2, 2, dtype=torch.float64)).shape
@@ -44,8 +44,8 @@ def safe_cholesky(
     scale = K.diagonal(dim1=-2, dim2=-1).mean(-1)
     eps = torch.full_like(scale, first)
     for attempt in range(_NUM_TRIES):
-        plain = attempt == 0 and first == 0.0
-        jittered = K if plain else K + torch.diag_embed((eps * scale)[..., None].expand(K.shape[:-1]))
+        has_jitter = attempt > 0 or first != 0.0
+        jittered = K + torch.diag_embed((eps * scale)[..., None].expand(K.shape[:-1])) if has_jitter else K
         L, info = torch.linalg.cholesky_ex(jittered)
         failed = info > 0
         if holds(~failed.any()):

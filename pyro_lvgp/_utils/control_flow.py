@@ -1,4 +1,4 @@
-"""Control flow that depends on the values of tensors, in a form that a recording of the operations can check."""
+"""Control flow that depends on the values of tensors, as conditions that a recorded graph checks."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,12 +12,12 @@ _RECORDER: ContextVar[Callable[[Tensor], bool] | None] = ContextVar("recorder", 
 
 
 def holds(condition: Tensor) -> bool:
-    """Evaluate a condition on tensors, to take a short cut where the condition is true.
+    """Evaluate a condition on tensors that selects a specialised branch.
 
-    A graph recorded on the short cut evaluates the condition at every run and reports whether the condition is still true.
-    A graph recorded without the short cut does not check, so that the general branch must be correct in both cases.
+    A graph recorded in the specialised branch evaluates the condition at every run and reports whether it is true.  A graph
+    recorded in the general branch does not evaluate the condition, so that the general branch must be correct in both cases.
 
-    :param condition: one boolean.
+    :param condition: tensor of one boolean.
 
     >>> import torch
     >>> x = torch.tensor([1.0, 2.0])

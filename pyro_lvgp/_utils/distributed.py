@@ -1,4 +1,4 @@
-"""Processes that fit one model together, by ``torch.distributed``."""
+"""Communication between the processes of a distributed fit, by ``torch.distributed``."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -12,10 +12,10 @@ __all__ = ["ProcessGroup"]
 
 
 class ProcessGroup:
-    """The processes of a fit: this one alone, or all those that ``torch.distributed`` joins.
+    """Group of the processes of a fit: this process alone, or all processes of ``torch.distributed``.
 
-    :param joined: whether all joined processes take part; then each must make the same calls in the same order.
-    :raises RuntimeError: if they should, and ``torch.distributed`` is not initialised.
+    :param joined: use all processes of ``torch.distributed``, each of which must make the same calls in the same order.
+    :raises RuntimeError: if ``joined`` and ``torch.distributed`` is not initialised.
 
     >>> alone = ProcessGroup()
     >>> alone.rank, alone.size, alone.mean(2.0), alone.any(False)
@@ -31,13 +31,13 @@ class ProcessGroup:
         self.rank, self.size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
 
     def mean(self, value: float) -> float:
-        """Mean of a number over all processes.
+        """Compute the mean of a number over all processes.
 
         :param value: number of this process.
         """
         if self.size == 1:
             return value
-        # NCCL takes tensors on GPUs only.
+        # NCCL supports GPU tensors only.
         device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
         message = torch.tensor(value, dtype=torch.float64, device=device)
         self._all_reduce_mean_(message)
@@ -53,7 +53,7 @@ class ProcessGroup:
     def broadcast(self, tensor: Tensor) -> Tensor:
         """Write the values of the first process into the tensor, and return the tensor.
 
-        :param tensor: of one shape in all processes.
+        :param tensor: a tensor of the same shape in all processes.
         """
         if self.size > 1:
             dist.broadcast(tensor, src=0)
@@ -62,24 +62,25 @@ class ProcessGroup:
     def average_gradients(self, params: Sequence[Tensor]) -> None:
         """Replace gradients by their means over processes, in one message for each device and dtype.
 
-        A parameter without a gradient counts as one with a gradient of zero, unless it has none in any process.
+        The gradient of a parameter that has none in this process counts as zero.  A parameter that has none in any process
+        keeps none.
 
-        :param params: the same in each process, in the same order.
+        :param params: the same parameters in the same order in each process.
         """
         if self.size == 1:
             return
         for _, group in groupby(sorted(params, key=_device_and_dtype), key=_device_and_dtype):
-            alike = list(group)
-            gradients = [torch.zeros_like(param) if param.grad is None else param.grad for param in alike]
-            used = gradients[0].new_tensor([param.grad is not None for param in alike])
+            group_params = list(group)
+            gradients = [torch.zeros_like(param) if param.grad is None else param.grad for param in group_params]
+            used = gradients[0].new_tensor([param.grad is not None for param in group_params])
             message = torch.cat([used, *(gradient.flatten() for gradient in gradients)])
             self._all_reduce_mean_(message)
-            used, *means = message.split([len(alike), *(param.numel() for param in alike)])
-            for param, mean, share in zip(alike, means, used.tolist(), strict=True):
+            used, *means = message.split([len(group_params), *(param.numel() for param in group_params)])
+            for param, mean, share in zip(group_params, means, used.tolist(), strict=True):
                 param.grad = mean.view_as(param) if share > 0.0 else None
 
     def broadcast_parameters(self, params: Mapping[str, Tensor]) -> None:
-        """Give the parameters of all processes the values of the first.
+        """Set the parameters of all processes to the values in the first process.
 
         :param params: parameters by name.
         :raises ValueError: if processes have parameters of other names, shapes or dtypes.
@@ -87,12 +88,12 @@ class ProcessGroup:
         if self.size == 1:
             return
         own = {name: (list(param.shape), param.dtype) for name, param in params.items()}
-        of_all: list[Any] = [None] * self.size
-        dist.all_gather_object(of_all, own)
-        if others := [rank for rank, theirs in enumerate(of_all) if theirs != of_all[0]]:
+        gathered: list[Any] = [None] * self.size
+        dist.all_gather_object(gathered, own)
+        if others := [rank for rank, found in enumerate(gathered) if found != gathered[0]]:
             raise ValueError(
-                f"expected the same parameters in all processes, got {of_all[0]} in the first and {of_all[others[0]]} in "
-                f"process {others[0]}; make model and guide alike"
+                f"expected the same parameters in all processes, got {gathered[0]} in the first and {gathered[others[0]]} in "
+                f"process {others[0]}; create the same model and guide in all processes"
             )
         for param in params.values():
             self.broadcast(param.detach())

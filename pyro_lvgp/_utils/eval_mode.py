@@ -1,4 +1,4 @@
-"""Networks as they predict."""
+"""Evaluation mode of models and guides."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,12 +9,14 @@ from torch import nn
 
 @contextmanager
 def eval_mode(*parts: Any) -> Iterator[None]:
-    """Models and guides in evaluation mode, those that are modules: dropout off, batches normalised by running statistics.
+    """Put models and guides into evaluation mode within the context, and restore the mode of each module afterwards.
 
-    Afterwards each module is in the mode that it was in.
+    In evaluation mode dropout is off, and batches are normalised by running statistics.
+
+    :param parts: models and guides; functions, which have no mode, are ignored.
     """
     modules = {module for part in parts if isinstance(part, nn.Module) for module in part.modules() if module.training}
-    for module in modules:  # none by train(), which would change the parts of a part too
+    for module in modules:  # train(False) would include submodules that are in evaluation mode already
         module.training = False
     try:
         yield

@@ -1,4 +1,4 @@
-"""Ctrl-C between steps, not within."""
+"""Deferred keyboard interrupts, for loops whose steps must not be interrupted."""
 
 import signal
 import threading
@@ -12,8 +12,8 @@ _HANDLER = signal.default_int_handler
 class Interrupts:
     """Context that records the first Ctrl-C and lets the second one raise ``KeyboardInterrupt`` at once.
 
-    Pyro keeps its plates and contexts in global state.  An exception that comes between any two instructions may leave that
-    state inconsistent, so that no model with these plates runs again.  Where SIGINT has another handler than Python's own, or
+    Pyro stores plates and contexts in global state.  An exception between any two instructions may leave that state
+    inconsistent, so that no model with these plates runs again.  Where SIGINT has another handler than Python's own, or
     in another thread than the main one, the context changes nothing.
 
     >>> steps = 0

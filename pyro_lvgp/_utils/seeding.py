@@ -1,4 +1,4 @@
-"""Seeds that leave the global random state alone."""
+"""Random states that do not change the global random state."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -10,7 +10,9 @@ from torch import Tensor
 
 @contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
-    """Draw from a random state of one's own, on the CPU and every GPU in use; with None, from the global state.
+    """Seed all draws within the context, on the CPU and every GPU in use, and restore the global random state afterwards.
+
+    :param seed: seed; None to draw from the global random state.
 
     >>> state = torch.get_rng_state()
     >>> with seeded(0):
@@ -27,7 +29,7 @@ def seeded(seed: int | None) -> Iterator[None]:
 
 
 def forked() -> AbstractContextManager[None]:
-    """Go on from the global random state, on the CPU and every GPU in use, and put it back afterwards.
+    """Restore the global random state, of the CPU and every GPU in use, at the end of the context.
 
     >>> with forked():
     ...     noise = torch.randn(3)
@@ -39,10 +41,10 @@ def forked() -> AbstractContextManager[None]:
 
 
 def normal_draws(*shape: int, seed: int, like: Tensor) -> Float[Tensor, "*shape"]:
-    """Standard normal draws, the same on every device and whatever torch's default device is.
+    """Draw standard normal numbers that do not depend on the device or on torch's default device.
 
-    :param shape: of the result.
-    :param seed: of the draws.
+    :param shape: shape of the result.
+    :param seed: seed of the draws.
     :param like: a tensor of the device and dtype of the result.
 
     >>> normal_draws(2, seed=0, like=torch.zeros((), dtype=torch.float64))

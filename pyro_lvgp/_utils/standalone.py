@@ -1,4 +1,4 @@
-"""Modules that do not touch Pyro's global parameter store when they are called by themselves."""
+"""Modules that do not use Pyro's param store when they are called outside models and guides."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -11,11 +11,11 @@ from pyro_lvgp._utils.abstract import AbstractModuleMeta
 
 
 class StandaloneModule(PyroModule, metaclass=AbstractModuleMeta):
-    """Part of models that is also a plain function of its own parameters.
+    """Base class of submodules of models that can be called outside models as well.
 
-    A call of a ``PyroModule`` registers its parameters in Pyro's global store under their names in its root module.  Modules
-    without an owner have names such as ``variance`` there, so that two of them would share one tensor.  A call of this module
-    outside any model, guide or Pyro handler reads the module's own parameters instead.
+    A call of a ``PyroModule`` registers its parameters in Pyro's param store under their names in its root module.  Two
+    modules that are no submodules both have names such as ``variance`` there, and would share one tensor.  A call of a module
+    of this class outside any model, guide or Pyro handler reads the module's own parameters instead.
 
     >>> import pyro, torch
     >>> from pyro.nn import PyroParam
@@ -38,5 +38,5 @@ class StandaloneModule(PyroModule, metaclass=AbstractModuleMeta):
         return not (self._pyro_context.active or am_i_wrapped())
 
     def _reading_params(self) -> AbstractContextManager[Any]:
-        """Context in which attributes are read as in a call of the module."""
+        """Context in which parameters are read in the same way as in a call of the module."""
         return nullcontext() if self._outside_pyro() else self._pyro_context

@@ -1,4 +1,4 @@
-"""Names of models and guides in Pyro's param store: one for each instance, so that no two share parameters by accident."""
+"""Unique names of models and guides in Pyro's param store, so that no two instances share parameters by accident."""
 
 import weakref
 from types import TracebackType
@@ -13,13 +13,13 @@ _OWNERS: dict[str, weakref.ReferenceType[PyroModule]] = {}
 
 
 class UniquelyNamed(PyroModule):
-    """Base of models and guides whose parameters have names of their own in Pyro's param store.
+    """Base class of models and guides whose parameters have unique names in Pyro's param store.
 
-    Pyro keys parameters by their names alone, so that two modules of one class would share them.  Here the first instance of a
-    class has parameters such as ``BayesianGPLVM.kernel.variance``, and a second one that exists beside it
-    ``BayesianGPLVM_2.kernel.variance``.  Names of sample sites, such as ``kernel.variance`` with a prior, have no such prefix.
-    Copies and unpickled modules get names of their own too.  A module that is a part of another goes by its name there, as in
-    Pyro.  Names and parameters of modules that no longer exist are dropped from the store when the next module is made.
+    Pyro stores parameters by name, so that two modules of one class would share parameters of equal names.  The parameters of
+    the first instance of a subclass have names such as ``BayesianGPLVM.kernel.variance``, and those of a second instance names
+    such as ``BayesianGPLVM_2.kernel.variance``.  Names of sample sites, such as ``kernel.variance`` with a prior, have no such
+    prefix.  Copies and unpickled modules have unique names as well.  The name of a submodule is its path in the root module,
+    as in Pyro.  Parameters of deleted modules are removed from the store when the next module is created.
 
     >>> first, second = UniquelyNamed(), UniquelyNamed()
     >>> first._pyro_name, second._pyro_name
@@ -32,7 +32,7 @@ class UniquelyNamed(PyroModule):
 
     def _take_unique_name(self) -> None:
         """Name this module and its parts."""
-        name = _free_name(type(self).__name__)
+        name = _unused_name(type(self).__name__)
         _OWNERS[name] = weakref.ref(self)
         context = _RootContext(name)
         for path, part in self.named_modules(prefix=name):
@@ -47,15 +47,15 @@ class UniquelyNamed(PyroModule):
 
 
 class _RootContext(_Context):
-    """Context of a module's call in which sample sites go without the name of the module.
+    """Context of a module's call that removes the name of the module from the names of sample sites.
 
-    :param name: of the module.
+    :param name: name of the module.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
-        # Pyro makes this at construction only; a copy may be made under another setting of module_local_params than it runs.
+        # Pyro sets this at construction if module_local_params is on, but the setting may differ when a copy is called.
         self.param_state: Any = {"params": {}, "constraints": {}}
         self._without_prefix = _WithoutPrefix(f"{name}.")
 
@@ -81,17 +81,17 @@ class _WithoutPrefix(Messenger):
         msg["name"] = msg["name"].removeprefix(self._prefix)
 
 
-def _free_name(kind: str) -> str:
-    """The kind itself, or with the first number from 2 on that no existing module has."""
-    _drop_parameters_of_the_dead()
-    name, number = kind, 1
+def _unused_name(class_name: str) -> str:
+    """Class name, with the smallest suffix ``_2``, ``_3``, … that makes it unique if another module has the name."""
+    _remove_parameters_of_deleted_modules()
+    name, number = class_name, 1
     while name in _OWNERS:
         number += 1
-        name = f"{kind}_{number}"
+        name = f"{class_name}_{number}"
     return name
 
 
-def _drop_parameters_of_the_dead() -> None:
+def _remove_parameters_of_deleted_modules() -> None:
     for name, owner in list(_OWNERS.items()):
         if owner() is None:
             del _OWNERS[name]

@@ -1,4 +1,4 @@
-"""Checks of data at the door: what was expected, what came, and how to mend it."""
+"""Validation of arguments."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_AS_TENSOR = "use torch.as_tensor(np.asarray(...))"  # which takes lists, arrays and data frames
+_AS_TENSOR = "use torch.as_tensor(np.asarray(...))"  # for lists, arrays and data frames
 
 
 def check_data(Y: Tensor, data_dim: int, *, like: Tensor, name: str = "y") -> None:
@@ -34,7 +34,7 @@ def check_data(Y: Tensor, data_dim: int, *, like: Tensor, name: str = "y") -> No
 
 
 def _check_precision(Y: Tensor, name: str) -> None:
-    """Raise unless numbers are of a dtype in which matrices can be factorised."""
+    """Raise unless the dtype is float32 or float64, for which torch has matrix factorisations."""
     if Y.dtype not in (torch.float32, torch.float64):
         raise TypeError(
             f"expected {name} of a floating-point dtype, torch.float32 or torch.float64, got {Y.dtype}; use .float() or "
@@ -50,7 +50,11 @@ def check_tensors(args: Sequence[Any]) -> None:
 
 
 def check_sizes(*, least: int = 1, **sizes: int) -> None:
-    """Raise unless every size is an integer, and none below the least; they go by the names of arguments."""
+    """Raise unless every size is an integer of at least ``least``.
+
+    :param least: smallest valid size.
+    :param sizes: sizes by the names of the arguments.
+    """
     for name, size in sizes.items():
         if not isinstance(size, Integral):
             raise TypeError(f"expected {name} to be an integer, got {size!r}; use int(...)")
@@ -59,22 +63,22 @@ def check_sizes(*, least: int = 1, **sizes: int) -> None:
 
 
 def check_init_scale(init_scale: float) -> None:
-    """Raise unless a guide can start at such a scale."""
+    """Raise unless the initial scale of a guide is positive and finite."""
     if not 0 < init_scale < math.inf:
-        raise ValueError(f"expected a positive and finite init_scale, got {init_scale}; give it as it is, not its logarithm")
+        raise ValueError(f"expected a positive and finite init_scale, got {init_scale}; pass the scale, not its logarithm")
 
 
 def check_bound(loss: float) -> None:
-    """Raise if minus a bound is NaN or infinite, so that its gradients would spoil all parameters."""
+    """Raise if minus a bound is NaN or infinite, before a gradient step would make all parameters NaN."""
     if not math.isfinite(loss):
         raise ValueError(
-            f"the bound became {'NaN' if math.isnan(loss) else 'infinite'}; parameters are those before this step: try "
+            f"the bound became {'NaN' if math.isnan(loss) else 'infinite'}; parameters are those before this step; try "
             "a smaller learning rate, model and data in torch.float64, or initialize() of the model"
         )
 
 
 def check_not_empty(rows: Tensor, name: str) -> None:
-    """Raise unless there is a row, and a series of them."""
+    """Raise if a tensor of data has no entries."""
     check_tensors([rows])
     if not rows.numel():
         raise ValueError(f"expected {name} with one row or more, got none; skip empty batches")
@@ -86,26 +90,25 @@ def check_values(Y: Tensor, *, rows: bool = True, columns: bool = True, name: st
         row, column = torch.isinf(Y).nonzero()[0].tolist()
         raise ValueError(
             f"expected finite entries or NaN for missing ones, got {Y[row, column].item():g} at {name}[{row}, {column}]; "
-            "mark it as missing (NaN) or mend it"
+            "replace the entry by NaN if it is missing, or by its correct value"
         )
     missing = torch.isnan(Y)
-    for whole, dim, what in ((rows, 1, "row"), (columns, 0, "column")):
+    for is_checked, dim, axis in ((rows, 1, "row"), (columns, 0, "column")):
         empty = missing.all(dim)
-        if whole and empty.any():
+        if is_checked and empty.any():
             raise ValueError(
-                f"expected an observed entry in every {what} of {name}, got {int(empty.sum())} {what}(s) with none, the "
-                f"first at {what} {int(empty.nonzero()[0])}; drop them"
+                f"expected an observed entry in every {axis} of {name}, got {int(empty.sum())} {axis}(s) with none, the "
+                f"first at {axis} {int(empty.nonzero()[0])}; drop them"
             )
 
 
 def check_index(idx: Tensor | None, num_rows: int, num_data: int) -> None:
-    """Raise unless ``idx`` holds one index into the data for each of ``num_rows`` rows."""
+    """Raise unless ``idx`` has one index into the data for each of ``num_rows`` rows."""
     if idx is None:
         if num_rows != num_data:
             raise ValueError(
-                f"expected all {num_data} rows, or a mini-batch with its indices, got {num_rows} rows and no idx; call with "
-                "(y, idx), or of rows not trained on infer latents and predict or impute from these: "
-                "impute(guide, Y, latents=model.infer_latents(guide, Y))"
+                f"expected all {num_data} rows, or a mini-batch with its indices, got {num_rows} rows and no idx; pass (y, "
+                "idx), or infer the latents of new rows first: impute(guide, Y, latents=model.infer_latents(guide, Y))"
             )
         return
     if not torch.is_tensor(idx) or idx.dtype != torch.long or idx.shape != (num_rows,):
@@ -120,10 +123,11 @@ def check_index(idx: Tensor | None, num_rows: int, num_data: int) -> None:
 
 
 def position_of_data(args: Sequence[Any]) -> int:
-    """Which of a model's arguments is the data, NaN where missing: the last floating-point tensor.
+    """Position of the data among a model's arguments: that of the last floating-point tensor.
 
-    :raises ValueError: if there is none.
-    :raises TypeError: if whole numbers that may be data come after it; indices have one dimension.
+    :param args: positional arguments of the model.
+    :raises ValueError: if no argument is a floating-point tensor.
+    :raises TypeError: if an integer tensor with more than one dimension, which may be data, is among the later arguments.
     """
     for position in reversed(range(len(args))):
         if torch.is_tensor(args[position]) and args[position].is_floating_point():
@@ -136,7 +140,7 @@ def position_of_data(args: Sequence[Any]) -> int:
 
 
 def check_positional(kwargs: Mapping[str, Any]) -> None:
-    """Raise if data may be among the keyword arguments, where :func:`position_of_data` does not look."""
+    """Raise if a keyword argument may be data, which :func:`position_of_data` finds among positional arguments only."""
     if names := [name for name, value in kwargs.items() if torch.is_tensor(value) and value.is_floating_point()]:
         raise TypeError(f"expected data by position, as in guide(t, y), got keyword arguments {names}")
 

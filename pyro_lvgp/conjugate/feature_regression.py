@@ -45,9 +45,9 @@ class WeightPosterior(NamedTuple):
 def gaussian_sites(
     y: Float[Tensor, "N D"], observed: Bool[Tensor, "N D"], variance: Float[Tensor, "*#batch #D"]
 ) -> tuple[Float[Tensor, "*batch N D"], Float[Tensor, "*batch N #D"]]:
-    """Sites ``h = y / σ²`` and ``w = 1 / σ²`` of Gaussian noise; one column of w for complete data and a shared σ².
+    """Compute sites ``h = y / σ²`` and ``w = 1 / σ²`` of Gaussian noise; one column of w for complete data and a shared σ².
 
-    :param y: data, anything finite where missing.
+    :param y: data, any finite number where missing.
     :param observed: mask of the observed entries.
     :param variance: σ², one for all outputs or one for each.
 
@@ -64,10 +64,10 @@ def gaussian_sites(
 def precision_sum(
     features: Float[Tensor, "*#batch N L"], precision: Float[Tensor, "*#batch N D"]
 ) -> Float[Tensor, "*batch D L L"]:
-    """Precision ``Φᵀ diag(w_d) Φ`` of the weights of each output that the rows contribute.
+    """Compute the precision ``Φᵀ diag(w_d) Φ`` that the sites add to the weights of each output.
 
-    The transpose of :func:`~pyro_lvgp.ops.linalg.function_variance`, in as many operations: with many outputs by products of
-    two features.
+    This is the transpose of the linear map :func:`~pyro_lvgp.ops.linalg.function_variance` and has the same cost.  With many
+    outputs, the products of two features are computed once for all outputs.
 
     :param features: Φ.
     :param precision: precisions w of the sites, of each output.
@@ -81,9 +81,9 @@ def precision_sum(
         weighted = features.mT.unsqueeze(-3) * precision.mT.unsqueeze(-2)
         return weighted @ features.unsqueeze(-3)
     rows, columns = torch.triu_indices(L, L, device=features.device)
-    where = torch.empty(L, L, dtype=torch.long, device=features.device)
-    where[rows, columns] = where[columns, rows] = torch.arange(len(rows), device=features.device)
-    return (precision.mT @ pair_products(features))[..., where]
+    position = torch.empty(L, L, dtype=torch.long, device=features.device)
+    position[rows, columns] = position[columns, rows] = torch.arange(len(rows), device=features.device)
+    return (precision.mT @ pair_products(features))[..., position]
 
 
 def weight_posterior(
@@ -115,10 +115,10 @@ def gaussian_weight_posterior(
 ) -> WeightPosterior:
     """Compute the posterior of the weights given data with Gaussian noise, as under the sites of :func:`gaussian_sites`.
 
-    The variance of a column scales the sum over its rows instead of each row; complete data have one sum for all columns.
+    Sums over rows are divided by the noise variances afterwards, so that complete data need one sum for all outputs.
 
     :param features: Φ.
-    :param y: data, anything finite where missing.
+    :param y: data, any finite number where missing.
     :param observed: mask of the observed entries.
     :param variance: σ², one for all outputs or one for each.
 
@@ -182,7 +182,7 @@ def divergence_from_prior(posterior: WeightPosterior) -> Float[Tensor, "*batch D
 def function_moments(
     posterior: WeightPosterior, features: Float[Tensor, "*#batch N L"]
 ) -> tuple[Float[Tensor, "*batch N D"], Float[Tensor, "*batch N #D"]]:
-    """Mean ``Φ m_d`` and variance ``diag(Φ P_d⁻¹ Φᵀ)`` of each output; one column of variances if they share P.
+    """Compute mean ``Φ m_d`` and variance ``diag(Φ P_d⁻¹ Φᵀ)`` of each output; one column of variances for a common P.
 
     :param posterior: returned by :func:`weight_posterior`.
     :param features: Φ at any inputs.
@@ -207,7 +207,7 @@ def gaussian_log_density(
     identity.
 
     :param features: Φ.
-    :param y: data, anything finite where missing.
+    :param y: data, any finite number where missing.
     :param observed: mask of the observed entries.
     :param variance: σ², one for all outputs or one for each.
 

@@ -66,9 +66,9 @@ def gamma_precision(
     expected_squares: Float[Tensor, "*#batch N"],
     weights: Float[Tensor, "*#batch N"] | None = None,
 ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
-    r"""Update the precision :math:`\tau \sim \mathrm{Gamma}(a_0 + \tfrac12 \sum_n w_n,\; b_0 + \tfrac12 \sum_n w_n E r_n^2)`
-    of residuals
-    :math:`r_n \sim N(0, 1/\tau)`.
+    r"""Update the precision :math:`\tau` of residuals :math:`r_n \sim N(0, 1/\tau)`:
+
+    .. math:: \tau \sim \mathrm{Gamma}\big(a_0 + \tfrac12 \sum_n w_n,\; b_0 + \tfrac12 \sum_n w_n E r_n^2\big)
 
     The variance 1/τ is inverse-gamma with the same parameters.
 

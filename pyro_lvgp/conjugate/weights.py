@@ -33,9 +33,9 @@ def stick_log_weights(
     """
     a, b = torch.broadcast_tensors(a, b)
     total = torch.digamma(a + b)
-    taken = pad(torch.digamma(a) - total, (0, 1))
-    left = pad((torch.digamma(b) - total).cumsum(-1), (1, 0))
-    return taken + left
+    log_stick = pad(torch.digamma(a) - total, (0, 1))
+    log_remainder = pad((torch.digamma(b) - total).cumsum(-1), (1, 0))
+    return log_stick + log_remainder
 
 
 def stick_breaking(

@@ -6,11 +6,11 @@ from typing import Any
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float
-from pyro.distributions import constraints
 from torch import Tensor
 from torch.distributions import MultivariateNormal, register_kl
 
 from pyro_lvgp._utils.cholesky import FIRST_JITTER, safe_cholesky
+from pyro_lvgp.distributions._function_values import FunctionValues
 from pyro_lvgp.kernels import Kernel
 from pyro_lvgp.kernels.base import KernelParams, params_in_double
 from pyro_lvgp.ops import gaussian_sites, state_space
@@ -23,26 +23,7 @@ __all__ = ["GaussianProcess", "StructuredPosterior"]
 _MIN_STATE_SPACE_POINTS = 200
 
 
-class _Process(dist.TorchDistribution):
-    """Base class of distributions over vectors of function values, whose expanded batches share all factorisations."""
-
-    arg_constraints = {}  # noqa: RUF012
-    support = constraints.real_vector
-    has_rsample = True
-
-    def expand(self, batch_shape, _instance=None):
-        new = self._get_checked_instance(type(self), _instance)
-        # Cached properties are shared; those not computed yet are computed for the unexpanded batch.
-        new.__dict__.update(self.__dict__, _unexpanded=self._unexpanded)
-        new._batch_shape = torch.Size(batch_shape)
-        return new
-
-    @property
-    def _full_shape(self) -> torch.Size:
-        return self.batch_shape + self.event_shape
-
-
-class GaussianProcess(_Process):
+class GaussianProcess(FunctionValues):
     r"""Zero-mean Gaussian process at a set of inputs, ``f ~ N(0, k(X, X))``.
 
     The covariance matrix is computed at first use, and factorised for draws and densities only, which
@@ -51,7 +32,7 @@ class GaussianProcess(_Process):
 
     :param kernel: covariance function k, or a batch of covariance functions.
     :param X: inputs ``[*batch, N, P]``, which broadcast against the kernel's batch.
-    :param params: parameters of the kernel, as the model has read them; by default the current ones.
+    :param params: parameters of the kernel, as read by the model; the current values by default.
 
     >>> from pyro_lvgp.kernels import RBF
     >>> prior = GaussianProcess(RBF(1, batch_shape=(3,)), torch.linspace(0.0, 1.0, 5)[:, None])
@@ -84,12 +65,12 @@ class GaussianProcess(_Process):
 
     @property
     def is_markov(self) -> bool:
-        """Flag of Gauss–Markov processes: one column of inputs, and Matérn kernels or sums and products of them."""
+        """Whether the process is Gauss–Markov: one column of inputs, and a Matérn kernel or sums and products of them."""
         return self.kernel.is_markov and self.X.shape[-1] == 1
 
     @property
     def prefers_state_space(self) -> bool:
-        """Flag of processes for which the linear-time algorithms are possible and faster."""
+        """Whether the linear-time algorithms are applicable and faster."""
         return self.is_markov and self.event_shape[0] > _MIN_STATE_SPACE_POINTS
 
     @cached_property
@@ -153,7 +134,7 @@ class GaussianProcess(_Process):
         return MultivariateNormal(self.mean, scale_tril=self.scale_tril, validate_args=False).log_prob(value)
 
 
-class StructuredPosterior(_Process):
+class StructuredPosterior(FunctionValues):
     r"""Posterior of a Gaussian prior under Gaussian sites, ``q(f) ∝ p(f) ∏_n N(f_n; μ_n, v_n)``.
 
     Mean, variance and the KL from the prior need one Cholesky factorisation, of ``I + W K W``.  Joint samples and densities
@@ -229,7 +210,7 @@ class StructuredPosterior(_Process):
         if not isinstance(self.prior, GaussianProcess):
             raise TypeError(
                 f"expected a GaussianProcess prior, which has values at other inputs, got {type(self.prior).__name__}; "
-                "run the guide on old and new inputs together, with NaN for the new data"
+                "call the guide with the inputs of the data and the new inputs together, and NaN for the data at new inputs"
             )
         if joint and X.dtype != torch.float64:
             # After precise sites the covariance can be smaller than the rounding errors of the prior's in single precision.

@@ -30,7 +30,7 @@ class LikelihoodPredictive(dist.TorchDistribution):
     :param mean: mean of f, broadcast against ``variance`` to ``[*batch]``.
     :param variance: variance of f.
     :param term: the likelihood term.
-    :param params: parameter of the likelihood, as the model has read it; by default the current one.
+    :param params: parameter of the likelihood, as read by the model; the current value by default.
 
     Source: Hensman et al. (2015), "Scalable variational Gaussian process classification"; Snelson and Ghahramani (2006).
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pyro_lvgp._utils.cholesky import FIRST_JITTER
-from pyro_lvgp.distributions.gaussian_process import GaussianProcess, StructuredPosterior, _Process
+from pyro_lvgp.distributions._function_values import FunctionValues
+from pyro_lvgp.distributions.gaussian_process import GaussianProcess, StructuredPosterior
 from pyro_lvgp.ops import state_space
 from pyro_lvgp.ops.gaussian_sites import Posterior
 
@@ -64,22 +65,28 @@ class StateSpacePosterior(StructuredPosterior):
         return state_space.sample_posterior(self.prior.series, self.posterior, drawn, torch.randn_like(drawn))
 
     def at(self, X: Float[Tensor, "*#batch M P"], *, joint: bool = False) -> Any:
-        """Compute the posterior of the process at other inputs, from that at old and new inputs with sites at the old ones.
+        """Compute the posterior of the process at other inputs.
+
+        These are appended to the inputs of the prior, without sites.
 
         :param X: inputs.
         :param joint: whether to return the joint distribution instead of the marginals.
         :returns: ``Normal`` with the marginals, or the joint distribution.
         """
-        num, prior = X.shape[-2], self.prior
+        num_new, prior = X.shape[-2], self.prior
         batch = torch.broadcast_shapes(prior.X.shape[:-2], X.shape[:-2])
         both = torch.cat([part.expand(*batch, *part.shape[-2:]) for part in (prior.X, X)], -2)
-        site_mean, site_precision = (F.pad(part, (0, num)) for part in (self.site_mean, self.site_precision))
-        last = _LastValues(StateSpacePosterior(prior.at(both), site_mean, site_precision), num)
+        site_mean, site_precision = (F.pad(part, (0, num_new)) for part in (self.site_mean, self.site_precision))
+        last = _LastValues(StateSpacePosterior(prior.at(both), site_mean, site_precision), num_new)
         return last if joint else dist.Normal(last.mean, last.variance.sqrt())
 
 
-class _LastValues(_Process):
-    """Marginal distribution of the last M values of a posterior, which have no sites."""
+class _LastValues(FunctionValues):
+    """Joint distribution of the last M function values of a posterior, which have no sites.
+
+    :param whole: posterior of all function values.
+    :param num: number M of the last values.
+    """
 
     def __init__(self, whole: StateSpacePosterior, num: int):
         self._whole, self._num = whole, num

@@ -18,7 +18,7 @@ __all__ = ["DrawnNormal", "PrecisionNormal", "PrecisionNormalAtMean", "without_i
 
 
 def _by_factor(function: Callable[[Tensor, Tensor], Tensor], factor: Tensor, x: Tensor) -> Tensor:
-    """Apply a function to each factor and its rows of x; a batch with one common factor needs one call for all rows."""
+    """Apply a function to each factor and the rows of x that belong to it; all rows at once for a common factor."""
     if factor.dim() > 2 and factor.shape[-3] == 1:
         return function(factor.squeeze(-3), x)
     return function(factor, x.unsqueeze(-2)).squeeze(-2)
@@ -67,8 +67,8 @@ class PrecisionNormal(dist.TorchDistribution):
     """Multivariate normal ``N(loc, P⁻¹)`` given the Cholesky factor of P, which may be common to a batch.
 
     No analytic KL is registered.  If the distribution is the exact posterior given the other sites,
-    ``log p(y | a) + log p(a) − log q(a)`` is the log evidence at every draw of a; an analytic KL would leave the noise of the
-    likelihood at the draw.
+    ``log p(y | a) + log p(a) − log q(a)`` is the log evidence at every draw of a.  With an analytic KL the estimate would have
+    the variance of the likelihood term.
 
     :param loc: means ``[*batch, L]``.
     :param precision_tril: lower-triangular R ``[*#batch, L, L]`` with ``P = R Rᵀ``.

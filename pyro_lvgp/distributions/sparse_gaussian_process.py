@@ -33,8 +33,8 @@ class SparseProcess:
     :param Z: inducing points ``[M, P]``, or ``[*batch, 1, Q, M, P]`` if each process has its own.
     :param X: inputs ``[1, N, P]``, or ``[*batch, 1, 1, N, P]`` with dimensions of size 1 for a plate of points and for the
         processes.
-    :param params: parameters of the kernel, as the model has read them; by default the current ones.
-    :param jitter: ε, in units of the mean prior variance at the inducing points.
+    :param params: parameters of the kernel, as read by the model; the current values by default.
+    :param jitter: ε, relative to the mean prior variance at the inducing points.
     :param weight: number of data that each input represents in a mini-batch; one number, or one for each input.
 
     >>> from pyro_lvgp.kernels import RBF
@@ -125,9 +125,9 @@ class SparseProcess:
 
     @property
     def similarity(self) -> Float[Tensor, "*batch q M N"]:
-        """Prior correlation of inducing values and f_n; its mean over the processes, q = 1, if they share their points.
+        """Prior correlation of inducing values and f_n, averaged over processes (q = 1) that share their inducing points.
 
-        Values of variance zero, as those of a linear function at zero, have correlation zero.
+        The correlation with a value of variance zero, such as that of a linear function at zero, is defined as zero.
         """
         scaled = self.Kuf * self.Kuu_diagonal.rsqrt()[..., :, None] * self.Kff.rsqrt()[..., None, :]
         correlation = scaled.detach().nan_to_num(0.0)
@@ -183,18 +183,18 @@ class InducingValues(dist.Normal):
         return super().expand(batch_shape, new)
 
     def __getstate__(self):
-        # A guide keeps copies of its prototype trace; these must not contain the parameters of the model.
+        # A guide copies its prototype trace; the copy must not contain the parameters of the model.
         return self.__dict__ | {"process": None}
 
 
 def inducing_posterior(
     sites: Sites, in_double: Callable[[], Sites] | None = None
 ) -> tuple[Float[Tensor, "*batch M"], Float[Tensor, "*batch M M"]]:
-    """Mean and Cholesky factor of the covariance of the whitened inducing values under Gaussian sites.
+    """Compute mean and Cholesky factor of the covariance of the whitened inducing values under Gaussian sites.
 
-    :param sites: the factor of the data.
-    :param in_double: returns the same sites in double precision, for a precision matrix so large that rounding in single
-        precision makes it indefinite.
+    :param sites: factor of the data.
+    :param in_double: function that returns the same sites in double precision, for a precision matrix that rounding in single
+        precision makes indefinite.
 
     >>> inducing_posterior(Sites(3.0 * torch.eye(1), torch.tensor([2.0])))
     (tensor([0.5000]), tensor([[0.5000]]))
@@ -203,7 +203,7 @@ def inducing_posterior(
     tril, info = torch.linalg.cholesky_ex(J)
     if not holds(~(info > 0).any()):
         if in_double is not None and J.dtype != torch.float64:
-            # Jitter would exceed I, and so add information where the sites have none.
+            # Jitter is relative to the diagonal, so that it could exceed the precision I of the prior.
             loc, scale_tril = inducing_posterior(in_double())
             return loc.to(J), scale_tril.to(J)
         tril = safe_cholesky(J, name="I + H")

@@ -23,25 +23,26 @@ def laplace(
     *,
     num_steps: int,
 ) -> tuple[Float[Tensor, "B S Q"], Float[Tensor, "B S Q Q"], Float[Tensor, "B S"]]:
-    r"""Gaussians at modes of ``p(x_n) p(y_n | x_n)``, and the logarithm of the evidence of each.
+    r"""Compute Gaussians at modes of ``p(x_n) p(y_n | x_n)``, and the log evidence of each.
 
     With :math:`\ell_{nd} = \log p(y_{nd} \mid x_n)`, :math:`m_{nd}` the mean of f there and P the precision of p(x), the
-    precision of the Gaussian is that of Gauss and Newton,
+    precision of the Gaussian is the Gauss-Newton approximation of the Hessian,
 
     .. math:: H_n = P + \sum_d h_{nd} J_{nd} J_{nd}^T, \qquad h_{nd} = \max(-\partial^2 \ell_{nd} / \partial m_{nd}^2, 0),
               \qquad J_{nd} = \partial m_{nd} / \partial x_n,
 
     and the evidence :math:`\log p(y_n, \hat x_n) + \tfrac{Q}{2} \log 2\pi - \tfrac12 \log |H_n|`.  Both are exact where f is
-    linear with a constant variance, and the noise Gaussian.  Steps are damped (Levenberg and Marquardt), for each row by
-    itself, and never lower its log density by more than rounding.  They start short, damped as much as the curvature itself:
-    where noise is little and the start far, long ones end at worse modes.  A step that rises shrinks the damping the more, the
-    nearer the rise is to what the quadratic promised; steps that fail in a row let it grow ever faster (Nielsen).
+    linear with a constant variance, and the noise Gaussian.  Steps are damped (Levenberg-Marquardt) separately for each row,
+    and are rejected if they decrease its log density by more than rounding.  The initial damping is as large as the curvature,
+    because long steps from a start far from the mode lead to worse modes under little noise.  An accepted step multiplies the
+    damping by a factor, which is smallest where the actual increase equals the predicted one.  Consecutive rejected steps
+    multiply the damping by ever larger factors (Nielsen).
 
-    :param entries: p(y | x) entry by entry for each of several draws of what rows share, over which ℓ and H are averaged.
+    :param entries: p(y | x) of each entry, for each draw of the shared sites; ℓ and H are averaged over the draws.
     :param Y: rows, NaN where missing.
     :param components: p(x): one Gaussian, or one for each start.
-    :param start: S places to start from for each row.
-    :param num_steps: Gauss-Newton steps.
+    :param start: initial latents, S for each row.
+    :param num_steps: number of Gauss-Newton steps.
     :returns: means, Cholesky factors of the covariances and log evidences.
 
     Source: Tierney and Kadane (1986), "Accurate approximations for posterior moments"; Schraudolph (2002), "Fast curvature
@@ -64,14 +65,14 @@ def laplace(
     prior = dist.MultivariateNormal(components.loc[:, None].expand(S, B, Q).flatten(0, 1), scale_tril=factors)
 
     def expansion(X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log density, slope and H."""
+        """Log density, its gradient and H."""
         with torch.enable_grad():
             leaf = X.detach().requires_grad_()
             values, fishers = zip(*(_likelihood_expansion(given, leaf, Y, observed) for given in entries), strict=True)
             value = torch.stack(values).mean(0) + prior.log_prob(leaf)
             (slope,) = torch.autograd.grad(value.sum(), leaf)
         H = prior.precision_matrix + torch.stack(fishers).mean(0)
-        return value.detach(), slope, 0.5 * (H + H.mT)  # symmetric to all digits, as its check wants it
+        return value.detach(), slope, 0.5 * (H + H.mT)  # exactly symmetric, for argument validation
 
     X = start.detach().flatten(0, 1)
     value, slope, H = expansion(X)
@@ -80,18 +81,18 @@ def laplace(
     for _ in range(num_steps):
         damped = H + torch.diag_embed(damping[:, None] * H.diagonal(dim1=-2, dim2=-1))
         step = torch.cholesky_solve(slope[..., None], torch.linalg.cholesky(damped))
-        promised = (slope[..., None] * step - 0.5 * step * (H @ step)).sum((-2, -1))
+        predicted = (slope[..., None] * step - 0.5 * step * (H @ step)).sum((-2, -1))
         proposal = X + step[..., 0]
         proposed, new_slope, new_H = expansion(proposal)
-        # The last steps no longer change the value but by rounding, and still come nearer.
+        # Steps close to the mode change the log density by no more than rounding, and still reduce the distance to the mode.
         rounding = (10.0 * torch.finfo(value.dtype).eps * value.abs()).clamp_min(torch.finfo(value.dtype).tiny)
-        gain_ratio = (proposed - value + rounding) / (promised + rounding)
-        better = gain_ratio >= 0.0
-        X, value = torch.where(better[:, None], proposal, X), torch.where(better, proposed, value)
-        slope, H = torch.where(better[:, None], new_slope, slope), torch.where(better[:, None, None], new_H, H)
+        gain_ratio = (proposed - value + rounding) / (predicted + rounding)
+        accepted = gain_ratio >= 0.0
+        X, value = torch.where(accepted[:, None], proposal, X), torch.where(accepted, proposed, value)
+        slope, H = torch.where(accepted[:, None], new_slope, slope), torch.where(accepted[:, None, None], new_H, H)
         factor = (2.0 * (gain_ratio - 1.0).abs()).clamp(1e-3, 2.0)
-        damping = (damping * torch.where(better, factor, growth)).clamp(*_RANGE)
-        growth = torch.where(better, 2.0, 2.0 * growth)
+        damping = (damping * torch.where(accepted, factor, growth)).clamp(*_RANGE)
+        growth = torch.where(accepted, 2.0, 2.0 * growth)
     q = dist.MultivariateNormal(X, precision_matrix=H)
     log_evidence = value - q.log_prob(X)
     loc, scale_tril, log_evidence = (x.unflatten(0, (S, B)).transpose(0, 1) for x in (X, q.scale_tril, log_evidence))
@@ -101,7 +102,7 @@ def laplace(
 def _likelihood_expansion(
     given: Entries, X: Float[Tensor, "B Q"], Y: Tensor, observed: Bool[Tensor, "B D"]
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, "B Q Q"]]:
-    """Log p(y | x), which can be differentiated by X, and what it adds to the precision of latents."""
+    """Log p(y | x), differentiable in X, and its term of the precision H of the latents."""
     entries = given(X)
     log_likelihood = torch.where(observed, entries.log_prob(Y), 0.0).sum(-1)
     mean, variance = entries.f_mean.detach().requires_grad_(), entries.f_variance.detach()
@@ -134,8 +135,8 @@ def gaussian_components(prior: torch.distributions.Distribution) -> tuple[Float[
     moments = gaussian_moments(parts)
     if moments is None:
         raise ValueError(
-            f"expected a Gaussian over vectors or a mixture of them as prior for method='laplace', got {prior}; pass one, "
-            "such as latent_mixture(...), or method='variational'"
+            f"expected a Gaussian over vectors or a mixture of them as prior for method='laplace', got {prior}; pass such a "
+            "prior, for example latent_mixture(...), or use method='variational'"
         )
     loc, scale_tril = moments
     return log_weights, dist.MultivariateNormal(loc, scale_tril=scale_tril)

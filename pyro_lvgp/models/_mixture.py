@@ -10,13 +10,13 @@ __all__ = ["MixtureMoments", "pooled_weights", "systematic_counts"]
 
 
 class MixtureMoments:
-    r"""Running mean and variance of a mixture, entry by entry, by the law of total variance.
+    r"""Running mean and variance of each entry of a mixture, by the law of total variance.
 
     .. math::
 
         m = \sum_s w_s m_s, \qquad v = \sum_s w_s \big(v_s + (m_s - m)^2\big), \qquad \sum_s w_s = 1
 
-    Groups of components are merged pairwise, without sums of squares that would lose digits.
+    Groups of components are merged pairwise, because sums of squares would cancel.
 
     Source: Chan, Golub and LeVeque (1983), "Algorithms for computing the sample variance".
 
@@ -41,7 +41,7 @@ class MixtureMoments:
 
         :param mean: their means.
         :param variance: their variances.
-        :param weights: their weights, in any unit; 1 each if None.
+        :param weights: their weights, up to a common factor; 1 each if None.
         """
         mass = float(len(mean)) if weights is None else weights.sum().item()
         if not mass:
@@ -67,9 +67,9 @@ def systematic_counts(weights: Float[Tensor, " draws"], num_samples: int) -> Int
         c_s = \lfloor n W_s + u \rfloor - \lfloor n W_{s - 1} + u \rfloor, \qquad
         W_s = \sum_{r \le s} w_r, \quad u \sim U(0, 1)
 
-    Their means are :math:`n w_s`, and they differ from those by less than 1.
+    The mean of :math:`c_s` is :math:`n w_s`, from which :math:`c_s` differs by less than 1.
 
-    :param weights: :math:`w_s`, in any unit.
+    :param weights: :math:`w_s`, up to a common factor.
     :param num_samples: number n of samples.
 
     >>> systematic_counts(torch.tensor([1.0, 0.0, 3.0]), 8)
@@ -92,9 +92,9 @@ def pooled_weights(
 
     :param num_draws: number of components of each mixture.
     :param weights_of_draws: for each mixture the weights of its components, None if they are equal.
-    :param weights: of the mixtures, in units of their sum; equal ones if None.
+    :param weights: weights of the mixtures, up to a common factor; equal weights if None.
     :returns: the components' weights, None if all are equal.
-    :raises ValueError: if the weights are not one for each mixture, from zero up and with a positive sum.
+    :raises ValueError: if there is not one weight for each mixture, a weight is negative, or all weights are zero.
     :raises TypeError: for weights by name.
 
     >>> pooled_weights(2, [None, torch.tensor([0.0, 1.0])], [3.0, 1.0])

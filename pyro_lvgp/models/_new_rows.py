@@ -1,4 +1,4 @@
-"""Posteriors of the latents of rows that a model was not trained on, given the posterior of what all rows share."""
+"""Posteriors of the latents of new rows, given the posterior of the sites that all rows share."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyro_lvgp.models._laplace import Entries, gaussian_components, laplace
 
-_AT_ONCE = 500  # searches, each of which takes megabytes with hundreds of inducing points
+_MAX_BATCH = 500  # Laplace approximations at a time, since each takes megabytes with hundreds of inducing points
 
 LogLikelihood = Callable[[Float[Tensor, "B Q"], Float[Tensor, "B D"]], Float[Tensor, " B"]]
 
@@ -26,17 +26,17 @@ def variational(
     num_steps: int,
     learning_rate: float,
 ) -> TorchDistributionMixin:
-    """Gaussians with diagonal covariances that maximise their bounds, or mixtures of those from several starts.
+    """Fit a Gaussian with a diagonal covariance to the posterior of each row, or a mixture of Gaussians from several starts.
 
-    :param log_likelihoods: log p(y | x) of rows for each of several draws of what rows share, which take turns.
+    :param log_likelihoods: log p(y | x) of rows for each draw of the shared sites; steps cycle through the draws.
     :param Y: rows, NaN where missing.
     :param prior: p(x) of one row.
-    :param loc: where to start, all rows once for each start.
-    :param scale: the first standard deviations.
-    :param num_steps: Adam's.
-    :param learning_rate: Adam's.
+    :param loc: initial means, all rows of the first start before those of the next.
+    :param scale: initial standard deviations.
+    :param num_steps: number of Adam steps.
+    :param learning_rate: learning rate of Adam.
     """
-    num_starts, number = len(loc) // len(Y), len(log_likelihoods)
+    num_starts, num_draws = len(loc) // len(Y), len(log_likelihoods)
     rows = Y.repeat(num_starts, 1)
     loc, log_scale = loc.clone().requires_grad_(), scale.log().clone().requires_grad_()
     optimizer = torch.optim.Adam([loc, log_scale], lr=learning_rate)
@@ -45,7 +45,7 @@ def variational(
     def bounds(step: int) -> Tensor:
         q = dist.Normal(loc, log_scale.exp())
         X = q.rsample()
-        return log_likelihoods[step % number](X, rows) + prior.log_prob(X) + q.entropy().sum(-1)
+        return log_likelihoods[step % num_draws](X, rows) + prior.log_prob(X) + q.entropy().sum(-1)
 
     for step in range(num_steps):
         loc.grad, log_scale.grad = torch.autograd.grad(-bounds(step).sum(), [loc, log_scale])
@@ -55,10 +55,10 @@ def variational(
     if num_starts == 1:
         return q
     with torch.no_grad():
-        bound = torch.stack([bounds(step) for step in range(4 * number)]).mean(0)
+        bound = torch.stack([bounds(step) for step in range(4 * num_draws)]).mean(0)
     loc, scale, bound = (x.unflatten(0, (num_starts, -1)).transpose(0, 1) for x in (q.mean, q.stddev, bound))
     gaussians = dist.Normal(loc, scale).to_event(1)
-    return dist.MixtureSameFamily(dist.Categorical(logits=_counted_once(gaussians, bound)), gaussians)
+    return dist.MixtureSameFamily(dist.Categorical(logits=_share_weights(gaussians, bound)), gaussians)
 
 
 def by_laplace(
@@ -70,34 +70,35 @@ def by_laplace(
     *,
     num_steps: int,
 ) -> TorchDistributionMixin:
-    """Gaussians at modes, or mixtures of those from several starts, of each component of the prior if that is a mixture.
+    """Fit a Gaussian at a mode of the posterior of each row, or a mixture for several starts or components of the prior.
 
-    :param entries: p(y | x) entry by entry for each of several draws of what rows share.
+    :param entries: p(y | x) of each entry, for each draw of the shared sites.
     :param Y: rows, NaN where missing.
-    :param prior: p(x) of one row, a Gaussian or a mixture of them.
-    :param start: where to start, all rows once for each start; None for the mean of each component, and draws from it.
-    :param num_starts: starts for each component.
-    :param num_steps: those of Gauss and Newton.
+    :param prior: p(x) of one row, a Gaussian or a mixture of Gaussians.
+    :param start: initial latents, all rows of the first start before those of the next; None for the mean of each component
+        of the prior, and further starts at draws from the component.
+    :param num_starts: number of starts for each component.
+    :param num_steps: number of Gauss-Newton steps.
     """
     log_weights, components = gaussian_components(prior)
     if start is None:
-        of_components = torch.cat([components.mean[None], components.sample((num_starts - 1,))])
-        places = of_components.flatten(0, 1)[:, None].expand(-1, len(Y), -1)
+        points = torch.cat([components.mean[None], components.sample((num_starts - 1,))])
+        starts = points.flatten(0, 1)[:, None].expand(-1, len(Y), -1)
         repeated = components.expand((num_starts, len(log_weights)))
         components = dist.MultivariateNormal(repeated.loc.flatten(0, 1), scale_tril=repeated.scale_tril.flatten(0, 1))
     else:
-        places = start.unflatten(0, (num_starts, -1))
-    few = max(_AT_ONCE // len(places), 1)
+        starts = start.unflatten(0, (num_starts, -1))
+    num_rows = max(_MAX_BATCH // len(starts), 1)
     parts = [
-        laplace(entries, rows, components, of_rows, num_steps=num_steps)
-        for rows, of_rows in zip(Y.split(few), places.split(few, 1), strict=True)
+        laplace(entries, rows, components, starts_of_rows, num_steps=num_steps)
+        for rows, starts_of_rows in zip(Y.split(num_rows), starts.split(num_rows, 1), strict=True)
     ]
     loc, scale_tril, log_evidence = map(torch.cat, zip(*parts, strict=True))
-    if len(places) == 1:
+    if len(starts) == 1:
         return dist.MultivariateNormal(loc[:, 0], scale_tril=scale_tril[:, 0])
     # To [B, components, starts, ...].
     loc, scale_tril, log_evidence = (x.unflatten(1, (num_starts, -1)).transpose(1, 2) for x in (loc, scale_tril, log_evidence))
-    logits = _counted_once(dist.MultivariateNormal(loc, scale_tril=scale_tril), log_evidence) + log_weights[:, None]
+    logits = _share_weights(dist.MultivariateNormal(loc, scale_tril=scale_tril), log_evidence) + log_weights[:, None]
     gaussians = dist.MultivariateNormal(loc.flatten(1, 2), scale_tril=scale_tril.flatten(1, 2))
     return dist.MixtureSameFamily(dist.Categorical(logits=logits.flatten(1)), gaussians)
 
@@ -110,20 +111,26 @@ def best_candidates(
     candidates: Float[Tensor, "C Q"],
     num_starts: int,
 ) -> Float[Tensor, "starts Q"]:
-    """Where to start, all rows once for each start: at the best candidate, or at several by Gumbel's trick.
+    """Choose initial latents for each row: the candidate of the highest density, or several at random by Gumbel's trick.
 
+    :param log_likelihood: log p(y | x) of rows.
+    :param Y: rows, NaN where missing.
+    :param prior: p(x) of one row.
+    :param candidates: latents to choose from.
+    :param num_starts: number of initial latents for each row.
+    :returns: initial latents, all rows of the first start before those of the next.
     :raises ValueError: if there are fewer candidates than starts.
     """
     if len(candidates) < num_starts:
-        raise ValueError(f"expected at most {len(candidates)} starts, as many as there are candidates, got {num_starts}")
+        raise ValueError(f"expected num_starts of at most {len(candidates)}, the number of candidates, got {num_starts}")
     scores = torch.stack([log_likelihood(x.expand(len(Y), -1), Y) + prior.log_prob(x) for x in candidates])
-    if num_starts > 1:  # one of each place that is likely, rather than the best place many times
+    if num_starts > 1:  # the best candidates alone may all be close to one mode
         scores = 0.5 * scores - torch.empty_like(scores).exponential_().log()
     return candidates[scores.topk(num_starts, 0).indices].flatten(0, 1)
 
 
-def _counted_once(gaussians: Any, log_weight: Float[Tensor, "*batch S"]) -> Float[Tensor, "*batch S"]:
-    """Log weights of Gaussians that started at several places: those that met share one."""
+def _share_weights(gaussians: Any, log_weight: Float[Tensor, "*batch S"]) -> Float[Tensor, "*batch S"]:
+    """Log weights of Gaussians from several starts, in which Gaussians at the same optimum share one weight."""
     overlap = gaussians.log_prob(gaussians.mean.movedim(-2, 0).unsqueeze(-2))  # [i, *batch, j]: log q_j at the mean of q_i
     own = overlap.diagonal(dim1=0, dim2=-1)
     return log_weight - (overlap.logsumexp(-1).movedim(0, -1) - own)

@@ -13,9 +13,9 @@ from pyro_lvgp.models.latent_variable_model import LatentVariableModel
 
 
 class RowModel(LatentVariableModel):
-    """A :class:`LatentVariableModel` with a likelihood p(y | f) and constants c_d that the functions vary about.
+    """:class:`LatentVariableModel` with a likelihood p(y | f) and constant offsets c_d of the functions.
 
-    You get besides: checks of the data, and a linear model of them to start from.
+    The class checks data, and computes initial values by a linear model of the data.
 
     :param likelihood: p(y | f); ``Gaussian()`` if None.
     :param sizes: further sizes to check.
@@ -37,33 +37,36 @@ class RowModel(LatentVariableModel):
         check_values(Y)
 
     def _observed(self, y: Tensor, idx: Tensor | None) -> Tensor:
-        """Which entries are observed, after a look at the batch."""
+        """Mask of the observed entries of a batch; raise if the batch cannot be used."""
         check_data(y, self.data_dim, like=self.mean)
         if is_validation_enabled():
             check_index(idx, len(y), self.num_data)
             self._check_entries(y)
         return ~torch.isnan(y)
 
-    def _start(self, Y: Tensor, method: InitialLatents, latents: Tensor | None, seed: int) -> tuple[Tensor, Tensor]:
-        """Latents to start from, and f in a linear model of the data less its column means, which become ``mean``.
+    def _initialize_linear(
+        self, Y: Tensor, method: InitialLatents, latents: Tensor | None, seed: int
+    ) -> tuple[Tensor, Tensor]:
+        """Initial latents, and the values of f in a linear model of the data, less their column means.
 
-        The likelihood starts at that linear model.  Latents are its own if none are given.
+        The column means become ``mean``, and the likelihood is initialised from the linear model.  The latents are those of
+        the linear model if none are given.
         """
         self.check(Y)
-        own = None if latents is None else self._standardised(latents)
-        with seeded(seed):  # of a parameter with a prior, which is read twice
+        given = None if latents is None else self._standardise(latents)
+        with seeded(seed):  # the same draw of a parameter with a prior as below
             f = self.likelihood.initial_function(Y)
         X, filled = linear_latents(f, self.latent_dim, method=method, seed=seed)
         centre = f.nanmean(0)
         self.likelihood.init_from_data(Y, centre + X @ torch.linalg.lstsq(X, filled - centre).solution)
         with seeded(seed):
             self.mean = self.likelihood.initial_function(Y).nanmean(0)
-        return X if own is None else own, filled - centre
+        return X if given is None else given, filled - centre
 
-    def _start_parameter(self, name: str, value: Tensor) -> Tensor:
-        """Let a parameter start at a value, unless it is frozen; where it has a prior, guides start there instead.
+    def _initialize_parameter(self, name: str, value: Tensor) -> Tensor:
+        """Set the initial value of a parameter, unless the parameter is frozen, or of the site of a parameter with a prior.
 
-        :returns: where it starts.
+        :returns: the initial value, that of the frozen parameter included.
         """
         if name in self._pyro_samples:
             self.initial_values[name] = value
@@ -72,8 +75,8 @@ class RowModel(LatentVariableModel):
             setattr(self, name, value)
         return getattr(self, name)
 
-    def _standardised(self, latents: Tensor) -> Tensor:
-        """Latents found elsewhere, with the mean and variance of their prior."""
+    def _standardise(self, latents: Tensor) -> Tensor:
+        """Scale given latents to the mean and variance of their prior."""
         check_tensors([latents])
         X = latents.to(self.mean)
         if X.shape != (self.num_data, self.latent_dim):
@@ -82,5 +85,7 @@ class RowModel(LatentVariableModel):
             )
         X = (X - X.mean(0)) / X.std(0, correction=0)
         if not torch.isfinite(X).all():
-            raise ValueError("expected finite latents with columns that vary, got NaN, infinite or constant ones")
+            raise ValueError(
+                "expected finite latents with columns that vary, got NaN, infinite or constant ones; drop these columns"
+            )
         return X

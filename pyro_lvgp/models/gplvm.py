@@ -28,11 +28,9 @@ from pyro_lvgp.ops.linalg import invert_lower, solve_lower, sparse_conditional
 
 __all__ = ["BayesianGPLVM", "Statistics"]
 
-__all__ = ["BayesianGPLVM", "Statistics"]
-
 
 class _Shared(NamedTuple):
-    """Sites and parameters that all rows share, at their present values.
+    """Values of the sites and parameters that all rows share.
 
     :param mean: offsets c_d.
     :param u_scale_tril: Cholesky factor of the covariance of u if a bound marginalises u, whose mean is then ``u``; else None.
@@ -48,11 +46,12 @@ class _Shared(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """Tensors that :meth:`BayesianGPLVM.log_joint` needs besides the latents.
+    """Tensors on which :meth:`BayesianGPLVM.log_joint` depends besides the latents.
 
+    :param shared: values of the sites and parameters that all rows share.
     :param Luu_inv: L_uu⁻¹.
-    :param likelihood: its quadratic form, or the data and which of them are observed.
-    :param score: tensors of the closed-form gradient, where there is one.
+    :param likelihood: quadratic form of the likelihood, or the data and the mask of the observed entries.
+    :param score: tensors of the closed-form gradient; None if there is no closed form.
     """
 
     shared: _Shared
@@ -75,19 +74,19 @@ class BayesianGPLVM(RowModel):
     The offsets c_d are constants: zero, or the column means on the scale of f after :meth:`initialize`.
 
     Sites: ``u`` [D, M] in plate ``outputs``; ``X`` [N, Q] in plate ``data``; ``y`` [N, D], observed, in plate ``data``; and
-    whatever has a prior by ``PyroSample`` (``model.kernel.lengthscale = PyroSample(...)``).
+    parameters with a ``PyroSample`` prior (``model.kernel.lengthscale = PyroSample(...)``).
 
     :param num_data: number of rows N.
     :param data_dim: number of outputs D.
     :param latent_dim: number of latent dimensions Q.
-    :param kernel: covariance of f; by default an ``RBF`` with a lengthscale √Q for each dimension, so that
-        two random latents are correlated by 1/e.
+    :param kernel: covariance of f; by default an ``RBF`` with a lengthscale √Q for each dimension, so that the functions at
+        two random latents have a correlation of about 1/e.
     :param num_inducing: number of inducing points M.
     :param likelihood: p(y | f); ``Gaussian()`` by default.
     :param likelihood_term: ``"svgp"``, ``"fitc"`` or ``"sampled"``, see
         :class:`~pyro_lvgp.distributions.LikelihoodPredictive`.
-    :raises ValueError: if there are fewer data than inducing points, a size is not positive, the kernel is a batch or acts on
-        other columns than the latents have, or the likelihood has parameters of another number of outputs.
+    :raises ValueError: if there are fewer rows than inducing points, a size is not positive, the kernel has a batch shape or
+        another number of columns than the latents, or the likelihood has parameters of another number of outputs.
 
     >>> from pyro.infer import SVI, TraceMeanField_ELBO
     >>> from pyro.optim import Adam
@@ -119,7 +118,7 @@ class BayesianGPLVM(RowModel):
         super().__init__(num_data, data_dim, latent_dim, likelihood, num_inducing=num_inducing)
         if num_data < num_inducing:
             raise ValueError(
-                f"expected at least as many data as inducing points, got num_data={num_data} and "
+                f"expected at least as many rows as inducing points, got num_data={num_data} and "
                 f"num_inducing={num_inducing}; pass num_inducing={num_data} or fewer"
             )
         if likelihood_term not in get_args(LikelihoodTerm):
@@ -128,7 +127,7 @@ class BayesianGPLVM(RowModel):
         self.kernel = as_kernel(RBF(latent_dim, lengthscale=latent_dim**0.5) if kernel is None else kernel)
         if self.kernel.batch_shape:
             raise ValueError(
-                f"expected one kernel for all outputs, got a batch of shape {list(self.kernel.batch_shape)}; leave "
+                f"expected one kernel for all outputs, got a kernel of batch shape {list(self.kernel.batch_shape)}; leave "
                 "out batch_shape"
             )
         self.kernel.check_columns(latent_dim)
@@ -139,7 +138,7 @@ class BayesianGPLVM(RowModel):
     def forward(
         self, y: Float[Tensor, "B D"] | None = None, idx: Int[Tensor, " B"] | None = None
     ) -> Float[Tensor, "*particles B D"]:
-        """The generative model of all rows, or of the rows ``idx``.
+        """Sample all sites of all rows, or of the rows ``idx``.
 
         :param y: observations, NaN where missing; None to generate.
         :param idx: indices of the rows in y; None for all rows.
@@ -157,7 +156,7 @@ class BayesianGPLVM(RowModel):
             rows = ObservedRows(value, log_prob, lambda: self._function(X, shared).mask(observed))
             return pyro.sample("y", rows, obs=value)
 
-    log_joint_forward = forward
+    log_joint_forward = forward  # the method whose log density log_joint returns, see infer.protocols.HasLogJoint
 
     @property
     def _is_quadratic(self) -> bool:
@@ -176,13 +175,13 @@ class BayesianGPLVM(RowModel):
 
     def _sample_inducing_values(self, prior: TorchDistributionMixin) -> Moments:
         infer: Any = {"covariance": "full"}
-        if self.likelihood_term == "fitc":  # whose expectation over u has no closed form
+        if self.likelihood_term == "fitc":  # its expectation over u has no closed form
             return Moments(pyro.sample("u", prior, infer=infer), None)
         return sample_moments("u", prior, infer=infer)
 
     def _function(self, X: Tensor, shared: _Shared, term: LikelihoodTerm | None = None) -> LikelihoodPredictive:
-        """p(y | x, shared), entry by entry."""
-        # The data are a batch for Pyro and the columns of a matrix for the kernel: [*S, N, Q] -> [*S, 1, N, Q].
+        """Distribution p(y | x, shared) of each entry."""
+        # Rows are a batch dimension for Pyro, and a matrix dimension for the kernel: [*S, N, Q] -> [*S, 1, N, Q].
         points = X.unsqueeze(-3)
         Kuf = self.kernel.covariance(shared.inducing_points, points, shared.kernel)
         Kff = self.kernel.diagonal(points, shared.kernel)
@@ -219,13 +218,13 @@ class BayesianGPLVM(RowModel):
         return Statistics(shared, Luu_inv, form)
 
     def log_joint(self, latents: Mapping[str, Tensor], statistics: Statistics) -> Float[Tensor, "*particles B"]:
-        r"""``log p(y_n | x_n, u) + log p(x_n)`` of each row: a pure function of tensors, for scores and for compilers.
+        r"""Compute ``log p(y_n | x_n, u) + log p(x_n)`` of each row, as a pure function of tensors.
 
-        It equals the model's own log density at ``X`` in the plate ``data`` before subsampling is made up for.  The term
-        ``"sampled"``, which has no value of its own, counts as ``"svgp"``, its expectation.
+        The value is the log density of the sites ``X`` and ``y`` in the plate ``data``, without the scale of a mini-batch.
+        The likelihood term ``"sampled"`` is random, and is replaced by its expectation, ``"svgp"``.
 
         :param latents: ``{"X": [*particles, B, Q]}``.
-        :param statistics: what :meth:`statistics` returned.
+        :param statistics: result of :meth:`statistics`.
         """
         X = latents["X"]
         return self._log_likelihood(X, statistics) - 0.5 * (X.square() + math.log(2.0 * math.pi)).sum(-1)
@@ -242,10 +241,11 @@ class BayesianGPLVM(RowModel):
         return torch.where(observed, entries, 0.0).sum(-1)
 
     def score(self, latents: Mapping[str, Tensor], statistics: Statistics) -> dict[str, Tensor]:
-        """Gradients of the summed :meth:`log_joint` in the latents; closed form for a Gaussian likelihood and an RBF kernel.
+        """Compute gradients of the summed :meth:`log_joint`, in closed form for a Gaussian likelihood and an RBF kernel.
 
         :param latents: ``{"X": [*particles, B, Q]}``.
-        :param statistics: what :meth:`statistics` returned.
+        :param statistics: result of :meth:`statistics`.
+        :returns: gradient in each of the latents.
         """
         X = latents["X"]
         if statistics.score is None:
@@ -261,26 +261,26 @@ class BayesianGPLVM(RowModel):
         ridge: float = 0.1,
         seed: int = 0,
     ) -> "BayesianGPLVM":
-        """Start from a linear model of the data; guides made afterwards start there too.
+        """Initialize parameters and sites by a linear model of the data; guides created afterwards have these initial values.
 
-        Latents come from PCA or factor analysis of the data on the scale of f, inducing points from k-means of the
-        latents, ``mean`` from the column means, and ``u`` from ridge regression on the latents,
-        ``u = (A Aᵀ + ridge I)⁻¹ A (f − c)``.  Frozen inducing points (``requires_grad_(False)``) stay as they are, and
-        keep a prior if they have one.
+        Latents are computed by PCA or factor analysis of the data on the scale of f, inducing points by k-means of the
+        latents, ``mean`` from the column means, and ``u`` by ridge regression on the latents,
+        ``u = (A Aᵀ + ridge I)⁻¹ A (f − c)``.  Frozen inducing points (``requires_grad_(False)``) do not change, and inducing
+        points with a prior have their initial value in guides.
 
         :param Y: all data, NaN where missing.
         :param method: ``"pca"`` or ``"factor-analysis"``.
-        :param latents: start from these instead, such as a layout of neighbours; columns are standardised.
-        :param ridge: noise variance assumed for u, relative to the prior variance of f.
+        :param latents: initial latents instead, such as a neighbour embedding; columns are standardised.
+        :param ridge: noise variance of the ridge regression, relative to the prior variance of f.
         :param seed: seed of the linear model and of k-means.
         :returns: the model itself.
         :raises ValueError: for data that cannot be used, or latents of another shape, not finite or with constant columns.
         """
         with torch.no_grad():
-            X, function = self._start(Y, method, latents, seed)
+            X, function = self._initialize_linear(Y, method, latents, seed)
             self.initial_values = {"X": X}
-            Z = self._start_parameter("inducing_points", cluster_centres(X, self.num_inducing, seed=seed))
-            with seeded(seed):  # of parameters with a prior, one draw for both
+            Z = self._initialize_parameter("inducing_points", cluster_centres(X, self.num_inducing, seed=seed))
+            with seeded(seed):  # one draw of parameters with a prior for both covariances
                 params = self.kernel.params()
             Kuu, Kuf = self.kernel.covariance(Z, Z, params), self.kernel.covariance(Z, X, params)
             A = solve_lower(safe_cholesky(Kuu), Kuf)
@@ -294,7 +294,10 @@ class BayesianGPLVM(RowModel):
 
 
 def _missing_entries(observed: Bool[Tensor, "N D"]) -> tuple[Bool[Tensor, "N D"] | None, Int[Tensor, " R"] | None]:
-    """The mask, None if all entries are observed, and the indices of the incomplete rows, None while a graph is recorded."""
+    """Mask of the observed entries, or None for complete data, and the indices of incomplete rows.
+
+    The indices are None for complete data, and while a graph is recorded.
+    """
     if holds(observed.all()):
         return None, None
     # The shapes of a recorded graph must not depend on values.

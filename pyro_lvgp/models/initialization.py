@@ -1,4 +1,4 @@
-"""Initial latents and inducing points by linear models and k-means, and densities of fitted latents by EM."""
+"""Initial latents by linear models, inducing points by k-means, and mixture densities of latents by EM."""
 
 from typing import Literal, get_args
 
@@ -19,16 +19,18 @@ InitialLatents = Literal["pca", "factor-analysis"]
 def linear_latents(
     Y: Float[Tensor, "N D"], latent_dim: int, *, method: InitialLatents = "pca", num_iterations: int = 20, seed: int = 0
 ) -> tuple[Float[Tensor, "N Q"], Float[Tensor, "N D"]]:
-    """Latents of unit variance from PCA or factor analysis, and Y with its gaps filled by the same linear model.
+    """Compute latents of unit variance by PCA or factor analysis, and impute missing entries by the same linear model.
 
-    Gaps (NaN) are filled by turns: fit the linear model, fill with its reconstruction, fit again.  Beyond the rank of the
-    centred data, and the factors that factor analysis finds, latents are drawn at random.  All columns are centred.
+    Missing entries (NaN) are imputed by alternating between a fit of the linear model and its reconstruction of these entries.
+    Latent dimensions beyond the rank of the centred data, or with no loadings in factor analysis, are random.  All latent
+    dimensions are centred.
 
     :param Y: data.
     :param latent_dim: number of latent dimensions Q.
-    :param method: ``"pca"``, or ``"factor-analysis"``, which allows each output its own noise.
-    :param num_iterations: turns of filling; none are needed when nothing is missing.
-    :param seed: seed of scikit-learn's solvers and of the extra columns.
+    :param method: ``"pca"``, or ``"factor-analysis"``, which has a noise variance for each output.
+    :param num_iterations: number of imputations; none take place for complete data.
+    :param seed: seed of scikit-learn's solvers and of the random latent dimensions.
+    :returns: latents, and Y with imputed entries.
     :raises ValueError: for another method.
 
     >>> X, filled = linear_latents(torch.randn(20, 5), 2)
@@ -47,7 +49,7 @@ def linear_latents(
         reconstruction = linear.inverse_transform(scores) if method == "pca" else scores @ linear.components_ + linear.mean_
         filled = np.where(missing, reconstruction, values)
     X = linear.fit_transform(filled) if rank else filled[:, :0]
-    X = X[:, X.std(0) > 1e-6]  # factors that explain nothing have scores of zero
+    X = X[:, X.std(0) > 1e-6]  # factors without loadings have scores of zero
     extra = np.random.default_rng(seed).standard_normal((latent_dim - X.shape[1], len(X))).T
     X = np.concatenate([X, extra], axis=1)
     X = X - X.mean(0)
@@ -56,18 +58,18 @@ def linear_latents(
 
 
 def _centred_rank(values: np.ndarray, most: int, seed: int) -> int:
-    """Rank of the data less their column means, ``most`` at most: that of as many random combinations of columns."""
+    """Rank of the centred data, but at most ``most``, computed from ``most`` random linear combinations of columns."""
     random = np.random.default_rng(seed).standard_normal((values.shape[1], most))
     combinations = (values - values.mean(0)) @ random
-    # The means are rounded relative to the data, not to what is left of them.
+    # The rounding error of the means is relative to the size of the data, not of the centred data.
     rounding = np.finfo(float).eps * max(*values.shape, most) * np.linalg.norm(values)
     return int((np.linalg.svd(combinations, compute_uv=False) > rounding).sum())
 
 
 def cluster_centres(X: Float[Tensor, "N Q"], num_centres: int, *, seed: int = 0) -> Float[Tensor, "M Q"]:
-    """K-means centres of the rows of X: inducing points that lie where the data lie.
+    """Compute k-means centres of the rows of X, as inducing points close to the data.
 
-    If there are fewer places than centres, as under binary data whose rows repeat, centres lie around them.
+    If X has fewer distinct rows than there are centres, as for binary data, random noise is added to the rows.
 
     :param X: rows.
     :param num_centres: number of centres M.
@@ -87,12 +89,12 @@ def cluster_centres(X: Float[Tensor, "N Q"], num_centres: int, *, seed: int = 0)
 def latent_mixture(
     X: Float[Tensor, "N Q"], num_components: int = 20, *, regularization: float = 1e-4, seed: int = 0
 ) -> dist.MixtureSameFamily:
-    """A mixture of Gaussians fitted to draws of the latents: where they lie, which N(0, I) does not know.
+    """Fit a mixture of Gaussians to draws of the latents, as an estimate of the distribution of the training latents.
 
-    As a prior for new rows (:meth:`~pyro_lvgp.models.LatentVariableModel.infer_latents`) it helps where much of a row is
-    missing.
+    As the prior in :meth:`~pyro_lvgp.models.LatentVariableModel.infer_latents` the mixture is more informative than N(0, I),
+    which helps for rows with many missing entries.
 
-    :param X: draws from the posterior of the training latents; several draws of each make the fit smooth.
+    :param X: draws from the posterior of the training latents; several draws of each latent make the estimate smoother.
     :param num_components: number of Gaussians, each with a full covariance.
     :param regularization: added to the variances, in squared units of X.
     :param seed: seed of scikit-learn's EM algorithm.

@@ -1,4 +1,4 @@
-"""Base class of models of series and fields behind a decoder: plates, predictions, imputations, forecasts."""
+"""Base class of models of series and fields with a decoder: plates, predictions, imputations and forecasts."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -29,27 +29,29 @@ from pyro_lvgp.kernels import Kernel, as_kernel
 from pyro_lvgp.kernels.base import KernelParams
 from pyro_lvgp.kernels.composition import Combination
 from pyro_lvgp.likelihoods import Likelihood, as_likelihood
+from pyro_lvgp.models._decoded_rows import DecodedRows
 from pyro_lvgp.models.latent_variable_model import Guide, check_all_given
 from pyro_lvgp.models.prediction import Prediction
 from pyro_lvgp.networks.pyro_module import adopt
 from pyro_lvgp.ops.quasi_monte_carlo import qmc_normal
 
-__all__ = ["LatentProcessModel", "as_inputs"]
+__all__ = ["LatentProcessModel", "as_inputs", "is_one_series"]
 
 
 class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
-    """Base of models with latent processes ``f`` over inputs, seen point by point through a decoder.
+    """Base class of models with latent processes ``f`` over inputs, and a decoder that maps f to y at each point.
 
-    You implement ``forward(x, y, idx)``, which samples f and ends in :meth:`observe`; :meth:`by_point`; and
-    :meth:`sample_process`.  You get plates, checks, predictions, imputations and forecasts.  Predictions run model and guide
-    in evaluation mode: dropout is off, and batches are normalised by running statistics.
+    A subclass implements ``forward(x, y, idx)``, which samples f and returns the result of :meth:`observe`; :meth:`by_point`;
+    and :meth:`sample_process`.  The class implements plates, checks, predictions, imputations and forecasts.  Predictions run
+    model and guide in evaluation mode: dropout is off, and batches are normalised by running statistics.
 
     :param kernel: covariance with a batch dimension over the latent processes.
-    :param decoder: a module that maps latents to functions under the likelihood, or to a pair of them and its parameter.
+    :param decoder: a module that maps latents to the function values under the likelihood, or to a pair of function values and
+        the parameter of the likelihood.
     :param likelihood: p(y | decoder(f)); ``Gaussian()`` by default.
     :param independent_dim: number of latent dimensions that are independent from point to point.
     :param num_data: number of series, or of points of the one series; needed with mini-batches only.
-    :raises ValueError: for a negative ``independent_dim``, or a module that has run as a part of another model.
+    :raises ValueError: for a negative ``independent_dim``, or a decoder that is already a part of another model.
 
     >>> from pyro_lvgp.guides import StructuredGPGuide
     >>> from pyro_lvgp.kernels import RBF
@@ -65,8 +67,8 @@ class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
     """
 
     local_plate = "series"
-    # Sites of which many draws serve one draw of all others.
-    _processes: ClassVar[frozenset[str]] = frozenset({"f", "w"})
+    process_sites: ClassVar[frozenset[str]] = frozenset({"f", "w"})
+    """Sites of which :meth:`predict` takes many draws for one draw of all other sites; a subclass may add sites."""
 
     def __init__(
         self, kernel: Kernel, decoder: nn.Module, likelihood: Likelihood | None, independent_dim: int, num_data: int | None
@@ -81,7 +83,7 @@ class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
 
     @abstractmethod
     def forward(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> Tensor:
-        """Sample f, and y by :meth:`observe`.
+        """Sample the site f, and y by :meth:`observe`.
 
         :param x: inputs.
         :param y: observations, NaN where missing; None to generate.
@@ -90,7 +92,7 @@ class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
 
     @abstractmethod
     def by_point(self, f: Tensor) -> Tensor:
-        """Lay the site f out point by point.
+        """Rearrange the value of the site f to latents of each point.
 
         :param f: value of the site.
         :returns: latents ``[*, N, Q]``.
@@ -100,20 +102,20 @@ class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
     def sample_process(self, posterior: Trace, x: Tensor, x_new: Tensor | None, num_samples: int, joint: bool) -> Tensor:
         """Sample the site f from the posterior of a guide.
 
-        :param posterior: trace of the guide at the data.
+        :param posterior: trace of the guide given the data.
         :param x: inputs of the data.
-        :param x_new: inputs to sample at; None for those of the data.
+        :param x_new: inputs at which to sample; None for the inputs of the data.
         :param num_samples: number of draws.
-        :param joint: sample all points jointly; False samples each point from its marginal.
+        :param joint: sample all points jointly; False samples each point from its marginal distribution.
         :returns: draws along a new first dimension.
         """
 
     def observe(
         self, latents: Tensor, params: Tensor | None, y: Tensor | None, contexts: Sequence[AbstractContextManager[Any]]
     ) -> Tensor:
-        """Decode the latents and sample or observe y, after the independent latents w if there are any.
+        """Sample the independent latents w if there are any, decode all latents, and sample or observe y.
 
-        :param latents: f, point by point ``[*, N, Q]``.
+        :param latents: f at each point, ``[*, N, Q]``.
         :param params: parameter of the likelihood.
         :param y: observations, NaN where missing; None to generate.
         :param contexts: plates and scales over series and points.
@@ -121,19 +123,19 @@ class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         :raises ValueError: if the decoder does not fit the data or the likelihood.
         """
         if self.independent_dim:
-            white = dist.Normal(latents.new_zeros(self.independent_dim), 1.0).to_event(1)
-            with _all(contexts):
-                latents = _join(latents, pyro.sample("w", white))
+            prior = dist.Normal(latents.new_zeros(self.independent_dim), 1.0).to_event(1)
+            with _enter_all(contexts):
+                latents = _join(latents, pyro.sample("w", prior))
         function, params = self._decode(latents, params, None if y is None else y.shape[-1])
         entries = self.likelihood.distribution(function, params)
-        with _all(contexts):
+        with _enter_all(contexts):
             if y is None:
-                return pyro.sample("y", entries.to_event(1))
+                return pyro.sample("y", DecodedRows(entries, function))
             value = torch.nan_to_num(y, self.likelihood.fill_value)
             return pyro.sample("y", entries.mask(~torch.isnan(y)).to_event(1), obs=value)
 
     def _decode(self, latents: Tensor, params: Tensor | None, data_dim: int | None) -> tuple[Tensor, Tensor | None]:
-        """Function of each output, and the parameter of the likelihood, which the decoder may return too."""
+        """Function values of each output, and the parameter of the likelihood, which the decoder may return as well."""
         try:
             function = self.decoder(latents)
         except RuntimeError as error:
@@ -155,21 +157,21 @@ class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         return function, params
 
     def kernel_params(self, x: Float[Tensor, "*#series N P"]) -> KernelParams:
-        """The parameters of the kernel, to be read once.
+        """Read the parameters of the kernel, once for each run of the model.
 
         :param x: inputs.
-        :raises ValueError: for several draws of them at once, where a kernel has no batch dimension right of those.
+        :raises ValueError: for several draws of the parameters, if the kernel has no batch dimension for the processes.
         """
         params = self.kernel.params()
         _check_draws(self.kernel, params, x.reshape(-1, x.shape[-1])[:1])
         return params
 
     def series_plate(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> Any:
-        """The plate over series, or a context that does nothing if there is one only.
+        """Create the plate over series, or a null context for one series.
 
         :param x: inputs.
         :param y: data.
-        :param idx: which series these are; None for all.
+        :param idx: indices of the series; None for all.
         :raises ValueError: for a mini-batch, if the model has no ``num_data``.
         """
         given = {name: data for name, data in (("y", y), ("x", x)) if data is not None}
@@ -178,25 +180,26 @@ class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         sizes = [len(data) for data in given.values() if data.dim() == 3]
         if not sizes:
             return nullcontext()
-        return pyro.plate("series", sizes[0] if idx is None else self._total(idx), subsample=idx, dim=-2)
+        return pyro.plate("series", sizes[0] if idx is None else self._require_num_data(idx), subsample=idx, dim=-2)
 
     def create_plates(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> list[pyro.plate]:
-        """The plates that guides open as well.
+        """Create the plates for guides.
 
         :param x: inputs.
         :param y: data.
-        :param idx: which series, or which points of the one series, these are; None for all.
+        :param idx: indices of the series, or of the points of the one series; None for all.
         """
         series = self.series_plate(x, y, idx)
         return [series] if isinstance(series, pyro.plate) else []
 
     def mini_batch(self, idx: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Some series, or some points of the one series, as :func:`~pyro_lvgp.infer.fit` passes them on.
+        """Select a mini-batch, of series or of the points of the one series, for :func:`~pyro_lvgp.infer.fit`.
 
-        :param idx: which of them.
-        :param x: inputs of all; one set of them for all series stays whole.
-        :param y: data of all.
-        :raises ValueError: if ``num_data`` is another number than theirs.
+        :param idx: indices of the series or points.
+        :param x: all inputs; inputs that are common to all series are returned whole.
+        :param y: all data.
+        :returns: the arguments ``x, y, idx`` of the model.
+        :raises ValueError: if ``num_data`` is not the number of series or points in ``y``.
         """
         if self.num_data not in (None, len(y)):
             raise ValueError(
@@ -205,10 +208,12 @@ class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
             )
         return x if x.dim() < y.dim() else x[idx], y[idx], idx
 
-    def _total(self, idx: Tensor) -> int:
+    def _require_num_data(self, idx: Tensor) -> int:
+        """Return ``num_data``, which mini-batches need; raise if it is None."""
         if self.num_data is None:
             raise ValueError(
-                f"expected num_data with mini-batches, got one of {len(idx)} and none; pass num_data to {type(self).__name__}"
+                f"expected num_data with mini-batches, got a mini-batch of {len(idx)} and num_data=None; pass num_data to "
+                f"{type(self).__name__}"
             )
         return self.num_data
 
@@ -217,8 +222,8 @@ class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
 
         :param x: inputs.
         :param y: data, NaN where missing.
-        :raises ValueError: for other shapes, inputs that are missing or infinite, outputs never observed, or data outside the
-            support of the likelihood.
+        :raises ValueError: for other shapes, inputs that are NaN or infinite, outputs without an observation, or data outside
+            the support of the likelihood.
         :raises TypeError: for data of another dtype than the model's.
         """
         check_series(x, y)
@@ -243,50 +248,52 @@ class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         num_samples: int = 100,
         joint: bool = False,
     ) -> Prediction:
-        """Predict at inputs never seen, for series never trained on, or at the inputs themselves.
+        """Predict y at new inputs or at the inputs of the data, for training series or new series.
 
         :param guide: a fitted guide.
         :param x: inputs of the data.
         :param y: data to condition on, NaN where missing.
-        :param x_new: where to predict; at ``x`` if omitted.
-        :param num_samples: draws of the latents.
-        :param joint: draw latents jointly, as for trajectories, by a factorisation of their covariance at all inputs;
-            otherwise each point from its marginal, which is faster.
-        :raises ValueError: if ``num_samples`` is not positive, inputs do not fit or are not finite, or the guide is that of
-            another model, without some of its latent sites.
+        :param x_new: inputs at which to predict; ``x`` by default.
+        :param num_samples: number of draws of the latents.
+        :param joint: draw the latents of all points jointly, as trajectories, by a factorisation of their covariance; False
+            draws those of each point from their marginal distribution, which is faster.
+        :raises ValueError: if ``num_samples`` is not positive, inputs do not fit or are not finite, or the guide lacks a
+            latent site.
         :raises TypeError: if inputs or data have another dtype than the model.
         """
         check_sizes(num_samples=num_samples)
         check_inputs(x, y)
         self._check_dtype(y)
-        at = x if x_new is None else x_new
-        check_new_inputs(at, x, y)
-        mixture = []
+        inputs = x if x_new is None else x_new
+        check_new_inputs(inputs, x, y)
+        parts, functions = [], []
         with torch.no_grad(), eval_mode(self, guide):
-            for share in self._shares(guide, x, y, num_samples):
+            for num_draws in self._draws_per_trace(guide, x, y, num_samples):
                 posterior = prune_subsample_sites(poutine.trace(guide).get_trace(x, y))
                 drawn: dict[str, Any] = {name: site["value"] for name, site in posterior.iter_stochastic_nodes()}
-                f = drawn["f"] = self.sample_process(posterior, x, x_new, share, joint)
+                f = drawn["f"] = self.sample_process(posterior, x, x_new, num_draws, joint)
                 if self.independent_dim:
                     shape = (*self.by_point(f).shape[1:-1], self.independent_dim)
-                    # At other inputs nothing is known about what is independent of all data.
-                    white: Any = posterior.nodes["w"]["fn"] if x_new is None else dist.Normal(f.new_zeros(shape), 1.0)
-                    drawn["w"] = qmc_normal(share, white)
-                trace = poutine.trace(poutine.condition(self, drawn)).get_trace(at)
+                    # w is independent between points, so that its posterior at new inputs is its prior.
+                    w: Any = posterior.nodes["w"]["fn"] if x_new is None else dist.Normal(f.new_zeros(shape), 1.0)
+                    drawn["w"] = qmc_normal(num_draws, w)
+                trace = poutine.trace(poutine.condition(self, drawn)).get_trace(inputs)
                 check_all_given(trace, drawn)
                 rows: Any = trace.nodes["y"]["fn"]
-                mixture.append(rows.base_dist)
+                parts.append(rows.base_dist)
+                functions.append(rows.f)
         return Prediction(
-            mixture,
+            parts,
+            functions=functions,
             fill_value=self.likelihood.fill_value,
-            dims=("series", "points", "output")[1 - len(mixture[0].batch_shape) :],
-            coords={"x": (("series", "points", "input")[-at.dim() :], at)},
+            dims=("series", "points", "output")[1 - len(parts[0].batch_shape) :],
+            coords={"x": (("series", "points", "input")[-inputs.dim() :], inputs)},
         )
 
     def impute(
         self, guide: Guide, x: Float[Tensor, "*#series N P"], y: Float[Tensor, "*#series N D"], *, num_samples: int = 100
     ) -> Prediction:
-        """Fill the missing entries; observed ones are returned as they are, with variance zero.
+        """Predict the missing entries; observed entries have their observed value as mean, and variance zero.
 
         See :meth:`Prediction.with_observed`.
 
@@ -307,18 +314,18 @@ class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         num_samples: int = 100,
         joint: bool = True,
     ) -> Prediction:
-        """Continue evenly spaced series after their last time, by draws of whole trajectories.
+        """Predict evenly spaced series at the times that follow the last, by draws of whole trajectories.
 
-        A series that is padded to the length of others goes on after its padding: forecasts of its own length are at some of
-        its rows, :meth:`predict` without ``x_new``.
+        The forecast of a series that is padded to the length of others starts after the padding.  :meth:`predict` without
+        ``x_new`` predicts the padded rows themselves.
 
         :param guide: a fitted guide.
         :param x: times of the data, increasing in equal steps.
         :param y: data, NaN where missing.
-        :param horizon: how many steps to look ahead.
+        :param horizon: number of steps after the last time.
         :param num_samples: draws of the latents.
         :param joint: as in :meth:`predict`.
-        :raises ValueError: if there is one time only or more than one input column, or the steps are not equal and positive.
+        :raises ValueError: if there are fewer than two times, several input columns, or steps that are not equal and positive.
         :raises TypeError: as :meth:`predict`.
         """
         check_sizes(horizon=horizon)
@@ -334,33 +341,47 @@ class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         x_new = x[..., -1:, :] + ahead * step
         return self.predict(guide, x, y, x_new, num_samples=num_samples, joint=joint)
 
-    def _shares(self, guide: Guide, x: Tensor, y: Tensor, num_samples: int) -> list[int]:
-        """How many draws of the latents to take for each draw of all else: all of them, if there is nothing else."""
+    def _draws_per_trace(self, guide: Guide, x: Tensor, y: Tensor, num_samples: int) -> list[int]:
+        """Numbers of draws of the processes for each trace of the guide: one trace suffices if it has no other sites."""
         sites = prune_subsample_sites(poutine.trace(guide).get_trace(x, y)).iter_stochastic_nodes()
-        return [num_samples] if {name for name, _ in sites} <= self._processes else [1] * num_samples
+        return [num_samples] if {name for name, _ in sites} <= self.process_sites else [1] * num_samples
+
+
+def is_one_series(x: Tensor, y: Tensor | None) -> bool:
+    """Whether inputs and data are those of one series, without a dimension for several.
+
+    :param x: inputs.
+    :param y: data.
+    """
+    return x.dim() == 2 and (y is None or y.dim() == 2)
 
 
 def as_inputs(x: Tensor) -> Tensor:
-    """Inputs with dimensions of size 1 for the latents and, of several series, for the plate of the points left of them."""
+    """Add dimensions of size 1 to inputs: for the latents, and for the plate of points if there are several series.
+
+    :param x: inputs ``[N, P]`` or ``[B, N, P]``.
+    :returns: inputs ``[1, N, P]`` or ``[B, 1, 1, N, P]``.
+    """
     check_tensors([x])
     return x[:, None, None] if x.dim() == 3 else x[None]
 
 
 def _check_draws(kernel: Kernel, params: KernelParams, point: Float[Tensor, "1 P"]) -> None:
-    """Raise if draws of a kernel's parameters lie where the latent processes do, because it has no batch of these."""
+    """Raise if several draws of a kernel's parameters would take the batch dimension of the latent processes."""
     if isinstance(kernel, Combination):
         for part, of_part in zip(kernel.kernels, params, strict=True):
             _check_draws(part, of_part, point)
     elif not kernel.batch_shape and (shape := kernel.diagonal(point, params).shape[:-1]):
         raise ValueError(
-            f"expected a kernel with a batch dimension for the latent processes, to the left of which draws of its parameters "
-            f"lie, got {list(shape)} draws for {type(kernel).__name__} of batch shape (); make it with batch_shape=(1,)"
+            f"expected a kernel with a batch dimension for the latent processes, since draws of its parameters take the "
+            f"dimensions to the left, got {list(shape)} draws for {type(kernel).__name__} of batch shape (); make it with "
+            "batch_shape=(1,)"
         )
 
 
 @contextmanager
-def _all(contexts: Sequence[AbstractContextManager[Any]]) -> Iterator[None]:
-    """Within each of the contexts."""
+def _enter_all(contexts: Sequence[AbstractContextManager[Any]]) -> Iterator[None]:
+    """Enter several contexts."""
     with ExitStack() as stack:
         for context in contexts:
             stack.enter_context(context)
@@ -368,7 +389,7 @@ def _all(contexts: Sequence[AbstractContextManager[Any]]) -> Iterator[None]:
 
 
 def _mean_step(x: Tensor) -> Tensor | None:
-    """Step [..., 1, P] of times that increase evenly, to a thousandth and the rounding of the times; else None."""
+    """Mean step [..., 1, P] of times; None unless all steps are positive, and equal to 0.1 % and rounding."""
     steps = x.diff(dim=-2)
     mean = (x[..., -1:, :] - x[..., :1, :]) / steps.shape[-2]
     rounding = 2.0 * torch.finfo(x.dtype).eps * x.abs().amax(-2, keepdim=True)
@@ -377,6 +398,6 @@ def _mean_step(x: Tensor) -> Tensor | None:
 
 
 def _join(latents: Tensor, w: Tensor) -> Tensor:
-    """[*, N, Q] and [*, N, R] as [*, N, Q + R]."""
+    """Concatenate latents [*, N, Q] and [*, N, R] to [*, N, Q + R]."""
     lead = torch.broadcast_shapes(latents.shape[:-1], w.shape[:-1])
     return torch.cat([latents.expand(*lead, -1), w.expand(*lead, -1)], -1)

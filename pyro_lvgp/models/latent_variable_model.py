@@ -38,14 +38,13 @@ _NUM_CANDIDATES = 500
 
 
 class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
-    """Rows y_n, each with a latent x_n in plate ``data`` at dim −1, and whatever they share.
+    """Base class of models of rows y_n with one latent x_n for each row, in plate ``data`` at dim −1, and shared sites.
 
-    You implement ``forward(y=None, idx=None)`` with the sites ``X`` and ``y``, the latter an
-    ``Independent(LikelihoodPredictive)``, possibly masked; ``latent_candidates()``, points to start from for a new row; and
-    the attribute ``likelihood``, that of ``y``.
-    You get ``predict``, ``predictive``, ``reconstruct``, ``infer_latents`` and ``impute`` under any guide of all latent sites.
-    They run model and guide in evaluation mode, whatever mode these are in: dropout is off, and batches are normalised by
-    running statistics.
+    A subclass implements ``forward(y=None, idx=None)`` with the sites ``X`` and ``y``, and :meth:`latent_candidates`, and
+    sets the attribute ``likelihood``.  The distribution of ``y`` is an ``Independent(LikelihoodPredictive)``, possibly
+    masked.  The class implements ``predict``, ``predictive``, ``reconstruct``, ``infer_latents`` and ``impute`` under any
+    guide of all latent sites.  These methods run model and guide in evaluation mode: dropout is off, and batches are
+    normalised by running statistics.
 
     :param num_data: number N of rows.
     :param data_dim: number D of columns.
@@ -59,7 +58,7 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
     >>> sites = guide(Y)  # fit it here
     >>> model.reconstruct(guide, Y).mean.shape
     torch.Size([20, 3])
-    >>> rows = torch.tensor([[0.5, torch.nan, -0.5], [torch.nan, 1.0, torch.nan]])  # new ones
+    >>> rows = torch.tensor([[0.5, torch.nan, -0.5], [torch.nan, 1.0, torch.nan]])  # new rows
     >>> latents = model.infer_latents(guide, rows, num_steps=10)
     >>> latents.mean.shape, model.predict(guide, latents).variance.shape
     (torch.Size([2, 2]), torch.Size([2, 3]))
@@ -78,7 +77,7 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
 
     @abstractmethod
     def forward(self, y: Float[Tensor, "B D"] | None = None, idx: Int[Tensor, " B"] | None = None) -> Tensor:
-        """Sample what rows share, ``X`` and ``y``.
+        """Sample the sites that rows share, ``X`` and ``y``.
 
         :param y: observations, NaN where missing; None to generate.
         :param idx: indices of the rows in y; None for all rows.
@@ -87,22 +86,22 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
 
     @abstractmethod
     def latent_candidates(self) -> Float[Tensor, "C Q"]:
-        """Return latents at which the search for those of a new row may start."""
+        """Return the latents among which :meth:`infer_latents` chooses the initial latents of a new row."""
 
     def data_plate(self, y: Tensor | None = None, idx: Tensor | None = None) -> pyro.plate:
-        """The plate over rows; guides open the same one.
+        """Create the plate over rows, for the model and its guides.
 
-        :param y: rows, not looked at: guides pass on all arguments.
-        :param idx: indices of the rows; None for all.
+        :param y: rows, which have no effect; guides pass all arguments of the model.
+        :param idx: indices of the rows; None for all rows.
         """
         return pyro.plate("data", self.num_data, subsample=idx, dim=-1)
 
     create_plates = data_plate
 
     def init_loc_fn(self, site: dict) -> Tensor:
-        """Where a guide starts: at ``initial_values``, else at the prior's median.
+        """Return the initial value of a site in a guide: that in ``initial_values``, or else the median of the prior.
 
-        :param site: of a trace of the model.
+        :param site: site of a trace of the model.
         """
         value = self.initial_values.get(site["name"])
         return init_to_median(site) if value is None else value.to(next(self.parameters(), value))
@@ -119,10 +118,10 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         """
         check_sizes(num_samples=num_samples)
         self._check_latents(X)
-        draw = X.sample if isinstance(X, torch.distributions.Distribution) else lambda: X
+        draw_latents = X.sample if isinstance(X, torch.distributions.Distribution) else lambda: X
         num_rows = X.batch_shape[0] if isinstance(X, torch.distributions.Distribution) else len(cast(Tensor, X))
         with eval_mode(self, guide):
-            rows = (self._rows_given(globals_, draw()) for globals_ in self._global_draws(guide, num_samples))
+            rows = (self._rows_given(globals_, draw_latents()) for globals_ in self._global_draws(guide, num_samples))
             return self._prediction(rows, num_samples, num_rows)
 
     def reconstruct(
@@ -156,10 +155,10 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
             return self._prediction(rows(), num_samples, len(Y), {"data": (("data",), idx)})
 
     def predictive(self, guide: Guide, X: Float[Tensor, "B Q"]) -> LikelihoodPredictive:
-        r"""p(y | x), entry by entry: a distribution of batch shape [B, D], differentiable in X.
+        r"""Predictive distribution p(y | x) of each entry, of batch shape [B, D] and differentiable in X.
 
         Sites that the model can marginalise, and at which the guide is Gaussian (inducing outputs ``u``, weights ``a``), are
-        marginalised, so that the entries of a row are independent; all else that rows share is drawn once.
+        marginalised, so that the entries of a row are independent.  All other sites that rows share are drawn once.
 
         :param guide: a fitted guide.
         :param X: latent positions.
@@ -184,31 +183,32 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         num_samples: int | None = None,
         seed: int = 0,
     ) -> TorchDistributionMixin:
-        r"""Posterior over the latents of new rows, partly observed ones too; nothing is retrained.
+        r"""Infer the posterior of the latents of new rows, which may have missing entries, for a fixed model and guide.
 
         ``"variational"`` maximises :math:`E_{q(x)q(\text{globals})}[\log p(y \mid x) + \log p(x) - \log q(x)]` over a Gaussian
-        q(x) with a diagonal covariance for each row, starting at the best of some candidates.  A guide with an encoder for
-        ``X`` starts at its encoding: with ``num_steps=0`` that is the answer.  A row of which much is missing may fit in
-        several places: with more starts, q(x) is a mixture of the Gaussians found, weighted by ``exp`` of their bounds, those
-        that overlap counting once.
+        q(x) with a diagonal covariance for each row.  The optimisation starts at the candidate of the highest density.  Under
+        a guide with an encoder for ``X`` it starts at the encoding, which is the result for ``num_steps=0``.  The posterior of
+        a row with many missing entries may have several modes.  With several starts, q(x) is a mixture of the optimal
+        Gaussians with weights proportional to ``exp`` of their bounds, in which Gaussians at the same optimum share one
+        weight.
 
-        ``"laplace"`` puts a Gaussian with a full covariance at modes of p(x) p(y | x), with p(y | x) that of
-        :meth:`predictive`, found by Gauss-Newton steps.  If p(x) is a mixture, there is one for each of its components, which
-        starts at the component's mean and is weighted by its evidence; further starts are draws from the component, which
-        reach modes that the mean does not lead to.  Take it where latents trade off against each other, as when little
-        noise meets few observed entries.
+        ``"laplace"`` approximates p(x) p(y | x), with the p(y | x) of :meth:`predictive`, by Gaussians with full covariances
+        at modes, which Gauss-Newton steps find.  If p(x) is a mixture, there is one Gaussian for each component of p(x): the
+        steps start at the component's mean, and the Gaussian is weighted by its evidence.  Further starts are draws from the
+        component, for modes that the steps from the mean do not reach.  Use this method where latents are strongly correlated
+        in the posterior, as under little noise and few observed entries.
 
-        :param guide: a fitted guide; its globals are averaged over, and stay as they are.
+        :param guide: a fitted guide, over whose globals the objective is averaged.
         :param Y: new rows, NaN where missing.
         :param method: ``"variational"`` or ``"laplace"``.
         :param prior: p(x) of one row, instead of N(0, I), such as :func:`~pyro_lvgp.models.latent_mixture` of the
-            training latents; candidates are then drawn from it, and otherwise are :meth:`latent_candidates`.
+            training latents.  Candidates are draws from a prior that is a mixture, and :meth:`latent_candidates` otherwise.
         :param num_starts: Gaussians for each row; with ``"laplace"`` and a mixture, for each of its components.
-        :param num_steps: Adam's, 300 if omitted, or those of Gauss and Newton, 30.
-        :param learning_rate: of Adam.
-        :param num_samples: draws of the globals: one taken at each step of Adam, 8 if omitted; or, with ``u`` or ``a``
-            integrated out, all averaged over at each step of Gauss and Newton, 1 if omitted.
-        :param seed: seed of the noise; the global random state is left alone.
+        :param num_steps: number of Adam steps, 300 by default, or of Gauss-Newton steps, 30 by default.
+        :param learning_rate: learning rate of Adam.
+        :param num_samples: number of draws of the globals.  Each Adam step uses one of them, 8 by default.  Each Gauss-Newton
+            step averages over all of them, 1 by default, with ``u`` or ``a`` marginalised.
+        :param seed: seed of the noise; the global random state does not change.
         :returns: ``Normal(loc, scale).to_event(1)`` of batch shape [B], or ``MultivariateNormal`` by ``"laplace"``; or a
             ``MixtureSameFamily`` of them.
         :raises ValueError: for another method, without starts or draws, if there are fewer candidates than starts, or by
@@ -217,11 +217,11 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         """
         if method not in get_args(Method):
             raise ValueError(f"expected method in {get_args(Method)}, got {method!r}")
-        # A search takes gradients wherever it is called, and reads what may have a prior.
+        # Both methods need gradients in every grad mode of the caller, and draw parameters that have a prior.
         with torch.inference_mode(False), torch.enable_grad(), seeded(seed), eval_mode(self, guide):
             self._check_rows(Y)
             check_values(Y, columns=False, name="Y")
-            Y = Y.clone()  # gradients do not pass by tensors of inference mode
+            Y = Y.clone()  # autograd does not save tensors of inference mode
             prior = self._prior_of_row(prior)
             steps, samples = (30, 1) if method == "laplace" else (300, 8)
             num_steps, num_samples = steps if num_steps is None else num_steps, samples if num_samples is None else num_samples
@@ -229,11 +229,11 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
             check_sizes(least=0, num_steps=num_steps)
             if method == "variational":
                 likelihoods = list(self._log_likelihoods(guide, num_samples))
-                loc, scale = self._first_latents(guide, likelihoods[0], Y, prior, num_starts)
+                loc, scale = self._initial_latents(guide, likelihoods[0], Y, prior, num_starts)
                 return variational(likelihoods, Y, prior, loc, scale, num_steps=num_steps, learning_rate=learning_rate)
             start = None
             if not isinstance(prior, torch.distributions.MixtureSameFamily):
-                start, _ = self._first_latents(guide, next(self._log_likelihoods(guide, 1)), Y, prior, num_starts)
+                start, _ = self._initial_latents(guide, next(self._log_likelihoods(guide, 1)), Y, prior, num_starts)
             entries = [self._predictor(guide) for _ in range(num_samples)]
             return by_laplace(entries, Y, prior, start, num_starts, num_steps=num_steps)
 
@@ -246,14 +246,14 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         latents: Latents | None = None,
         num_samples: int = 64,
     ) -> Prediction:
-        """Fill the missing entries of rows; observed ones are returned as they are, with variance zero.
+        """Predict the missing entries of rows; observed entries have their observed value as mean, and variance zero.
 
         See :meth:`Prediction.with_observed`.
 
         :param guide: a fitted guide.
         :param Y: rows, NaN where missing.
-        :param idx: their indices among the training rows; None for all of those.
-        :param latents: for new rows, their latents (:meth:`infer_latents`); ``idx`` is then not used.
+        :param idx: indices of the rows among the training rows; None for all training rows.
+        :param latents: latents of new rows, from :meth:`infer_latents`; ``idx`` then has no effect.
         :param num_samples: posterior draws, the components of the mixture.
         :raises ValueError: if ``num_samples`` is not positive, rows and latents do not fit, or the guide lacks a latent site.
         """
@@ -268,7 +268,7 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
     def _prediction(
         self, rows: Iterator[TorchDistributionMixin], num_samples: int, num_rows: int, coords: Coords | None = None
     ) -> Prediction:
-        """Mixture of the entries' distributions over draws, of which large ones leave their moments only."""
+        """Mixture of the entries' distributions over draws, of which only moments are stored if the mixture is too large."""
         return Prediction(
             (_entries(row) for row in rows),
             hold_parts=num_samples * num_rows * self.data_dim <= Prediction.max_size,
@@ -278,13 +278,13 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         )
 
     def _prior_of_row(self, prior: Any) -> torch.distributions.Distribution:
-        """N(0, I) if none is given; raise unless it is a distribution over the latents of one row."""
+        """Return N(0, I) for None; raise unless the prior is a distribution over the latents of one row."""
         like = self.latent_candidates()
         if prior is None:
             return dist.Normal(torch.zeros_like(like[0]), 1.0).to_event(1)
         if not isinstance(prior, torch.distributions.Distribution):
             raise TypeError(
-                f"expected a distribution over a row's latents as prior, got {prior!r}; pass latent_mixture(...), say"
+                f"expected a distribution over a row's latents as prior, got {prior!r}; pass one, such as latent_mixture(...)"
             )
         if prior.batch_shape + prior.event_shape != (self.latent_dim,) or not prior.event_shape:
             raise ValueError(
@@ -295,12 +295,12 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
             dtype = prior.sample().dtype
         if dtype != like.dtype:
             raise TypeError(
-                f"expected a prior of the model's dtype {like.dtype}, got {dtype}; make it of tensors of that dtype"
+                f"expected a prior of the model's dtype {like.dtype}, got {dtype}; create the prior from tensors of that dtype"
             )
         return prior
 
     def _check_rows(self, Y: Tensor) -> None:
-        """Raise unless Y are rows as the model has them, in the support of its likelihood."""
+        """Raise unless Y has the model's number of columns, dtype and device, and is in the support of its likelihood."""
         check_data(Y, self.data_dim, like=self.latent_candidates(), name="Y")
         self._check_entries(Y, name="Y")
 
@@ -310,33 +310,33 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         self.likelihood.check(y)
 
     def _check_latents(self, X: Latents, num_rows: int | None = None) -> None:
-        """Raise unless X are finite latents of rows, or a distribution over them; of as many rows as are given."""
+        """Raise unless X are finite latents of rows or a distribution over these, of ``num_rows`` rows if given."""
         if isinstance(X, torch.distributions.Distribution):
             shape = [*X.batch_shape, *X.event_shape]
         else:
             latents = cast(Tensor, X)
             check_data(latents, self.latent_dim, like=self.latent_candidates(), name="X")
             if not latents.isfinite().all():
-                raise ValueError("expected finite latents, got NaN or infinity; new rows get theirs by infer_latents(...)")
+                raise ValueError("expected finite latents, got NaN or infinity; call infer_latents(...) for new rows")
             shape = [*latents.shape]
         if len(shape) != 2 or shape[1] != self.latent_dim or num_rows not in (None, shape[0]):
             rows = "rows" if num_rows is None else num_rows
             raise ValueError(
-                f"expected latents [{rows}, {self.latent_dim}], one for each row, got {shape}; a distribution of one row's "
-                "needs .expand([rows])"
+                f"expected latents [{rows}, {self.latent_dim}], one for each row, got {shape}; use .expand([rows]) on "
+                "the distribution of the latents of one row"
             )
 
     def _global_draws(self, guide: Guide, num_samples: int) -> Iterator[dict[str, Tensor]]:
-        """Draws of what rows share."""
+        """Sample the sites that rows share."""
         for _ in range(num_samples):
             yield {
                 name: cast(Tensor, site["value"])
-                for name, site in prune_subsample_sites(self._trace_of_nothing(guide)).iter_stochastic_nodes()
+                for name, site in prune_subsample_sites(self._trace_without_data(guide)).iter_stochastic_nodes()
                 if all(frame.name != "data" for frame in site["cond_indep_stack"])
             }
 
-    def _trace_of_nothing(self, guide: Guide) -> Trace:
-        """Trace of the sites that rows share, and, unless the guide samples these alone, those of one unobserved row."""
+    def _trace_without_data(self, guide: Guide) -> Trace:
+        """Trace of the guide without data: of the sites that rows share, and of one unobserved row if the guide needs it."""
         like = self.latent_candidates()
         row = torch.full((1, self.data_dim), torch.nan, dtype=like.dtype, device=like.device)
         with torch.no_grad():
@@ -346,9 +346,9 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
             return poutine.trace(draw).get_trace(row, torch.zeros(1, dtype=torch.long, device=like.device))
 
     def _predictor(self, guide: Guide) -> Entries:
-        """:meth:`predictive` with what rows share drawn once and for all."""
-        drawn = self._trace_of_nothing(guide)
-        for name in ("X", "data"):  # leaves what rows share
+        """Function :meth:`predictive` of X for one draw of the sites that rows share."""
+        drawn = self._trace_without_data(guide)
+        for name in ("X", "data"):  # keep the sites that rows share
             drawn.nodes.pop(name, None)
         for site in drawn.nodes.values():
             fn: Any = site.get("fn")
@@ -365,7 +365,7 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         return entries
 
     def _rows_given(self, globals_: dict[str, Tensor], X: Tensor) -> TorchDistributionMixin:
-        """p(y | X, globals), a row for each latent, of which there may be any number but none."""
+        """Distribution p(y | X, globals) of one row for each latent; raise if there are no latents."""
         check_not_empty(X, "X")
         idx = torch.arange(X.shape[-2], device=X.device)
         with torch.set_grad_enabled(X.requires_grad):
@@ -373,23 +373,23 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
             return _rows(poutine.trace(model).get_trace(None, idx), {"X", *globals_})
 
     def _log_likelihood_rows(self, globals_: dict[str, Tensor], X: Tensor, Y: Tensor) -> Float[Tensor, " B"]:
-        """Log p(y_n | x_n, globals) of what is observed."""
+        """Compute log p(y_n | x_n, globals) of the observed entries of each row."""
         entries = self._rows_given(globals_, X).base_dist
         return entries.mask(~torch.isnan(Y)).log_prob(torch.nan_to_num(Y, self.likelihood.fill_value)).sum(-1)
 
     def _log_likelihoods(self, guide: Guide, num_samples: int) -> Iterator[LogLikelihood]:
-        """Log p(y | x) of rows, for draws of what they share."""
+        """Functions log p(y | x) of rows, one for each draw of the sites that rows share."""
         return (partial(self._log_likelihood_rows, globals_) for globals_ in self._global_draws(guide, num_samples))
 
-    def _first_latents(
+    def _initial_latents(
         self, guide: Guide, log_likelihood: LogLikelihood, Y: Tensor, prior: torch.distributions.Distribution, num_starts: int
     ) -> tuple[Tensor, Tensor]:
-        """Where a search starts, and standard deviations there: at the encoding of a row, or at the best candidates."""
+        """Initial means and standard deviations of latents: the encodings of the rows, or the best candidates."""
         encoder = guide.encoder_of("X") if isinstance(guide, HasEncoders) else None
         if encoder is not None and num_starts == 1:
             with torch.no_grad():
                 loc, scale = encoder(Y)
-            # A full covariance starts at its marginals.
+            # A full covariance is replaced by its diagonal.
             return loc, scale if scale.shape == loc.shape else scale.square().sum(-1).sqrt()
         is_mixture = isinstance(prior, torch.distributions.MixtureSameFamily)
         candidates = prior.sample((_NUM_CANDIDATES,)) if is_mixture else self.latent_candidates()
@@ -398,7 +398,7 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
 
 
 def _rows(trace: Trace, given: Collection[str]) -> Any:
-    """The distribution of the observations, an ``Independent`` around a ``LikelihoodPredictive``, if all else was given."""
+    """Distribution of the observations; raise if the trace has latents that were not given, or another distribution."""
     check_all_given(trace, given)
     fn: Any = trace.nodes["y"]["fn"]
     if not (isinstance(fn, dist.Independent) and isinstance(fn.base_dist, LikelihoodPredictive)):
@@ -410,7 +410,7 @@ def _rows(trace: Trace, given: Collection[str]) -> Any:
 
 
 def _entries(rows: Any) -> LikelihoodPredictive:
-    """Entries of rows given one draw, of batch shape [1, N, D], whose log density is the log marginal."""
+    """Distribution of the entries for one draw, of batch shape [1, N, D], with the log predictive density as ``log_prob``."""
     y = rows.base_dist
     params = None if y.params is None else y.params.detach()
     entries = LikelihoodPredictive(y.likelihood, y.f_mean.detach(), y.f_variance.detach(), "fitc", params)
@@ -418,11 +418,15 @@ def _entries(rows: Any) -> LikelihoodPredictive:
 
 
 def check_all_given(trace: Trace, given: Collection[str]) -> None:
-    """Raise if a model drew latents of its own, from their priors, beside those that a guide gave it."""
+    """Raise if a model sampled latents from their priors, because a guide has no such sites.
+
+    :param trace: trace of the model.
+    :param given: names of the sites whose values the guide gave.
+    :raises ValueError: if a latent site of the trace is not among them.
+    """
     latents = {name for name, site in trace.iter_stochastic_nodes() if not site_is_subsample(site)} - {"y"}
     if unknown := sorted(latents - set(given)):
         raise ValueError(
-            f"expected a guide of all latent sites of the model, got one without {unknown}: make the guide after all "
-            "priors of the model are set, and fit it; a known quantity is a frozen parameter, not a site of a conditioned "
-            "model"
+            f"expected a guide of all latent sites of the model, got one without {unknown}; create the guide after all priors "
+            "of the model are set, and fit it; make known quantities frozen parameters, instead of conditioning their sites"
         )

@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
+from itertools import repeat
 from typing import Any, ClassVar
 
 import torch
@@ -22,28 +23,30 @@ Coords = Mapping[str, tuple[Sequence[str], Tensor]]
 
 
 class Prediction:
-    r"""Predictive distribution of every entry of y: a mixture over posterior draws, in the units of the data.
+    r"""Predictive distribution of each entry of y, in the units of the data: a mixture over posterior draws.
 
     .. math::
 
         p(y_{nd} \mid \mathrm{data}) \approx \sum_{s=1}^S w_s\, p_s(y_{nd}), \qquad \sum_{s=1}^S w_s = 1
 
-    with :math:`p_s` the distribution of the entry given draw s of the latents.  Given a draw, entries are independent; in the
-    mixture they are dependent.  ``predict``, ``reconstruct``, ``impute`` and ``forecast`` of every model return it.
+    with :math:`p_s` the distribution of the entry given draw s of the latents.  Entries are independent given a draw, and
+    dependent in the mixture.  ``predict``, ``reconstruct``, ``impute`` and ``forecast`` of every model return this class.
 
     **Components.**  For models of rows, :math:`p_s(y_{nd}) = E[p(y_{nd} \mid f_{nd})]` is the predictive distribution under
     the Gaussian :math:`f_{nd}` given draw s, whichever bound the model was fitted by.  For models of series, :math:`p_s` is
-    the likelihood given the decoder's output at draw s.
+    the likelihood given f, the decoder's output at draw s.
 
     **Memory.**  Means and variances are always available.  ``log_prob``, ``quantile`` and ``sample`` need the components.
-    Models of rows hold the components if draws times entries are at most :attr:`max_size`, :math:`2^{26}` (1 GiB of means and
-    variances of f in double precision).  Of a larger prediction they compute mean and variance draw by draw, and nothing else.
+    Predictions of models of rows store the components if draws times entries are at most :attr:`max_size`, :math:`2^{26}` (1
+    GiB of means and variances of f in double precision).  Of a larger prediction, only means and variances are computed.
 
     :param parts: distributions of batch shape ``[draws, *shape]``, whose draws together are the components.
-    :param weights: :math:`w_s` of the draws of all parts, in units of their sum; 1 / S if None.
-    :param hold_parts: hold the parts, not only their moments.
-    :param fill_value: number in the support of all entries, which stands in for missing ones.
-    :param dims: names of the dimensions of y, for :meth:`to_xarray`.
+    :param weights: :math:`w_s` of the draws of all parts, up to a common factor; equal weights 1 / S if None.
+    :param hold_parts: store the parts, not only their moments.
+    :param functions: for parts that are p(y | f), the values f of each part, for :attr:`f_mean` and :attr:`f_variance`.  A
+        :class:`~pyro_lvgp.distributions.LikelihoodPredictive` has the moments of f itself.
+    :param fill_value: number in the support of all entries, at which ``log_prob`` evaluates missing ones.
+    :param dims: names of the dimensions of y for :meth:`to_xarray`; ``dim_0``, ``dim_1``, … by default.
     :param coords: dimensions and values of coordinates by name, for :meth:`to_xarray`.
     :raises ValueError: if there are no parts, their shapes differ, or the weights are not one for each draw.
 
@@ -60,7 +63,7 @@ class Prediction:
     """
 
     max_size: ClassVar[int] = 2**26
-    """Largest number of draws times entries of which models of rows hold the components."""
+    """Largest number of draws times entries of a prediction of a model of rows whose components are stored."""
 
     def __init__(
         self,
@@ -68,6 +71,7 @@ class Prediction:
         weights: Float[Tensor, " draws"] | None = None,
         *,
         hold_parts: bool = True,
+        functions: Iterable[Float[Tensor, "draws *shape"]] | None = None,
         fill_value: float = 0.0,
         dims: Sequence[str] = (),
         coords: Coords | None = None,
@@ -80,13 +84,14 @@ class Prediction:
         self._f_moments: MixtureMoments | None = MixtureMoments()
         self.num_draws, shape = 0, None
         components = []
-        for part in parts:
+        pairs = zip(parts, repeat(None)) if functions is None else zip(parts, functions, strict=True)
+        for part, f in pairs:
             shape = part.batch_shape[1:] if shape is None else shape
             if part.batch_shape[1:] != shape:
                 raise ValueError(
                     f"expected parts of one batch shape [draws, *{list(shape)}], got {list(part.batch_shape)}; expand them"
                 )
-            self._add_moments(part)
+            self._add_moments(part, f)
             if hold_parts:
                 components.append(part)
         if shape is None:
@@ -99,31 +104,34 @@ class Prediction:
     def __repr__(self) -> str:
         return f"Prediction(shape={list(self.shape)}, num_draws={self.num_draws})"
 
-    def _add_moments(self, part: Any) -> None:
-        """Count the draws of a part, and merge their moments."""
+    def _add_moments(self, part: Any, f: Tensor | None) -> None:
+        """Count the draws of a part, and merge their moments of y and of f."""
         first, self.num_draws = self.num_draws, self.num_draws + part.batch_shape[0]
         weights = None if self.weights is None else self.weights[first : self.num_draws]
+        f_moments: tuple[Tensor, Tensor] | None
         if isinstance(part, LikelihoodPredictive):
-            self._y_moments.add(*part.moments(), weights)
-            if self._f_moments is not None:
-                self._f_moments.add(part.f_mean, part.f_variance, weights)
+            y_moments, f_moments = part.moments(), (part.f_mean, part.f_variance)
         else:
-            self._y_moments.add(part.mean, part.variance, weights)
+            y_moments, f_moments = (part.mean, part.variance), None if f is None else (f, f.new_zeros(()).expand_as(f))
+        self._y_moments.add(*y_moments, weights)
+        if f_moments is None:
             self._f_moments = None
+        elif self._f_moments is not None:
+            self._f_moments.add(*f_moments, weights)
 
     @classmethod
     def pool(cls, predictions: Iterable["Prediction"], weights: Iterable[float] | Tensor | None = None) -> "Prediction":
         """Mix several predictions of the same data, such as those of fits with different seeds.
 
-        Fits end in different optima.  By Jensen's inequality the log density of their equal mixture is never below the mean
-        of theirs.
+        Fits with different seeds end in different optima.  By Jensen's inequality, the log density of an equal mixture is at
+        least the mean of the log densities of the predictions.
 
-        :param predictions: of as many draws each.
-        :param weights: one for each prediction, from zero up, in units of their sum, such as the values of
-            :func:`~pyro_lvgp.diagnostics.stacking_weights`; equal ones if None.
-        :raises ValueError: if there are none, one has another shape, number of draws or other observed entries, one is too
-            large to hold its components, or the weights do not fit.
-        :raises TypeError: for weights by name.
+        :param predictions: predictions of the same shape and number of draws.
+        :param weights: one non-negative weight for each prediction, up to a common factor, such as the values of
+            :func:`~pyro_lvgp.diagnostics.stacking_weights`; equal weights if None.
+        :raises ValueError: if there are no predictions; if they differ in shape, number of draws or observed entries; if one
+            was too large to store its components; or if the weights do not fit.
+        :raises TypeError: for weights in a mapping by name.
 
         >>> import pyro.distributions as dist
         >>> runs = [Prediction([dist.Normal(torch.full((1, 1, 1), loc), 1.0)]) for loc in (-1.0, 1.0)]
@@ -142,13 +150,14 @@ class Prediction:
             dims=first.dims,
             coords=first.coords,
         )
+        pooled._f_moments = _pooled_f_moments(predictions, pooled.weights)
         return pooled if first._observed is None else pooled.with_observed(first._observed)
 
     def with_observed(self, y: Float[Tensor, "*shape"]) -> "Prediction":
         """Replace the distributions of observed entries by point masses at their values.
 
-        There the mean, quantiles and samples are y, the variance is 0, and ``log_prob`` is the log probability of the point
-        mass: 0 at y, and minus infinity elsewhere.  ``f_mean`` and ``f_variance`` stay as they are.
+        The mean, quantiles and samples of an observed entry are y, its variance is 0, and its ``log_prob`` is the log
+        probability of the point mass: 0 at y, and minus infinity elsewhere.  ``f_mean`` and ``f_variance`` do not change.
 
         :param y: data, NaN where missing.
         :raises ValueError: if y has another shape than the entries.
@@ -168,7 +177,7 @@ class Prediction:
     def parts(self) -> tuple[Any, ...]:
         """Distributions of the entries, of batch shape ``[draws, *shape]``.
 
-        :raises ValueError: if the prediction is too large to hold them.
+        :raises ValueError: if the prediction was too large to store them.
         """
         if self._parts is None:
             raise ValueError(
@@ -197,30 +206,30 @@ class Prediction:
 
     @property
     def f_mean(self) -> Float[Tensor, "*shape"]:
-        """Mean of the function f under the likelihood.
+        """Mean of the function f under the likelihood; the decoder's output for models of series.
 
-        :raises ValueError: for models of series, whose components are distributions of y alone.
+        :raises ValueError: for a prediction made of distributions of y alone.
         """
         return self._function_moments().mean
 
     @property
     def f_variance(self) -> Float[Tensor, "*shape"]:
-        """Variance of the function f under the likelihood.
+        """Variance of the function f under the likelihood, by the law of total variance.
 
-        :raises ValueError: for models of series, whose components are distributions of y alone.
+        :raises ValueError: for a prediction made of distributions of y alone.
         """
         return self._function_moments().variance
 
     def _function_moments(self) -> MixtureMoments:
         if self._f_moments is None:
             raise ValueError(
-                "expected a prediction of a model of rows, which knows the moments of f, got distributions of y alone; take "
-                "mean and variance, which are those of y"
+                "expected a prediction with function values, got distributions of y alone; pass functions=..., or take mean "
+                "and variance, which are those of y"
             )
         return self._f_moments
 
     def log_prob(self, y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        r"""Log density of the mixture, entry by entry; NaN where y is.
+        r"""Log density of each entry of the mixture; NaN where y is NaN.
 
         .. math::
 
@@ -251,9 +260,10 @@ class Prediction:
     def sample(self, num_samples: int | None = None) -> Float[Tensor, "samples *shape"]:
         """Draw from the mixture; each sample takes all entries from one draw of the latents.
 
-        Numbers of samples from each draw follow its weight by systematic resampling.  Samples lie in the order of the draws.
+        Systematic resampling determines the number of samples from each draw by the draw's weight.  Samples are in the order
+        of the draws.
 
-        :param num_samples: number of samples; if None, as many as there are draws: one from each, if they weigh the same.
+        :param num_samples: number of samples; the number of draws if None, with one sample from each draw of equal weights.
         :raises ValueError: if ``num_samples`` is not positive, or the prediction is too large.
         """
         parts = self.parts
@@ -271,15 +281,15 @@ class Prediction:
         return systematic_counts(weights, num_samples)
 
     def quantile(self, q: float | Sequence[float] | Tensor) -> Float[Tensor, "..."]:
-        r"""Quantiles of y, from samples: the least sample with a share of at least q at or below it.
+        r"""Quantiles of y from samples: the smallest sample such that at least a share q of all samples is at or below it.
 
-        There are 1000 samples, or one for each draw if these are more; fewer for so many entries that samples times entries
-        would be more than :attr:`max_size`.  Their seed is computed from the mean, so that every call takes the same samples:
-        quantiles never fall as q grows.  They lie in the support of y.  The standard error is that of S samples,
+        The number of samples S is 1000, or that of the draws if larger; it is smaller if S times the number of entries would
+        exceed :attr:`max_size`.  The seed of the samples is computed from the mean, so that every call uses the same samples
+        and quantiles do not decrease in q.  Quantiles are in the support of y.  Their standard error is
         :math:`\sqrt{q (1 - q) / S} / p(y)`.
 
-        :param q: probability between 0 and 1, or several.
-        :returns: of the shape of y; for several q, along a new first dimension.
+        :param q: one or several probabilities between 0 and 1.
+        :returns: quantiles of the shape of y; several q are along a new first dimension.
         :raises ValueError: if a q is not between 0 and 1, or the prediction is too large.
         """
         q = torch.as_tensor(q, dtype=torch.double, device="cpu")
@@ -294,15 +304,15 @@ class Prediction:
         return samples[rank.clamp(0, num_samples - 1).to(samples.device)]
 
     def to_xarray(self, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> Any:
-        """Put ``mean``, ``stddev`` and ``quantiles`` into an ``xarray.Dataset``.
+        """Convert to an ``xarray.Dataset`` with the variables ``mean``, ``stddev`` and ``quantiles``.
 
-        Dimensions have the names that :func:`~pyro_lvgp.diagnostics.to_arviz` gives them: ``data`` and ``output`` for models
-        of rows; ``series``, if there are several, ``points`` and ``output`` for models of series, whose inputs are the
+        Dimensions have the same names as in :func:`~pyro_lvgp.diagnostics.to_arviz`: ``data`` and ``output`` for models of
+        rows; ``series`` (if there are several), ``points`` and ``output`` for models of series, whose inputs are the
         coordinate ``x``.
 
-        :param quantiles: probabilities, the coordinate ``quantile``; without any, there are no quantiles.
+        :param quantiles: probabilities, which become the coordinate ``quantile``; none for a dataset without quantiles.
         :returns: an ``xarray.Dataset``.
-        :raises ValueError: with quantiles, as :meth:`quantile`.
+        :raises ValueError: as :meth:`quantile`, unless there are no quantiles.
         """
         import xarray  # takes a quarter of a second to import
 
@@ -325,8 +335,8 @@ class Prediction:
     def _check_shape(self, y: Tensor) -> None:
         if y.shape != self.shape:
             raise ValueError(
-                f"expected y of shape {list(self.shape)}, as the entries predicted, got {list(y.shape)}; expand or index y to "
-                "it"
+                f"expected y of shape {list(self.shape)}, as the entries predicted, got {list(y.shape)}; expand or index "
+                "y to that shape"
             )
 
 
@@ -334,15 +344,26 @@ _NUM_SAMPLES = 1000  # of quantiles
 
 
 def _sample_part(part: Any, counts: Int[Tensor, " draws"]) -> Float[Tensor, "samples *shape"]:
-    """Samples from the draws of a part, as many from each as counted, in the order of the draws."""
-    most = int(counts.max())
+    """Sample from each draw of a part, ``counts`` times, in the order of the draws."""
+    max_count = int(counts.max())
     with torch.no_grad():
-        samples = part.sample((most,)).transpose(0, 1)
-    return samples[(torch.arange(most, device=counts.device) < counts[:, None]).to(samples.device)]
+        samples = part.sample((max_count,)).transpose(0, 1)
+    return samples[(torch.arange(max_count, device=counts.device) < counts[:, None]).to(samples.device)]
+
+
+def _pooled_f_moments(predictions: Sequence[Prediction], weights: Tensor | None) -> MixtureMoments | None:
+    """Moments of f in a mixture of predictions, given the weights of all draws; None if one prediction has none."""
+    moments = [each._f_moments for each in predictions if each._f_moments is not None]
+    if len(moments) < len(predictions):
+        return None
+    shares = None if weights is None else weights.unflatten(0, (len(predictions), -1)).sum(-1)
+    pooled = MixtureMoments()
+    pooled.add(torch.stack([each.mean for each in moments]), torch.stack([each.variance for each in moments]), shares)
+    return pooled
 
 
 def _check_alike(predictions: Sequence[Prediction]) -> None:
-    """Raise unless predictions are of the same entries, observed and missing, and have as many draws."""
+    """Raise unless predictions have the same shape, number of draws and observed entries."""
     shapes = {(each.num_draws, *each.shape) for each in predictions}
     if len(shapes) != 1:
         raise ValueError(
@@ -352,8 +373,8 @@ def _check_alike(predictions: Sequence[Prediction]) -> None:
     first = predictions[0]._observed
     if not all(_same_entries(first, each._observed) for each in predictions):
         raise ValueError(
-            "expected predictions with the same observed entries, got different ones; impute the same data, or pool what "
-            "predict(...) returns"
+            "expected predictions with the same observed entries, got different ones; impute the same data, or pool the "
+            "results of predict(...)"
         )
 
 

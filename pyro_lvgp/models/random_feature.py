@@ -1,4 +1,4 @@
-"""The random-feature latent variable model: its kernel is learned with its latents."""
+"""Random-feature latent variable model, with a learned kernel."""
 
 import math
 from typing import Any
@@ -31,7 +31,7 @@ from pyro_lvgp.ops.linalg import function_variance
 
 __all__ = ["RandomFeatureLVM"]
 
-_REACH, _NUM_DRAWS = 3.0, 100
+_MAX_OVERSHOOT, _NUM_DRAWS = 3.0, 100
 
 
 class RandomFeatureLVM(RowModel):
@@ -49,8 +49,8 @@ class RandomFeatureLVM(RowModel):
         f_{nd} = c_d + \sigma_k\, \varphi(x_n)^T a_d, \quad y_{nd} \sim p(y \mid f_{nd})
 
     with the L = 2F features φ of F frequencies ω (:func:`~pyro_lvgp.kernels.random_features`).  Given ω the functions are
-    Gaussian processes with kernel :math:`\sigma_k^2 \varphi(x)^T \varphi(x')`; the mixture of frequencies, a truncated
-    Dirichlet process, learns which.  The assignments of frequencies to components are summed out.
+    Gaussian processes with kernel :math:`\sigma_k^2 \varphi(x)^T \varphi(x')`, whose spectral density is learned as a
+    truncated Dirichlet process mixture of Gaussians.  The assignments of frequencies to components are marginalised.
 
     Sites: ``alpha``; ``v`` [C − 1]; ``omega`` [F, Q]; ``X`` [N, Q] in plate ``data``; ``a`` [D, L] in plate ``outputs``;
     ``y`` [N, D], observed, in plate ``data``.
@@ -58,13 +58,13 @@ class RandomFeatureLVM(RowModel):
     :param num_data: number of rows N.
     :param data_dim: number of outputs D.
     :param latent_dim: number of latent dimensions Q.
-    :param num_frequencies: F, half the number of features L; the paper calls it L/2.
+    :param num_frequencies: number of frequencies F, half the number of features L.
     :param num_components: truncation C of the Dirichlet process.
     :param likelihood: p(y | f); ``Gaussian()`` by default.
     :param concentration: shape a₀ and rate b₀ of the prior of α.
-    :param lengthscale: about the lengthscale :math:`1 / (2\pi\sigma_c)` of all components at first; √Q by default, as for
-        :class:`~pyro_lvgp.models.BayesianGPLVM`.  Their means start at zero.
-    :param seed: seed of the components' first scales, which differ by some 30 %, and of places to look for new rows' latents.
+    :param lengthscale: approximate initial lengthscale :math:`1 / (2\pi\sigma_c)` of all components; √Q by default, as for
+        :class:`~pyro_lvgp.models.BayesianGPLVM`.  The initial means of the components are zero.
+    :param seed: seed of the initial scales of the components, which differ by about 30 %, and of :meth:`latent_candidates`.
     :raises ValueError: if a size, the concentration or the lengthscale is not positive.
 
     >>> from pyro_lvgp.guides import RandomFeatureGuide
@@ -100,7 +100,7 @@ class RandomFeatureLVM(RowModel):
     ):
         super().__init__(num_data, data_dim, latent_dim, likelihood, num_frequencies=num_frequencies)
         if num_components < 2:
-            raise ValueError(f"expected num_components of 2 or more, got {num_components}; unneeded ones empty themselves")
+            raise ValueError(f"expected num_components of 2 or more, got {num_components}; unused ones get weights near zero")
         lengthscale = latent_dim**0.5 if lengthscale is None else lengthscale
         for name, value in {"lengthscale": lengthscale, "concentration": min(concentration)}.items():
             if not value > 0.0:
@@ -124,7 +124,7 @@ class RandomFeatureLVM(RowModel):
     def forward(
         self, y: Float[Tensor, "B D"] | None = None, idx: Int[Tensor, " B"] | None = None
     ) -> Float[Tensor, "*particles B D"]:
-        """The generative model of all rows, or of the rows ``idx``.
+        """Sample all sites of all rows, or of the rows ``idx``.
 
         :param y: observations, NaN where missing; None to generate.
         :param idx: indices of the rows in y; None for all rows.
@@ -144,7 +144,7 @@ class RandomFeatureLVM(RowModel):
         params = self.likelihood.params()
 
         def entries() -> LikelihoodPredictive:
-            if f_variance is None:  # the weights are drawn: the likelihood at f itself
+            if f_variance is None:  # the weights are sampled, so that f is known
                 return LikelihoodPredictive(self.likelihood, f_mean, torch.zeros_like(f_mean), "sampled", params)
             return LikelihoodPredictive(self.likelihood, f_mean, f_variance, "svgp", params)
 
@@ -156,9 +156,9 @@ class RandomFeatureLVM(RowModel):
             return pyro.sample("y", ObservedRows(value, log_prob, lambda: entries().mask(observed)), obs=value)
 
     def spectral_points(self, logits: Float[Tensor, "*#batch C"]) -> DiagonalMixture:
-        """Distribution of the F frequencies, given the weights of the components for all of them or for each.
+        """Construct the distribution of the F frequencies, given the weights of the components.
 
-        :param logits: logarithms of the weights ``[..., F or 1, C]``.
+        :param logits: logarithms of the weights ``[..., F or 1, C]``, for each frequency or for all.
         """
         # Draws of components with a prior have a dimension for the frequencies too.
         locs, scales = (x if x.dim() == 2 else x.unsqueeze(-3) for x in (self.component_locs, self.component_scales))
@@ -166,7 +166,7 @@ class RandomFeatureLVM(RowModel):
         return mixture.expand((*mixture.batch_shape[:-1], self.num_frequencies))
 
     def features(self, X: Float[Tensor, "*#batch N Q"], omega: Float[Tensor, "*#batch F Q"]) -> Float[Tensor, "*batch N L"]:
-        """Features of variance σ_k²: ``σ_k φ(x)``.
+        """Compute the features ``σ_k φ(x)``, of squared norm σ_k².
 
         :param X: latents.
         :param omega: frequencies.
@@ -176,8 +176,8 @@ class RandomFeatureLVM(RowModel):
     def _function_moments(
         self, X: Tensor, omega: Tensor, a: Tensor, a_scale_tril: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Mean of f, and its variance if the weights are known by their moments only."""
-        # The data are a batch for Pyro and the rows of a matrix here: [*S, N, Q] -> [*S, 1, N, Q].
+        """Mean of f, and variance of f if the weights are marginalised, or else None."""
+        # Rows are a batch dimension for Pyro, and a matrix dimension here: [*S, N, Q] -> [*S, 1, N, Q].
         features = self.features(X.unsqueeze(-3), omega)
         f_mean = self.mean + (features @ a.unsqueeze(-3).mT).squeeze(-3)
         if a_scale_tril is None:
@@ -186,17 +186,18 @@ class RandomFeatureLVM(RowModel):
 
     @property
     def is_conjugate(self) -> bool:
-        """Whether the weights have a Gaussian posterior given X and ω: exactly, or by a bound that touches the likelihood."""
+        """Whether the weights have a Gaussian posterior given X and ω, exactly or by the Pólya-gamma bound."""
         return isinstance(self.likelihood, (Gaussian, Logistic))
 
     def weight_sites(
         self, y: Float[Tensor, "B D"], f_mean: Float[Tensor, "*#batch D"], f_variance: Float[Tensor, "*#batch #D"]
     ) -> tuple[Float[Tensor, "*#batch D"], Float[Tensor, "*#batch #D"]]:
-        r"""Quadratic sites ``h g − ½ w g²`` of :math:`g = f - c_d` that stand for the likelihood.
+        r"""Compute quadratic sites ``h g − ½ w g²`` of :math:`g = f - c_d` that approximate the log likelihood.
 
-        For Gaussian noise they are exact.  For logistic likelihoods they are the Pólya-gamma bound that is best where f has
-        the moments given.  For any other they have the mean slope and curvature of log p(y | f) there, or more curvature
-        if the parabola would peak more than 3 beyond ``likelihood.inverse_link(y)``.
+        For Gaussian noise the sites are exact.  For logistic likelihoods they are the Pólya-gamma bound that is optimal for
+        the given moments of f.  For any other likelihood they have the expected slope and curvature of log p(y | f) under
+        these moments.  The curvature is increased where the maximum of the site would be farther from the mean of f than
+        ``likelihood.inverse_link(y)`` by more than 3.
 
         :param y: data, NaN where missing.
         :param f_mean: means of f.
@@ -217,9 +218,9 @@ class RandomFeatureLVM(RowModel):
             mean, variance = (x.detach().expand(f_mean.shape).requires_grad_() for x in (f_mean, f_variance))
             expected = self.likelihood.expected_log_prob(y, mean, variance, params)
             slope, half_curvature = torch.autograd.grad(torch.where(observed, expected, 0.0).sum(), (mean, variance))
-        # Where f is far below what y asks for, curvature is small and the parabola peaks far above: keep the peak in reach.
-        reach = _REACH + torch.nan_to_num(self.likelihood.inverse_link(y) - f_mean).abs()
-        precision = torch.maximum(-2.0 * half_curvature, slope.abs() / reach)
+        # Where f is far from the inverse link of y, the curvature can be so small that the site's maximum is far beyond it.
+        max_distance = _MAX_OVERSHOOT + torch.nan_to_num(self.likelihood.inverse_link(y) - f_mean).abs()
+        precision = torch.maximum(-2.0 * half_curvature, slope.abs() / max_distance)
         return slope + precision * (f_mean - self.mean), precision
 
     def initialize(
@@ -230,23 +231,24 @@ class RandomFeatureLVM(RowModel):
         latents: Float[Tensor, "N Q"] | None = None,
         seed: int = 0,
     ) -> "RandomFeatureLVM":
-        """Start from the latents of a linear model of the data; guides made afterwards start there too.
+        """Initialize the latents by a linear model of the data; guides created afterwards have these initial values.
 
-        ``kernel_variance`` starts at the mean square of the centred data on the scale of f, unless it is frozen
-        (``requires_grad_(False)``); if it has a prior, guides start there.
+        The initial ``kernel_variance`` is the mean square of the centred data on the scale of f, unless it is frozen
+        (``requires_grad_(False)``).  If it has a prior, this is the initial value in guides.
 
         :param Y: all data, NaN where missing.
         :param method: ``"pca"`` or ``"factor-analysis"``.
-        :param latents: start from these instead, such as a layout of neighbours; columns are standardised.
+        :param latents: initial latents instead, such as a neighbour embedding; columns are standardised.
         :param seed: seed of the linear model and of the choice of rows whose latents are :meth:`latent_candidates`.
         :returns: the model itself.
         :raises ValueError: for data that cannot be used, or latents of another shape, not finite or with constant columns.
         """
         with torch.no_grad():
-            X, function = self._start(Y, method, latents, seed)
+            X, function = self._initialize_linear(Y, method, latents, seed)
             self.initial_values = {"X": X}
-            variance = function.square().mean()
-            self._start_parameter("kernel_variance", variance if variance > 0.0 else torch.ones_like(variance))  # of one row
+            mean_square = function.square().mean()
+            variance = torch.where(mean_square > 0.0, mean_square, 1.0)  # the centred data of a single row are zero
+            self._initialize_parameter("kernel_variance", variance)
         order = torch.randperm(len(X), generator=torch.Generator().manual_seed(seed), device="cpu")
         self.candidates = X[order[: len(self.candidates)].to(X.device)]
         return self
@@ -255,9 +257,9 @@ class RandomFeatureLVM(RowModel):
         return self.candidates
 
     def kernel(self, guide: Guide, X: Float[Tensor, "N Q"], X2: Float[Tensor, "M Q"] | None = None) -> Float[Tensor, "N M"]:
-        """The learned kernel ``σ_k² E φ(x)ᵀ φ(x′)`` under the guide's distribution of frequencies.
+        """Compute the learned kernel ``σ_k² E φ(x)ᵀ φ(x′)`` under the guide's distribution of frequencies.
 
-        Of a σ_k² with a prior it has the mean over draws from the guide.
+        A σ_k² with a prior is averaged over draws from the guide.
 
         :param guide: a fitted guide, whose ``omega`` is a Gaussian or a :class:`~pyro_lvgp.distributions.DiagonalMixture`.
         :param X: inputs.
@@ -273,7 +275,7 @@ class RandomFeatureLVM(RowModel):
             return variance * mixture_kernel(X, X2, *points)
 
     def spectral_density(self, guide: Guide, omega: Float[Tensor, "K Q"]) -> Float[Tensor, " K"]:
-        """Density of the frequencies of the learned kernel.
+        """Compute the spectral density of the learned kernel.
 
         :param guide: a fitted guide, as for :meth:`kernel`.
         :param omega: frequencies, in cycles per unit of X.
@@ -286,7 +288,7 @@ class RandomFeatureLVM(RowModel):
             return spectral_density(omega, *points)
 
     def _learned_spectrum(self, guide: Guide) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-        """Weights, means and scales of the guide's distributions of all frequencies taken together, and the mean of σ_k²."""
+        """Mixture of the guide's distributions of all frequencies, as weights, means and scales, and the mean of σ_k²."""
         row, idx = self.mean.new_full((1, self.data_dim), torch.nan), torch.zeros(1, dtype=torch.long, device=self.mean.device)
         has_prior = "kernel_variance" in self._pyro_samples
         with seeded(0):
@@ -296,20 +298,20 @@ class RandomFeatureLVM(RowModel):
 
     @staticmethod
     def _mixture_of(omega: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Weights, means and scales of the distributions of all frequencies taken together."""
+        """Weights, means and scales of the mixture of the distributions of all frequencies."""
         points = without_independent(omega)
         if isinstance(points, DiagonalMixture):
             return points.weights.mean(0), points.locs, points.scales
         if not isinstance(points, torch.distributions.Normal):
             raise TypeError(
                 "expected a guide whose omega is a Normal or a DiagonalMixture, got one that samples a "
-                f"{type(points).__name__}; a RandomFeatureGuide or a MeanFieldGuide will do"
+                f"{type(points).__name__}; use RandomFeatureGuide or MeanFieldGuide"
             )
         loc, scale = points.loc, points.scale
         return loc.new_full((len(loc),), 1.0 / len(loc)), loc, scale
 
 
 def _stick_log_weights(v: Tensor) -> Tensor:
-    """``log π_c = log v_c + Σ_{j<c} log(1 − v_j)``, with v_C = 1."""
+    """Compute ``log π_c = log v_c + Σ_{j<c} log(1 − v_j)``, with v_C = 1."""
     v = v.clamp(torch.finfo(v.dtype).tiny, 1.0 - torch.finfo(v.dtype).eps)
     return pad(v.log(), (0, 1)) + pad((-v).log1p().cumsum(-1), (1, 0))

@@ -1,4 +1,4 @@
-"""Gaussian-process variational autoencoders through inducing points."""
+"""Gaussian-process variational autoencoder with inducing points."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ from pyro_lvgp.distributions.sparse_gaussian_process import SparseProcess
 from pyro_lvgp.infer.elbo.handlers import MarginalizeGaussians, sample_moments
 from pyro_lvgp.kernels import Kernel
 from pyro_lvgp.likelihoods import Likelihood
-from pyro_lvgp.models.latent_process_model import LatentProcessModel, as_inputs
+from pyro_lvgp.models.latent_process_model import LatentProcessModel, as_inputs, is_one_series
 from pyro_lvgp.models.latent_variable_model import check_all_given
 from pyro_lvgp.networks.pyro_module import replace_parameter
 from pyro_lvgp.ops.quasi_monte_carlo import qmc_normal
@@ -26,7 +26,7 @@ __all__ = ["SparseGPVAE"]
 
 
 class SparseGPVAE(LatentProcessModel):
-    r"""The :class:`~pyro_lvgp.models.GPVAE` with inducing points, for many points.
+    r""":class:`~pyro_lvgp.models.GPVAE` with inducing points, for series and fields of many points.
 
     .. math::
 
@@ -34,26 +34,26 @@ class SparseGPVAE(LatentProcessModel):
         y_n \sim p\big(y \mid \mathrm{decoder}(f_n, w_n)\big)
 
     with :math:`A_k = L_k^{-1} k_k(Z, X)`, :math:`L_k L_k^T = k_k(Z, Z)` and whitened :math:`u_k = L_k^{-1} f_k(Z)`.  Given u,
-    points are independent: bounds, which take one point at a time, are those of the process itself.  A step takes O(N M² + M³)
-    time and O(N M) memory.
+    points are independent.  This does not change the bounds, which depend on the marginals of single points alone.  A step
+    takes O(N M² + M³) time and O(N M) memory.
 
     Sites: ``u`` [B, Q, M] in plates ``series`` and ``latents``; ``f`` [B, N, Q] and, with ``independent_dim``, ``w`` [B, N, R]
-    in plates ``series`` and ``points``; ``y`` [B, N, D], observed, in the same; for one series, all of them without B and its
-    plate; and whatever has a prior by ``PyroSample``.
+    in plates ``series`` and ``points``; ``y`` [B, N, D], observed, in the same plates; and parameters with a ``PyroSample``
+    prior.  For one series the sites are without the dimension B and the plate ``series``.
 
     :param kernel: covariance with a batch dimension over the Q latent processes, such as ``RBF(1, batch_shape=(Q,))``.
     :param decoder: as for ``GPVAE``.
-    :param inducing_points: Z to start from, such as :func:`~pyro_lvgp.models.cluster_centres` of the inputs:
-        ``[M, P]``, shared by all processes and series; ``[Q, M, P]``, of each process; or ``[B, 1, M, P]`` or
-        ``[B, Q, M, P]``, of each series as well.
+    :param inducing_points: initial Z, such as :func:`~pyro_lvgp.models.cluster_centres` of the inputs: ``[M, P]`` for
+        points shared by all processes and series; ``[Q, M, P]`` for those of each process; ``[B, 1, M, P]`` for those of each
+        series; or ``[B, Q, M, P]`` for those of each series and process.
     :param likelihood: p(y | decoder(f)); ``Gaussian()`` by default.
     :param independent_dim: number R of latent dimensions that are independent from point to point.
     :param num_data: number of series, or of points of the one series; needed with mini-batches only.
-    :param held_out: share of a mini-batch of points of one series, which must be in random order, that the encoder does not
-        see: the last ones.  In q(u) the points it sees stand for all; in the likelihood they count once, and those held out
-        stand for all the rest.  This estimates, without bias, the bound under a q(u) made of a part of the data.  With 0 all
-        points are encoded and scored, and the estimate is too high.
-    :param jitter: added to the diagonal of k(Z, Z), in units of its mean.
+    :param held_out: share of a mini-batch of points of one series that is not encoded, which is taken from the end of the
+        mini-batch; the points must be in random order.  In q(u) the encoded points represent all data.  In the likelihood the
+        encoded points have weight 1, and the others represent all further data.  This is an unbiased estimate of the bound
+        under a q(u) computed from a part of the data.  With 0 all points are encoded and scored, and the estimate is too high.
+    :param jitter: jitter on the diagonal of k(Z, Z), relative to its mean.
     :raises ValueError: if data or inducing points do not fit, or a mini-batch comes without ``num_data``, or is too small to
         be divided.
 
@@ -76,7 +76,7 @@ class SparseGPVAE(LatentProcessModel):
 
     gp_site = "u"
     conditional_site = "f"
-    _processes: ClassVar[frozenset[str]] = frozenset({"u", "f", "w"})
+    process_sites: ClassVar[frozenset[str]] = frozenset({"u", "f", "w"})
 
     def __init__(
         self,
@@ -98,11 +98,11 @@ class SparseGPVAE(LatentProcessModel):
         if not (inducing_points.is_floating_point() and inducing_points.numel() and inducing_points.isfinite().all()):
             raise ValueError(
                 "expected one or more inducing points, finite and of a floating-point dtype, got "
-                f"{list(inducing_points.shape)} of {inducing_points.dtype}; drop NaN and infinity, and take whole numbers "
+                f"{list(inducing_points.shape)} of {inducing_points.dtype}; drop NaN and infinity, and convert integers by "
                 ".to(torch.get_default_dtype())"
             )
         if not 0.0 <= held_out < 1.0:
-            raise ValueError(f"expected held_out from 0 to below 1, got {held_out}; it is a share of a mini-batch")
+            raise ValueError(f"expected held_out from 0 to below 1, got {held_out}; pass it as a share of a mini-batch")
         if not jitter >= 0.0:
             raise ValueError(f"expected jitter of 0 or more, got {jitter}")
         super().__init__(kernel, decoder, likelihood, independent_dim, num_data)
@@ -122,13 +122,13 @@ class SparseGPVAE(LatentProcessModel):
         y: Float[Tensor, "*#series N D"] | None = None,
         idx: Int[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "*particles N D"]:
-        """The generative model of one series, or of series; or of a mini-batch, of points of one or of whole series.
+        """Sample all sites of one series, of several series, or of a mini-batch of series or of the points of one series.
 
-        :param x: inputs; one set of them can serve all series.
+        :param x: inputs; ``[N, P]`` for inputs common to all series.
         :param y: observations, NaN where missing; None to generate.
         :param idx: indices of the mini-batch.
         """
-        # What has a prior by PyroSample is read outside all plates: kernel, likelihood and decoder serve all series.
+        # Parameters are read outside all plates, since all series share those with a prior.
         process, params = self.process(x, y, idx), self.likelihood.params()
         series, points = self.series_plate(x, y, idx), self.points_plate(x, y, idx)
         prior = process.prior()
@@ -142,10 +142,10 @@ class SparseGPVAE(LatentProcessModel):
     def process(
         self, x: Float[Tensor, "*#series N P"], y: Tensor | None = None, idx: Int[Tensor, " batch"] | None = None
     ) -> SparseProcess:
-        """The processes at inputs.
+        """Sparse processes at inputs.
 
         :param x: inputs.
-        :param y: the data, for their shape.
+        :param y: data, of which only the shape is used.
         :param idx: indices of the mini-batch.
         """
         Z = self.inducing_points
@@ -153,56 +153,57 @@ class SparseGPVAE(LatentProcessModel):
             Z = (Z if idx is None else Z[idx]).unsqueeze(1)
             _check_series(Z, x, y)
         weight: float | Tensor = 1.0
-        if idx is not None and _is_one_series(x, y):
+        if idx is not None and is_one_series(x, y):
             num_encoded = self._num_encoded(idx)
-            weight = self._total(idx) / num_encoded
+            weight = self._require_num_data(idx) / num_encoded
             if num_encoded < len(idx):
                 weight = torch.cat([x.new_full((num_encoded,), weight), x.new_zeros(len(idx) - num_encoded)])
         return SparseProcess(self.kernel, Z, as_inputs(x), self.kernel_params(x), jitter=self.jitter, weight=weight)
 
     def _num_encoded(self, idx: Tensor) -> int:
-        """How many points of a mini-batch q(u) is made of, the first ones."""
+        """Number of points at the start of a mini-batch from which q(u) is computed."""
         num_encoded = round((1.0 - self.held_out) * len(idx))
         if not num_encoded or (self.held_out and num_encoded == len(idx)):
             raise ValueError(
-                f"expected mini-batches of points to hold out {self.held_out} of, not all, got {len(idx)} points; take more"
+                f"expected mini-batches large enough to hold out a share of {self.held_out}, got {len(idx)} points; use a "
+                "larger batch_size"
             )
         return num_encoded
 
     def _scale(self, x: Tensor, y: Tensor | None, idx: Tensor | None) -> AbstractContextManager[Any]:
-        """Within the plate: a point that q(u) is made of counts once, those held out stand for all others."""
-        if not self.held_out or idx is None or not _is_one_series(x, y):
+        """Scales of points within the plate: encoded points have weight 1, and held-out points represent all others."""
+        if not self.held_out or idx is None or not is_one_series(x, y):
             return nullcontext()
-        num_encoded, total = self._num_encoded(idx), self._total(idx)
+        num_encoded, total = self._num_encoded(idx), self._require_num_data(idx)
         num_scored = len(idx) - num_encoded
         counts = torch.cat([x.new_ones(num_encoded), x.new_full((num_scored,), (total - num_encoded) / num_scored)])
         return poutine.scale(scale=counts * (len(idx) / total))
 
     def points_plate(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> pyro.plate:
-        """The plate over points, of which a mini-batch of one series shows some.
+        """Create the plate over points, which is subsampled for a mini-batch of the points of one series.
 
         :param x: inputs.
         :param y: data.
-        :param idx: which points of the one series these are, or which series; None for all.
+        :param idx: indices of the points of the one series, or of the series; None for all.
         """
-        if idx is None or not _is_one_series(x, y):
+        if idx is None or not is_one_series(x, y):
             return pyro.plate("points", x.shape[-2], dim=-1)
-        return pyro.plate("points", self._total(idx), subsample=idx, dim=-1)
+        return pyro.plate("points", self._require_num_data(idx), subsample=idx, dim=-1)
 
     def create_plates(self, x: Tensor, y: Tensor | None = None, idx: Tensor | None = None) -> list[pyro.plate]:
         return [*super().create_plates(x, y, idx), self.points_plate(x, y, idx)]
 
     def place_inducing_points(self, inducing_points: Float[Tensor, "*Z M P"]) -> None:
-        """Replace the parameter ``inducing_points``; gradients reach the new one if they reached the old.
+        """Replace the parameter ``inducing_points``; the new parameter requires gradients if the old one did.
 
-        :param inducing_points: new inducing points, of which there may be another number.
+        :param inducing_points: new inducing points, whose number M may differ.
         """
         replace_parameter(self, "inducing_points", inducing_points)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args) -> None:
-        # There may be more inducing points by then, or fewer, if a guide has taken in a stream.
-        stored, now = state_dict.get(f"{prefix}inducing_points_unconstrained"), self.inducing_points
-        if stored is not None and stored.shape[-2] != now.shape[-2] and stored.shape[-1] == now.shape[-1]:
+        # A guide that was fitted to a stream may have changed the number of inducing points before the state was stored.
+        stored, current = state_dict.get(f"{prefix}inducing_points_unconstrained"), self.inducing_points
+        if stored is not None and stored.shape[-2] != current.shape[-2] and stored.shape[-1] == current.shape[-1]:
             self.place_inducing_points(stored)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -210,7 +211,7 @@ class SparseGPVAE(LatentProcessModel):
         return f
 
     def sample_process(self, posterior: Trace, x: Tensor, x_new: Tensor | None, num_samples: int, joint: bool) -> Tensor:
-        """Draws of f ``[draws, *series, N, Q]``."""
+        """Sample f ``[draws, *series, N, Q]``."""
         drawn: dict[str, Any] = {name: site["value"] for name, site in posterior.iter_stochastic_nodes()}
         shared: Any = {name: value for name, value in drawn.items() if name not in ("f", "w")}
         u: Any = posterior.nodes["u"]["fn"]
@@ -225,14 +226,10 @@ class SparseGPVAE(LatentProcessModel):
 
 
 def _check_series(Z: Tensor, x: Tensor, y: Tensor | None) -> None:
-    """Raise if inducing points of each series are those of other series than inputs and data."""
+    """Raise if inducing points for each series are not for as many series as there are in inputs and data."""
     num_series = next((len(part) for part in (y, x) if part is not None and part.dim() == 3), len(Z) if y is None else 1)
     if len(Z) not in (1, num_series):
         raise ValueError(
-            f"expected inducing points of the {num_series} series of the data, got those of {len(Z)}; one set of them for all "
-            "series has no such dimension"
+            f"expected inducing points of the {num_series} series of the data, got those of {len(Z)} series; leave out the "
+            "dimension of the series for points shared by all"
         )
-
-
-def _is_one_series(x: Tensor, y: Tensor | None) -> bool:
-    return x.dim() == 2 and (y is None or y.dim() == 2)

@@ -1,4 +1,4 @@
-"""Pure tensor functions: torch alone, without state, for any leading batch dimensions."""
+"""Pure tensor functions, which depend on torch alone and broadcast over leading batch dimensions."""
 
 __all__ = [
     "covariance",

@@ -1,4 +1,4 @@
-"""Terms of a Gaussian posterior under Gaussian sites, with their joint gradient."""
+"""Terms of a Gaussian posterior under Gaussian sites, with one joint backward function."""
 
 import torch
 from jaxtyping import Float

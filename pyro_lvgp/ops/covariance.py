@@ -13,7 +13,7 @@ __all__ = ["exact_squared_distance", "linear", "matern", "periodic", "rbf", "squ
 
 
 def squared_distance(X: Float[Tensor, "*#batch N Q"], Z: Float[Tensor, "*#batch M Q"]) -> Float[Tensor, "*batch N M"]:
-    """Squared distances ``‖x_n − z_m‖²`` by inner products, in N·M memory for any number of columns.
+    """Compute squared distances ``‖x_n − z_m‖²`` by inner products, in N·M memory for any number of columns.
 
     With c the mean of Z,  ‖x − z‖² = ‖x − c‖² + ‖z − c‖² − 2 (x − c)ᵀ(z − c).
 
@@ -29,7 +29,7 @@ def squared_distance(X: Float[Tensor, "*#batch N Q"], Z: Float[Tensor, "*#batch 
     """
     if X.shape[-1] == 1:  # differences of one column need no more memory, and are exact
         return exact_squared_distance(X, Z)
-    # The formula holds for any c, so that no gradient needs to flow through it.
+    # The result does not depend on c, so that c needs no gradient.
     c = Z.detach().mean(-2, keepdim=True)
     X, Z = X - c, Z - c
     squared = X.square().sum(-1)[..., None] + Z.square().sum(-1)[..., None, :] - 2.0 * (X @ Z.mT)
@@ -38,7 +38,7 @@ def squared_distance(X: Float[Tensor, "*#batch N Q"], Z: Float[Tensor, "*#batch 
 
 
 def exact_squared_distance(X: Float[Tensor, "*#batch N Q"], Z: Float[Tensor, "*#batch M Q"]) -> Float[Tensor, "*batch N M"]:
-    """Squared distances ``‖x_n − z_m‖²`` by differences: exactly 0 at coincident points, in N·M·Q memory.
+    """Compute squared distances ``‖x_n − z_m‖²`` by differences: exactly 0 at coincident points, in N·M·Q memory.
 
     :param X: N points.
     :param Z: M points.
@@ -68,7 +68,7 @@ def rbf(
     >>> rbf(torch.zeros(1, 2), torch.ones(1, 2), torch.ones(2), torch.tensor(2.0))
     tensor([[0.7358]])
     """
-    return variance[..., None, None] * (-0.5 * squared_distance(*_in_units_of(lengthscale, X, Z))).exp()
+    return variance[..., None, None] * (-0.5 * squared_distance(*_centre_and_scale(lengthscale, X, Z))).exp()
 
 
 def matern(
@@ -96,9 +96,9 @@ def matern(
     >>> matern(torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1), torch.tensor(1.0), 0.5)
     tensor([[0.3679]])
     """
-    r2 = exact_squared_distance(*_in_units_of(lengthscale, X, Z))
-    # √ has no derivative at 0.  Where r is below rounding, take the first terms of the series in r² instead, and give √ the
-    # argument 1 there, because a NaN in the branch not taken would reach the gradient.
+    r2 = exact_squared_distance(*_centre_and_scale(lengthscale, X, Z))
+    # √ has no derivative at 0.  Where r is below rounding, the result is the first terms of the series in r², and the argument
+    # of √ is 1, because NaN in the branch that torch.where discards would make the gradient NaN.
     apart = r2 > torch.finfo(r2.dtype).eps ** 2
     r = torch.where(apart, r2, 1.0).sqrt()
     if nu == 0.5:
@@ -136,7 +136,7 @@ def periodic(
     tensor([[0.3679, 1.0000]])
     """
     ell = lengthscale.unsqueeze(-2)
-    X, Z = (2.0 * math.pi * x for x in _in_units_of(period, X, Z))
+    X, Z = (2.0 * math.pi * x for x in _centre_and_scale(period, X, Z))
     X = torch.cat([X.cos() / ell, X.sin() / ell], -1)
     Z = torch.cat([Z.cos() / ell, Z.sin() / ell], -1)
     return variance[..., None, None] * (-0.5 * squared_distance(X, Z)).exp()
@@ -159,7 +159,7 @@ def linear(
     return (X * variance.unsqueeze(-2)) @ Z.mT
 
 
-def _in_units_of(scale: Float[Tensor, "*#batch #Q"], X: Tensor, Z: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs relative to the mean of Z, for the precision of inputs far from zero, such as dates, and divided by a scale."""
+def _centre_and_scale(scale: Float[Tensor, "*#batch #Q"], X: Tensor, Z: Tensor) -> tuple[Tensor, Tensor]:
+    """Subtract the mean of Z, which reduces rounding for inputs far from zero, such as dates, and divide by a scale."""
     c = Z.detach().mean(-2, keepdim=True)
     return (X - c) / scale.unsqueeze(-2), (Z - c) / scale.unsqueeze(-2)

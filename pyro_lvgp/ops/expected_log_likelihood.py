@@ -50,7 +50,7 @@ def gaussian_quadratic(
 ) -> Quadratic:
     """Compute the coefficients for rows of data.
 
-    :param residual: y − c, anything finite where missing.
+    :param residual: y − c, any finite number where missing.
     :param observed: mask of the observed entries; None if all are observed.
     :param precision: 1/σ² of each output.
     :param u: whitened inducing outputs, or their means m_d.

@@ -44,10 +44,10 @@ __all__ = [
 class Posterior(NamedTuple):
     """Marginals of q(f) at the inputs, and the factors from which the other moments are computed.
 
-    :param mean: of f_n.
-    :param variance: of f_n.
+    :param mean: means of f_n.
+    :param variance: variances of f_n.
     :param W: square roots of the sites' precisions.
-    :param c: W times the sites' means, less the prior mean.
+    :param c: W times the difference of the sites' means and the prior mean.
     :param alpha: B⁻¹ c.
     :param half_log_det: ½ log|B|.
     :param LB: Cholesky factor of B: a matrix, or the :class:`~pyro_lvgp.ops.state_space.KalmanFilter` of a Markov process.
@@ -73,9 +73,9 @@ def condition(
 
     :param K: prior covariance.
     :param prior_mean: prior mean m.
-    :param site_mean: μ, anything finite where the precision is 0.
+    :param site_mean: μ, any finite number where the precision is 0.
     :param site_precision: 1/v, zero for a site without information.
-    :param cholesky: maps B to its lower Cholesky factor; one that adds jitter where rounding makes jitter necessary.
+    :param cholesky: function that returns the lower Cholesky factor of B, with jitter where rounding makes B indefinite.
 
     >>> posterior = condition(torch.eye(2), torch.zeros(2), torch.tensor([2.0, 5.0]), torch.tensor([1.0, 0.0]))
     >>> posterior.mean, posterior.variance
@@ -91,7 +91,7 @@ def condition(
 
 
 def log_normaliser(posterior: Posterior) -> Float[Tensor, "*batch"]:
-    """Log normaliser ``log Z = −½ cᵀB⁻¹c − ½ log|B|``, without the constants of the sites.
+    """Compute the log normaliser ``log Z = −½ cᵀB⁻¹c − ½ log|B|``, without the constants of the sites.
 
     :param posterior: returned by :func:`condition`.
 
@@ -103,10 +103,10 @@ def log_normaliser(posterior: Posterior) -> Float[Tensor, "*batch"]:
 
 
 def log_sites(posterior: Posterior, centred: Float[Tensor, "*#batch N"]) -> Float[Tensor, "*batch N"]:
-    """Log sites ``log l(f_n) = −½ (W_n (f_n − m_n) − c_n)²``, without their constants.
+    """Compute the log sites ``log l(f_n) = −½ (W_n (f_n − m_n) − c_n)²``, without their constants.
 
     :param posterior: returned by :func:`condition`.
-    :param centred: f less the prior mean.
+    :param centred: f minus the prior mean.
 
     >>> posterior = condition(torch.eye(2), torch.zeros(2), torch.tensor([2.0, 5.0]), torch.tensor([1.0, 0.0]))
     >>> log_sites(posterior, torch.zeros(2))
@@ -118,11 +118,11 @@ def log_sites(posterior: Posterior, centred: Float[Tensor, "*#batch N"]) -> Floa
 def expected_log_sites(
     posterior: Posterior, centred: Float[Tensor, "*#batch N"], variance: Float[Tensor, "*#batch N"]
 ) -> Float[Tensor, "*batch N"]:
-    """Expected log sites ``E[log l(f_n)]`` for Gaussian f, without their constants.
+    """Compute the expected log sites ``E[log l(f_n)]`` for Gaussian f, without their constants.
 
     :param posterior: returned by :func:`condition`.
-    :param centred: mean of f less the prior mean.
-    :param variance: of f.
+    :param centred: mean of f minus the prior mean.
+    :param variance: variance of f.
 
     >>> posterior = condition(torch.eye(2), torch.zeros(2), torch.tensor([2.0, 5.0]), torch.tensor([1.0, 0.0]))
     >>> expected_log_sites(posterior, torch.zeros(2), torch.ones(2))
@@ -132,7 +132,7 @@ def expected_log_sites(
 
 
 def kl_divergence(posterior: Posterior) -> Float[Tensor, "*batch"]:
-    """Kullback-Leibler divergence ``KL(q ‖ prior) = E_q[log l] − log Z``.
+    """Compute the Kullback-Leibler divergence ``KL(q ‖ prior) = E_q[log l] − log Z``.
 
     :param posterior: returned by :func:`condition`.
 
@@ -151,7 +151,7 @@ def predict(
     variance_new: Float[Tensor, "*#batch M"],
     prior_mean_new: Float[Tensor, "*#batch M"],
 ) -> tuple[Float[Tensor, "*batch M"], Float[Tensor, "*batch M"]]:
-    """Marginal means and variances at new inputs.
+    """Compute marginal means and variances at new inputs.
 
     :param posterior: returned by :func:`condition`.
     :param K_new: covariance between the new inputs and those with sites.
@@ -174,7 +174,7 @@ def predict(
 def predictive_covariance(
     posterior: Posterior, K_new: Float[Tensor, "*#batch M N"], K_new_new: Float[Tensor, "*#batch M M"]
 ) -> Float[Tensor, "*batch M M"]:
-    """Covariance at new inputs, ``K** − K* W B⁻¹ W K*ᵀ``; with ``K_new = K_new_new = K``, the covariance of q(f).
+    """Compute the covariance at new inputs, ``K** − K* W B⁻¹ W K*ᵀ``; with ``K_new = K_new_new = K``, the covariance of q(f).
 
     :param posterior: returned by :func:`condition`.
     :param K_new: covariance between the new inputs and those with sites.
@@ -196,10 +196,10 @@ def sample_posterior(
     """Turn a joint draw of the prior into one of q(f), by Matheron's rule ``f + K W B⁻¹ (c + ε − W f)``.
 
     :param posterior: returned by :func:`condition`.
-    :param prior_draw: f, less the prior mean.
+    :param prior_draw: f minus the prior mean.
     :param K: prior covariance.
     :param noise: ε, standard normal, of the draw's shape.
-    :returns: the draw, less the prior mean.
+    :returns: draw of q(f) minus the prior mean.
 
     Source: Wilson et al. (2020), "Efficiently sampling functions from Gaussian process posteriors".
 
@@ -215,9 +215,9 @@ def sample_posterior(
 def whitened_sites(
     site_mean: Float[Tensor, "*#batch N"], site_precision: Float[Tensor, "*#batch N"]
 ) -> tuple[Float[Tensor, "*#batch N"], Float[Tensor, "*batch N"]]:
-    """Square roots W of the sites' precisions and ``c = W μ``, with finite gradients where the precision is 0.
+    """Compute square roots W of the sites' precisions and ``c = W μ``, with finite gradients where the precision is 0.
 
-    :param site_mean: μ, less the prior mean.
+    :param site_mean: μ minus the prior mean.
     :param site_precision: 1/v.
 
     >>> whitened_sites(torch.tensor([3.0, 5.0]), torch.tensor([4.0, 0.0]))
@@ -231,7 +231,7 @@ def whitened_sites(
 
 def bounded_variance(
     variance: Float[Tensor, "*#batch N"],
-    before: Float[Tensor, "*#batch N"],
+    minuend: Float[Tensor, "*#batch N"],
     site_precision: Float[Tensor, "*#batch N"],
 ) -> Float[Tensor, "*batch N"]:
     """Clamp posterior variances, computed as differences, to the range that exact arithmetic gives them.
@@ -239,28 +239,28 @@ def bounded_variance(
     Each is positive, and at most the variance 1 / precision of the site alone.
 
     :param variance: the differences.
-    :param before: the minuends, whose rounding error bounds the precision of the differences.
+    :param minuend: the minuends, whose rounding error bounds the precision of the differences.
     :param site_precision: 1/v.
 
     >>> bounded_variance(torch.tensor([-1e-9, 0.3]), torch.ones(2), torch.tensor([100.0, 10.0]))
     tensor([1.1921e-07, 1.0000e-01])
     """
-    # Otherwise E[log l] of a site of high precision would be unbounded below.  The floor avoids overflow of the derivative
-    # of the reciprocal.
+    # Without the upper bound, rounding would make E[log l] of a site of high precision very small.  The lower bound of the
+    # precision avoids overflow of the derivative of the reciprocal.
     site_variance = site_precision.clamp_min(torch.finfo(site_precision.dtype).tiny ** 0.4).reciprocal()
-    return torch.minimum(positive_variance(variance, before), site_variance)
+    return torch.minimum(positive_variance(variance, minuend), site_variance)
 
 
-def positive_variance(variance: Float[Tensor, "*batch N"], before: Float[Tensor, "*#batch N"]) -> Float[Tensor, "*batch N"]:
+def positive_variance(variance: Float[Tensor, "*batch N"], minuend: Float[Tensor, "*#batch N"]) -> Float[Tensor, "*batch N"]:
     """Clamp variances, computed as differences, to the rounding error of the minuends.
 
-    Where these are 0, the floor leaves room for 1 / variance².
+    Where a minuend is 0, the variance is clamped to a constant for which 1 / variance² does not overflow.
 
     :param variance: the differences.
-    :param before: the minuends.
+    :param minuend: the minuends.
 
     >>> positive_variance(torch.tensor([-1e-9, 0.3]), torch.ones(2))
     tensor([1.1921e-07, 3.0000e-01])
     """
     info = torch.finfo(variance.dtype)
-    return torch.maximum(variance, info.eps * before).clamp_min(info.tiny**0.4)
+    return torch.maximum(variance, info.eps * minuend).clamp_min(info.tiny**0.4)

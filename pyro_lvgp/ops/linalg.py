@@ -13,7 +13,7 @@ __all__ = [
     "sparse_covariance",
 ]
 
-_CACHE_SIZE = 2**20  # numbers that a processor's cache holds
+_CACHE_SIZE = 2**20  # approximate capacity of a processor's cache, in numbers
 
 
 def solve_lower(L: Float[Tensor, "*#batch M M"], B: Float[Tensor, "*#batch M N"]) -> Float[Tensor, "*batch M N"]:
@@ -37,7 +37,7 @@ def solve_lower(L: Float[Tensor, "*#batch M M"], B: Float[Tensor, "*#batch M N"]
 
 
 def invert_lower(L: Float[Tensor, "*batch M M"]) -> Float[Tensor, "*batch M M"]:
-    """Inverse of lower-triangular ``L``, cheaper than :func:`solve_lower` for many more right-hand sides than M.
+    """Invert lower-triangular ``L``; a product with the inverse is faster than :func:`solve_lower` for many right-hand sides.
 
     :param L: lower-triangular matrices.
 
@@ -51,10 +51,10 @@ def invert_lower(L: Float[Tensor, "*batch M M"]) -> Float[Tensor, "*batch M M"]:
 def function_variance(
     features: Float[Tensor, "*#batch N L"], factor: Float[Tensor, "*#batch #D L L"]
 ) -> Float[Tensor, "*batch N #D"]:
-    """Variance ``diag(Φ S_d S_dᵀ Φᵀ)`` of each output, whose weights have the covariance ``S_d S_dᵀ``.
+    """Compute the variance ``diag(Φ S_d S_dᵀ Φᵀ)`` of each output, whose weights have the covariance ``S_d S_dᵀ``.
 
-    With many outputs the products of two features are formed once for all outputs, L (L + 1) / 2 for each row, and one matrix
-    product gives the sums; with few outputs a matrix product for each output is less work.
+    With many outputs, the L (L + 1) / 2 products of two features of each row are computed once for all outputs, and summed by
+    one matrix product.  With few outputs, one matrix product for each output has lower cost.
 
     :param features: Φ.
     :param factor: S, triangular or not.
@@ -68,16 +68,16 @@ def function_variance(
         factor = factor[..., :1, :, :]
     if factor.shape[-3] <= (L + 1) // 2:
         # A few outputs at a time, so that the L × N numbers of each stay in the cache.
-        PhiT, few = features.mT.unsqueeze(-3), max(1, _CACHE_SIZE // features.numel())
-        return torch.cat([(S.mT @ PhiT).square().sum(-2) for S in factor.split(few, -3)], -2).mT
+        PhiT, num_outputs = features.mT.unsqueeze(-3), max(1, _CACHE_SIZE // features.numel())
+        return torch.cat([(S.mT @ PhiT).square().sum(-2) for S in factor.split(num_outputs, -3)], -2).mT
     rows, columns = torch.triu_indices(L, L, device=features.device)
-    twice = torch.where(rows == columns, 1.0, 2.0).to(features)
-    covariance = twice * (factor @ factor.mT)[..., rows, columns]
+    multiplicity = torch.where(rows == columns, 1.0, 2.0).to(features)
+    covariance = multiplicity * (factor @ factor.mT)[..., rows, columns]
     return (pair_products(features) @ covariance.mT).clamp_min(0.0)  # rounding may make a variance negative
 
 
 def pair_products(features: Float[Tensor, "*batch N L"]) -> Float[Tensor, "*batch N products"]:
-    """Products of each two features, in the order of ``torch.triu_indices``.
+    """Compute the products of all pairs of features, in the order of ``torch.triu_indices``.
 
     :param features: Φ.
 
@@ -94,10 +94,10 @@ def sparse_conditional(
     u: Float[Tensor, "*#batch D M"],
     u_scale_tril: Float[Tensor, "D M M"] | None = None,
 ) -> tuple[Float[Tensor, "*#batch N D"], Float[Tensor, "*#batch N d"]]:
-    """Mean and variance of a function given its whitened inducing outputs (inducing values ``Luu u``, ``Kuu = Luu Luuᵀ``).
+    """Compute mean and variance of a function given its whitened inducing outputs u, with inducing values ``Luu u``.
 
-    With ``A = Luu⁻¹ Kuf``, output d has mean ``Aᵀ u_d`` and variance ``diag(Kff − AᵀA)``, the same for every output; if u is
-    ``N(u_d, L_d L_dᵀ)`` rather than known, ``diag(AᵀL_d L_dᵀA)`` is added.
+    With ``A = Luu⁻¹ Kuf`` and ``Kuu = Luu Luuᵀ``, output d has mean ``Aᵀ u_d`` and variance ``diag(Kff − AᵀA)``, which is the
+    same for every output.  For uncertain ``u ~ N(u_d, L_d L_dᵀ)`` the variance has the further term ``diag(AᵀL_d L_dᵀA)``.
 
     :param Luu: Cholesky factor of the kernel matrix of the inducing points.
     :param Kuf: kernel between inducing points and inputs.
@@ -134,7 +134,7 @@ def sparse_conditional(
 def sparse_covariance(
     Luu: Float[Tensor, "*#batch M M"], Kuf: Float[Tensor, "*#batch M N"], Kff: Float[Tensor, "*#batch N N"]
 ) -> Float[Tensor, "*batch N N"]:
-    """Covariance ``Kff − AᵀA`` of the function at N inputs given its inducing outputs, the same for every output.
+    """Compute the covariance ``Kff − AᵀA`` of the function at N inputs given its inducing outputs, the same for every output.
 
     :param Luu: Cholesky factor of the kernel matrix of the inducing points.
     :param Kuf: kernel between inducing points and inputs.

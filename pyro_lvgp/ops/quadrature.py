@@ -51,10 +51,10 @@ def _hermite(x: float, degree: int) -> list[float]:
 
 
 def _newton(x: float, degree: int, roots: list[float]) -> float:
-    """Root of a Hermite polynomial of which known roots, and their negatives, are divided out."""
+    """Find a root of a Hermite polynomial divided by the factors of known roots and their negatives."""
     for _ in range(100):
-        *_, before, value = _hermite(x, degree)
-        slope = math.sqrt(degree) * before - value * sum(2.0 * x / (x * x - root * root) for root in roots)
+        *_, lower, value = _hermite(x, degree)
+        slope = math.sqrt(degree) * lower - value * sum(2.0 * x / (x * x - root * root) for root in roots)
         step = value / slope
         x -= step
         if abs(step) <= 1e-15 * abs(x):
@@ -70,20 +70,21 @@ def gauss_hermite(
     num_points: int = 20,
     log: bool = False,
 ) -> Float[Tensor, "*batch"]:
-    """Expectation ``E[g(f)]`` for ``f ~ N(mean, variance)`` by Gauss-Hermite quadrature; with ``log``, ``log E[exp g(f)]``.
+    """Compute the expectation ``E[g(f)]`` for ``f ~ N(mean, variance)`` by Gauss-Hermite quadrature.
 
-    Exact for polynomials of degree up to ``2 num_points − 1``.  The nodes run along a new first dimension.
+    The result is exact for polynomials of degree up to ``2 num_points − 1``.  ``g`` is called with the nodes along a new first
+    dimension.
 
     :param function: ``g``, elementwise.
     :param mean: means.
     :param variance: variances, zero allowed.
     :param num_points: number of nodes.
-    :param log: average ``exp g`` and return the logarithm, without overflow.
+    :param log: compute ``log E[exp g(f)]`` instead, without overflow.
 
     >>> gauss_hermite(torch.square, torch.tensor([1.0]), torch.tensor([2.0]))
     tensor([3.])
     """
-    mean, sd, nodes, weights = _prepared(mean, variance, num_points)
+    mean, sd, nodes, weights = _nodes_along_first_dim(mean, variance, num_points)
     values = function(mean + sd * nodes)
     if log:
         return torch.logsumexp(values + weights.log(), 0)
@@ -98,7 +99,7 @@ def log_gauss_hermite_at_mode(
     *,
     num_points: int = 20,
 ) -> Float[Tensor, "*batch"]:
-    r"""Log expectation ``log E[exp g(f)]`` for ``f ~ N(mean, variance)`` and a concave g, by adaptive quadrature.
+    r"""Compute ``log E[exp g(f)]`` for ``f ~ N(mean, variance)`` and a concave g, by adaptive quadrature.
 
     The nodes are centred at the mode :math:`\hat z` of :math:`N(z; 0, 1) \exp g(m + \sigma z)` and scaled by the curvature at
     the mode, so that ``exp g`` may be narrow and far from the mean:
@@ -108,7 +109,7 @@ def log_gauss_hermite_at_mode(
         \log \sum_k w_k\, e^{x_k^2 / 2}\, s\, e^{-z_k^2 / 2} \exp g(m + \sigma z_k), \qquad z_k = \hat z + s x_k.
 
     :param function: ``g``, elementwise.
-    :param derivatives: its first two derivatives.
+    :param derivatives: first two derivatives of ``g``, elementwise.
     :param mean: means.
     :param variance: variances, zero allowed.
     :param num_points: number of nodes.
@@ -120,7 +121,7 @@ def log_gauss_hermite_at_mode(
     >>> log_gauss_hermite_at_mode(narrow, derivatives, torch.tensor([0.0]), torch.tensor([1.0]))
     tensor([-6.7630])
     """
-    mean, sd, x, weights = _prepared(mean, variance, num_points)
+    mean, sd, x, weights = _nodes_along_first_dim(mean, variance, num_points)
     mode, width = _mode(derivatives, mean.detach(), sd.detach())
     z = mode + width * x
     return torch.logsumexp(weights.log() + 0.5 * (x.square() - z.square()) + width.log() + function(mean + sd * z), 0)
@@ -134,7 +135,7 @@ def log_student_t_plus_normal(
     *,
     num_points: int = 80,
 ) -> Float[Tensor, "*batch"]:
-    r"""Log density of the sum of a Student-t and a Gaussian variable, both of mean zero.
+    r"""Compute the log density of the sum of a Student-t and a Gaussian variable, both of mean zero.
 
     The t distribution is a mixture of Gaussians over precisions :math:`g \sim \mathrm{Gamma}(\nu / 2, \nu / 2)`:
 
@@ -149,7 +150,7 @@ def log_student_t_plus_normal(
     :param scale: scale s of the t distribution.
     :param df: degrees of freedom ν of the t distribution.
     :param variance: v of the Gaussian, zero allowed.
-    :param num_points: number of nodes between the ends beyond which the integrand is negligible.
+    :param num_points: number of nodes in the range in which the integrand is not negligible.
 
     Source: Andrews and Mallows (1974), "Scale mixtures of normal distributions"; Trefethen and Weideman (2014), "The
     exponentially convergent trapezoidal rule".
@@ -161,8 +162,8 @@ def log_student_t_plus_normal(
     r2, s2, v = torch.broadcast_tensors(deviation.square(), scale.square(), variance)
     half = 0.5 * df
     with torch.no_grad():
-        # With x the distance of log g from 0 to the right, and from its value at r to the left, the integrand decays at least
-        # as fast as exp(−ν/2 (e^x − 1 − x)) and exp(−ν/2 x).
+        # At a distance x to the right of log g = 0 the integrand decays at least as fast as exp(−ν/2 (e^x − 1 − x)), and at a
+        # distance x to the left of log g = −log(1 + r²/(ν s²)) as exp(−ν/2 x).
         farthest = _NEGLIGIBLE / half + math.sqrt(2.0 * _NEGLIGIBLE / half)
         low, high = -torch.log1p(r2 / (df * s2)) - farthest, math.log1p(farthest)
         share = torch.linspace(0.0, 1.0, num_points, dtype=r2.dtype, device=r2.device).view(-1, *(1 for _ in r2.shape))
@@ -173,7 +174,7 @@ def log_student_t_plus_normal(
     return torch.logsumexp(log_gamma + log_normal, 0) + step.log()
 
 
-def _prepared(mean: Tensor, variance: Tensor, num_points: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _nodes_along_first_dim(mean: Tensor, variance: Tensor, num_points: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Mean and standard deviation, broadcast, and nodes and weights along a new first dimension."""
     mean, variance = torch.broadcast_tensors(mean, variance)
     column = (-1,) + (1,) * mean.dim()
@@ -184,7 +185,7 @@ def _prepared(mean: Tensor, variance: Tensor, num_points: int) -> tuple[Tensor, 
 
 @torch.no_grad()
 def _mode(derivatives: Derivatives, mean: Tensor, sd: Tensor) -> tuple[Tensor, Tensor]:
-    """Mode and width of N(z; 0, 1) exp g(mean + sd z), by bisection and Newton's steps in turns."""
+    """Mode and width of N(z; 0, 1) exp g(mean + sd z), by alternating bisection and Newton steps."""
 
     def slope(z: Tensor) -> tuple[Tensor, Tensor]:
         first, second = derivatives(mean + sd * z)

@@ -1,4 +1,4 @@
-"""Randomised quasi-Monte Carlo draws: Sobol' points, shifted and permuted at random."""
+"""Randomised quasi-Monte Carlo draws from scrambled Sobol' points with random shifts and permutations."""
 
 import torch
 from jaxtyping import Float

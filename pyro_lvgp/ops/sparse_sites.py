@@ -66,7 +66,7 @@ def aggregate(
 
 
 def reversed_precision(sites: Sites) -> Float[Tensor, "*batch M M"]:
-    """Posterior precision ``J = I + H`` of the whitened inducing values, with its rows and columns in reverse order.
+    """Compute the posterior precision ``J = I + H`` of the whitened inducing values, with rows and columns reversed.
 
     :param sites: the factor of the data.
 
@@ -81,7 +81,7 @@ def reversed_precision(sites: Sites) -> Float[Tensor, "*batch M M"]:
 def posterior(
     sites: Sites, reversed_tril: Float[Tensor, "*batch M M"]
 ) -> tuple[Float[Tensor, "*batch M"], Float[Tensor, "*batch M M"]]:
-    """Mean ``J⁻¹ h`` of the whitened inducing values, and the Cholesky factor R of their covariance, ``R Rᵀ = J⁻¹``.
+    """Compute mean ``J⁻¹ h`` and Cholesky factor R of the covariance ``R Rᵀ = J⁻¹`` of the whitened inducing values.
 
     :param sites: the factor of the data.
     :param reversed_tril: lower Cholesky factor of :func:`reversed_precision`.
@@ -126,8 +126,8 @@ def transfer(sites: Sites, C: Float[Tensor, "*#batch K M"]) -> Sites:
 
     .. math:: H' = C (I + H D)^{-1} H C^T, \qquad h' = C (I + H D)^{-1} h .
 
-    So the new inducing values have the posterior that the process had at the new points.  The transfer is exact if the old
-    points are among the new.
+    The new inducing values then have the posterior of the process at the new points.  The transfer is exact if the new
+    inducing points include the old ones.
 
     :param sites: the factor.
     :param C: covariance of the new and the old whitened values.
@@ -147,7 +147,7 @@ def transfer(sites: Sites, C: Float[Tensor, "*#batch K M"]) -> Sites:
 
 
 def nearest(similarity: Float[Tensor, "*batch M N"], num_nearest: int) -> Int[Tensor, "*batch N T"]:
-    """Indices of the T inducing points that are most similar to each input.
+    """Find the indices of the T inducing points with the greatest similarity to each input.
 
     :param similarity: of each inducing point to each input.
     :param num_nearest: number T of points for each input.

@@ -214,7 +214,7 @@ def test_joint_prediction_where_data_are():
 
 
 def test_other_inputs_of_a_normal_are_unknown():
-    with pytest.raises(TypeError, match=r"got MultivariateNormal; run the guide on old and new inputs together, with NaN"):
+    with pytest.raises(TypeError, match=r"got MultivariateNormal; call the guide with the inputs .* together, and NaN"):
         make_posterior(make_normal()).at(torch.rand(M, 1))
 
 

@@ -104,7 +104,7 @@ def test_predictions_stay_as_they_are_when_a_model_is_trained_on(rows):
     assert torch.equal(found.log_prob(Y), before)
 
 
-def test_functions_are_known_of_rows_alone(rows, series):
+def test_moments_of_the_functions_of_rows(rows):
     model, guide, Y = rows
     found = model.reconstruct(guide, Y, num_samples=5)
     assert all(isinstance(part, LikelihoodPredictive) for part in found.parts)
@@ -112,9 +112,45 @@ def test_functions_are_known_of_rows_alone(rows, series):
     torch.testing.assert_close(found.f_mean, f_mean.mean(0))
     within = torch.cat([part.f_variance for part in found.parts]).mean(0)
     torch.testing.assert_close(found.f_variance, within + f_mean.var(0, correction=0))
+
+
+@pytest.mark.parametrize("num_draws", [1, 6])
+@pytest.mark.parametrize("likelihood", [lambda: Gaussian(0.3), Poisson], ids=["gaussian", "poisson"])
+def test_moments_of_the_functions_of_series_are_those_of_the_decoder(series, likelihood, num_draws):
     model, guide, x, y = series
-    with pytest.raises(ValueError, match=r"expected a prediction of a model of rows, .* got distributions of y alone"):
-        _ = model.predict(guide, x, y, num_samples=2).f_mean
+    model.likelihood, outputs = likelihood(), []
+    model.decoder.register_forward_hook(lambda decoder, latents, f: outputs.append(f.detach()))
+    found = model.predict(guide, x, y.abs().round(), num_samples=num_draws)
+    f = outputs[-1]
+    assert f.shape == (num_draws, 2, N, D)
+    torch.testing.assert_close(found.f_mean, f.mean(0))
+    torch.testing.assert_close(found.f_variance, f.var(0, correction=0))
+    # The law of total variance: that of y given f, averaged, and that of its conditional mean.
+    given = model.likelihood(f)
+    torch.testing.assert_close(found.variance, given.variance.mean(0) + given.mean.var(0, correction=0))
+    if isinstance(model.likelihood, Gaussian):
+        torch.testing.assert_close(found.variance, 0.3 + found.f_variance)
+        torch.testing.assert_close(found.mean, found.f_mean)
+
+
+def test_moments_of_the_functions_of_pooled_series(series):
+    model, guide, x, y = series
+    runs = [model.predict(guide, x, y, num_samples=3) for _ in range(2)]
+    (first, second), weight = runs, 0.25
+    pooled = Prediction.pool(runs, [weight, 1.0 - weight])
+    f_mean = weight * first.f_mean + (1.0 - weight) * second.f_mean
+    between = weight * (first.f_mean - f_mean).square() + (1.0 - weight) * (second.f_mean - f_mean).square()
+    torch.testing.assert_close(pooled.f_mean, f_mean)
+    torch.testing.assert_close(pooled.f_variance, weight * first.f_variance + (1.0 - weight) * second.f_variance + between)
+    torch.testing.assert_close(pooled.variance, pooled.f_variance + model.likelihood.variance.detach())
+
+
+def test_predictions_of_distributions_of_y_alone_have_no_function_moments():
+    found = Prediction([pyro.distributions.Normal(torch.zeros(2, N, D), 1.0)])
+    for name in ("f_mean", "f_variance"):
+        with pytest.raises(ValueError, match=r"expected a prediction with function values, got distributions of y alone"):
+            getattr(found, name)
+    assert Prediction.pool([found, found])._f_moments is None
 
 
 def test_dimensions_of_rows(rows):

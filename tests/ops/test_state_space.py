@@ -117,7 +117,7 @@ def test_which_kernels_are_markov():
     assert all(make_kernel().is_markov for make_kernel in KERNELS.values())
     for kernel in (RBF(1), Periodic(1) * Matern(1), Matern(2), Matern(1, active_dims=[1]), Stack(Matern(1), Linear(1))):
         assert not kernel.is_markov
-    with pytest.raises(NotImplementedError, match="RBF has no chain"):
+    with pytest.raises(NotImplementedError, match="got RBF, which has no state-space model"):
         RBF(1).state_space_model(torch.ones(2), ())
 
 

@@ -39,12 +39,12 @@ def output_row(model: StateSpaceModel) -> Float[Tensor, "*batch 1 1 S"]:
 
 
 def factorise(model: StateSpaceModel, W: Float[Tensor, "*#batch N"]) -> KalmanFilter:
-    """Kalman filter; the covariances of the state before each site come from a scan, the other terms point by point."""
+    """Kalman filter: a scan computes the predicted covariances of the states, from which the other terms follow."""
     W, h = W[..., None, None], output_row(model).mT
-    # Double precision: in float32, I + C J is singular to rounding for states that are sums and sites of high precision.
+    # In float32, rounding makes I + C J singular for states of sums of kernels and sites of high precision.
     A, Q, P, J = (x.double() for x in (model.A, model.Q, model.P[..., None, :, :], W.square() * h @ h.mT))
-    later = prefix((A, Q, J[..., :-1, :, :]), P, _compose_updates, _update)
-    Ph = (torch.cat([P.expand(*later.shape[:-3], -1, -1, -1), later], -3) @ h.double()).to(h)
+    predicted = prefix((A, Q, J[..., :-1, :, :]), P, _compose_updates, _update)
+    Ph = (torch.cat([P.expand(*predicted.shape[:-3], -1, -1, -1), predicted], -3) @ h.double()).to(h)
     # Rounding may make a variance negative.
     s = 1.0 + W.square() * (h.mT @ Ph).clamp_min(0.0)
     p = Ph / s

@@ -56,9 +56,10 @@ class Series(NamedTuple):
 def sort_inputs(
     x: Float[Tensor, "*batch N"],
 ) -> tuple[Float[Tensor, "*batch T"], Int[Tensor, "*batch N"], Int[Tensor, "*batch N"]]:
-    """Sort inputs: the steps between them in increasing order, the indices that sort, and the indices of the inverse.
+    """Sort inputs.
 
     :param x: inputs in any order.
+    :returns: steps between the sorted inputs, indices that sort the inputs, and indices that restore their order.
 
     >>> sort_inputs(torch.tensor([0.5, 0.0, 2.0]))
     (tensor([0.5000, 1.5000]), tensor([1, 0, 2]), tensor([1, 0, 2]))
@@ -71,7 +72,7 @@ def condition(series: Series, site_mean: Float[Tensor, "*#batch N"], site_precis
     """Compute the posterior under Gaussian sites, as :func:`pyro_lvgp.ops.gaussian_sites.condition`.
 
     :param series: prior, of mean zero.
-    :param site_mean: μ, anything finite where the precision is 0.
+    :param site_mean: μ, any finite number where the precision is 0.
     :param site_precision: 1/v, zero for a site without information.
 
     >>> from pyro_lvgp.ops.state_space import matern
@@ -87,8 +88,8 @@ def condition(series: Series, site_mean: Float[Tensor, "*#batch N"], site_precis
     mean, alpha = (_unsort(x[..., 0, 0], series) for x in solve(model, LB, _sort(c, series)[..., None, None]))
     # The smoothed variance is the filtered variance less a reduction by the sites after n.
     filtered, reduction = output_row(model) @ LB.p, LB.p.mT @ precision_ahead(model, LB) @ LB.p
-    variance, before = (_unsort(x[..., 0, 0], series) for x in (filtered - reduction, filtered))
-    variance = gaussian_sites.bounded_variance(variance, before, site_precision)
+    difference, minuend = (_unsort(x[..., 0, 0], series) for x in (filtered - reduction, filtered))
+    variance = gaussian_sites.bounded_variance(difference, minuend, site_precision)
     mean, variance, alpha = torch.broadcast_tensors(mean, variance, alpha)
     return Posterior(mean, variance, W, c, alpha, 0.5 * LB.s.log().sum((-3, -2, -1)), LB)
 
@@ -96,7 +97,7 @@ def condition(series: Series, site_mean: Float[Tensor, "*#batch N"], site_precis
 def log_normaliser(
     series: Series, W: Float[Tensor, "*#batch N"], c: Float[Tensor, "*#particles N"]
 ) -> Float[Tensor, "*particles"]:
-    """Log normaliser ``log Z`` of sites, without their constants, from the filter alone.
+    """Compute the log normaliser ``log Z`` of the sites, without their constants, by the filter alone.
 
     :param series: prior, of mean zero.
     :param W: square roots of the sites' precisions.
@@ -118,11 +119,11 @@ def log_normaliser(
 def log_prob(
     series: Series, f: Float[Tensor, "*particles M"], posterior: Posterior | None = None, *, jitter: float
 ) -> Float[Tensor, "*particles"]:
-    """Log density of the last M values of the process, plus white noise.
+    """Compute the log density of the last M values of the process plus white noise.
 
     :param series: prior, of mean zero.
     :param f: values, with leading dimensions for several of them.
-    :param posterior: returned by :func:`condition`, without sites at these values; the prior if omitted, of all values.
+    :param posterior: returned by :func:`condition`, without sites at these values; None for the prior of all values.
     :param jitter: variance of the white noise relative to that of the process.
 
     >>> from pyro_lvgp.ops.state_space import matern
@@ -137,9 +138,9 @@ def log_prob(
     constants = (W.log() - 0.5 * math.log(2.0 * math.pi)).sum(-1)
     if posterior is None:
         return log_normaliser(series, W, W * f) + constants
-    before = (series.order.shape[-1] - f.shape[-1], 0)
-    both = log_normaliser(series, posterior.W + F.pad(W, before), posterior.c + F.pad(W * f, before))
-    return both - gaussian_sites.log_normaliser(posterior) + constants
+    padding = (series.order.shape[-1] - f.shape[-1], 0)
+    all_sites = log_normaliser(series, posterior.W + F.pad(W, padding), posterior.c + F.pad(W * f, padding))
+    return all_sites - gaussian_sites.log_normaliser(posterior) + constants
 
 
 def sample_prior(series: Series, noise: Float[Tensor, "*particles N S"]) -> Float[Tensor, "*particles N"]:

@@ -144,9 +144,9 @@ def pad(model: StateSpaceModel, size: int, before: int = 0) -> StateSpaceModel:
     tensor([[3., 0.],
             [0., 0.]])
     """
-    around = (before, size - before - model.emission.shape[-1])
-    P, A, Q = (F.pad(part, around * 2) for part in (model.P, model.A, model.Q))
-    return StateSpaceModel(P, A, Q, F.pad(model.emission, around))
+    padding = (before, size - before - model.emission.shape[-1])
+    P, A, Q = (F.pad(part, padding * 2) for part in (model.P, model.A, model.Q))
+    return StateSpaceModel(P, A, Q, F.pad(model.emission, padding))
 
 
 @cache

@@ -20,12 +20,13 @@ def prefix(
 ) -> Float[Tensor, "*batch N a b"]:
     r"""Compute the states ``x_n = map_n(x_{n−1})``, n = 1 … N, in O(N) work and O(log N) steps.
 
-    Neighbours are composed in pairs, which halves the problem; the states in between follow from those before them.
+    Neighbouring maps are composed in pairs, whose states are computed by recursion.  Each other state follows from the state
+    before it.
 
     :param maps: parameters of the maps.
-    :param start: x_0.
-    :param compose: ``(first, second)`` to the parameters of second ∘ first.
-    :param apply: maps to states.
+    :param start: initial state x_0.
+    :param compose: function of ``(first, second)`` that returns the parameters of second ∘ first.
+    :param apply: function of maps and states that returns the next states.
 
     Source: Blelloch (1990), "Prefix sums and their applications"; Särkkä and García-Fernández (2021), "Temporal
     parallelization of Bayesian smoothers".
@@ -43,7 +44,7 @@ def prefix(
     first, second = (tuple(part[..., n::2, :, :] for part in maps) for n in (0, 1))
     pairs = compose(tuple(part[..., : num // 2, :, :] for part in first), second)
     even = prefix(pairs, start, compose, apply)
-    before = torch.cat([start.expand(*even.shape[:-3], *start.shape[-3:]), even], -3)
-    odd = apply(first, before[..., : (num + 1) // 2, :, :])
-    both = torch.stack([odd[..., : num // 2, :, :], even], -3).flatten(-4, -3)
-    return torch.cat([both, odd[..., num // 2 :, :, :]], -3)
+    previous = torch.cat([start.expand(*even.shape[:-3], *start.shape[-3:]), even], -3)
+    odd = apply(first, previous[..., : (num + 1) // 2, :, :])
+    interleaved = torch.stack([odd[..., : num // 2, :, :], even], -3).flatten(-4, -3)
+    return torch.cat([interleaved, odd[..., num // 2 :, :, :]], -3)

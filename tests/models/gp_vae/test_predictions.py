@@ -185,7 +185,7 @@ def test_guides_that_keep_no_process_do_not_predict():
     model, _, x, y = make_exact(1)
     guide = MeanFieldGuide(model)
     guide(x, y)
-    with pytest.raises(TypeError, match=r"expected a guide that keeps the process f, .* got Normal"):
+    with pytest.raises(TypeError, match=r"expected a guide with a process at the site f, got Normal, .*; use Struc"):
         model.predict(guide, x, y, torch.rand(2, 1))
 
 
@@ -209,5 +209,5 @@ def test_prediction_wants_the_guide_to_know_all_that_has_a_prior(name):
     setattr(owner, attribute, PyroSample(dist.LogNormal(0.0, 2.0).expand(value.shape).to_event(value.dim())))
     guide = StructuredGPGuide(poutine.condition(model, {name: value}), encoders={"f": FactorNet(D, 1, [2])})
     guide(x, y)
-    with pytest.raises(ValueError, match=rf"got one without \['{name}'\].*a frozen parameter"):
+    with pytest.raises(ValueError, match=rf"got one without \['{name}'\].*make known quantities frozen parameters"):
         model.predict(guide, x, y)

@@ -62,7 +62,7 @@ def test_infer_latents_wants_as_many_candidates_as_starts(Y):
     model = make_model()
     guide = MeanFieldGuide(model)
     guide(Y)
-    with pytest.raises(ValueError, match=f"at most {M} starts"):
+    with pytest.raises(ValueError, match=f"num_starts of at most {M}, the number of candidates"):
         model.infer_latents(guide, Y, num_starts=M + 1)
 
 

@@ -139,9 +139,7 @@ def test_predictions_refuse_guides_that_lack_a_site(Y):
     model.kernel.lengthscale = PyroSample(dist.LogNormal(0.0, 1.0).expand([2]).to_event(1))
     X = torch.zeros(2, 2)
     for use in (lambda: model.predict(guide, X), lambda: model.predictive(guide, X), lambda: model.reconstruct(guide, Y)):
-        with pytest.raises(
-            ValueError, match=r"a guide of all latent sites .* got one without \['kernel.lengthscale'\]"
-        ):
+        with pytest.raises(ValueError, match=r"a guide of all latent sites .* got one without \['kernel.lengthscale'\]"):
             use()
 
 

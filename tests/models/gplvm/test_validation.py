@@ -33,7 +33,11 @@ class TestBadInput:
             ({"likelihood": "gaussian"}, TypeError, r"expected a likelihood, got 'gaussian'; make one, such as Gaussian\(\)"),
             ({"likelihood": Gaussian}, TypeError, "expected a likelihood, got <class"),
             ({"likelihood": Gaussian(0.1, data_dim=D + 1)}, ValueError, f"of {D} outputs, got one with {D + 1} parameters"),
-            ({"kernel": RBF(Q, batch_shape=(4,))}, ValueError, r"one kernel for all outputs, got a batch of shape \[4\]"),
+            (
+                {"kernel": RBF(Q, batch_shape=(4,))},
+                ValueError,
+                r"for all outputs, got a kernel of batch shape \[4\]",
+            ),
             ({"kernel": RBF(Q + 1)}, ValueError, f"expected X with {Q + 1} columns, got {Q}; make the kernel by RBF"),
             ({"kernel": 1.0 + RBF(Q) * RBF(Q + 1)}, ValueError, f"expected X with {Q + 1} columns, got {Q}"),
             ({"kernel": RBF(1, active_dims=[Q])}, ValueError, f"expected X with at least {Q + 1} columns, got {Q}"),

@@ -72,5 +72,8 @@ def test_global_sites_are_not_scaled(series, idx):
 def test_mini_batches_need_the_number_of_data(series):
     model, guide, x, y = make(*series)
     idx = torch.tensor([3, 0])
-    with pytest.raises(ValueError, match="expected num_data with mini-batches, got one of 2 and none; pass num_data to GPVAE"):
+    with pytest.raises(
+        ValueError,
+        match="with mini-batches, got a mini-batch of 2 and num_data=None; pass num_data to GPVAE",
+    ):
         StructuredELBO().loss(model, guide, x[idx], y[idx], idx)
