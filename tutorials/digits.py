@@ -20,7 +20,6 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-import pyro
 import torch
 from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
@@ -169,7 +168,6 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     matplotlib.use("Agg")
-    pyro.settings.set(module_local_params=True)  # two models side by side
     start = time.perf_counter()
 
     Y, labels, to_grey = load()

@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 import matplotlib
 import numpy as np
-import pyro
 import torch
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
@@ -158,7 +157,6 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     matplotlib.use("Agg")
-    pyro.settings.set(module_local_params=True)  # two guides side by side
     start = time.perf_counter()
 
     recording = load()

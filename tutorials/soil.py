@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import matplotlib
 import numpy as np
-import pyro
 import torch
 from matplotlib import pyplot as plt
 from sklearn.linear_model import BayesianRidge
@@ -124,7 +123,6 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     matplotlib.use("Agg")
-    pyro.settings.set(module_local_params=True)
     start = time.perf_counter()
 
     survey = load()

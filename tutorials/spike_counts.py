@@ -218,7 +218,6 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     matplotlib.use("Agg")
-    pyro.settings.set(module_local_params=True)  # three guides side by side
     start = time.perf_counter()
 
     trained, new = simulate()

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
-import pyro
 import torch
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
@@ -34,8 +33,7 @@ def write_pictures(
     matplotlib.use("Agg")
     torch.set_num_threads(num_threads)
     print(f"    {shlex.join([*parser.prog.split(), *argv])}\n\n{environment()}", flush=True)
-    with pyro.settings.context(module_local_params=True):  # several guides side by side
-        figures = draw(options.quick)
+    figures = draw(options.quick)
     for name, figure in figures.items():
         for ax in figure.axes:
             ax.spines[["top", "right"]].set_visible(False)

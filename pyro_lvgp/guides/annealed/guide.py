@@ -81,7 +81,8 @@ class AutoAnnealedLangevin(SampledGuide):
     :param momentum_persistence: initial share γ of the momentum that a transition preserves, which is learned.
     :param differentiate_score: differentiate through the scores; False is cheaper, and its gradient biased.
     :param base_guide: a :class:`MeanFieldGuide` of the model, whose Gaussians the chains start from: diagonal, with full
-        covariances, or amortised.  By default ``MeanFieldGuide(model)``.
+        covariances, or amortised.  It becomes a part of this guide, which creates its plates.  By default
+        ``MeanFieldGuide(model)``.
     :param global_guide: guide of the sites that are not annealed; by default the base guide draws these.
     :param surrogate_model: a model of the same sites, for the scores of the chain; the bound remains that of ``model``.
     :param compile: compile one transition and its gradient, for models with ``log_joint``.  The time to compile does not grow
