@@ -50,7 +50,7 @@ def _marginal_moments(model, guide, X):
         A = torch.linalg.solve(Luu, model.kernel(Z, X))
         L = guide.scales.u
         spread = torch.einsum("mx,dmk,djk,jx->xd", A, L, L, A)
-        given_u = model.kernel.diag(X) - A.square().sum(0)
+        given_u = model.kernel.diagonal(X) - A.square().sum(0)
         return model.mean + A.mT @ guide.locs.u.mT, given_u[:, None] + spread + model.likelihood.variance
 
 

@@ -98,7 +98,7 @@ def test_the_log_joint_belongs_to_the_forward_that_the_class_names(declares):
     for cls in (Other, Later):
         guide = AutoAnnealedLangevin(gplvm(cls), num_steps=1)
         guide(torch.randn(6, 3))
-        assert guide._pure == declares
+        assert guide._has_pure_score == declares
 
 
 def test_encoders_by_site():
