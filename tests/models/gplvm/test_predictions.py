@@ -56,7 +56,7 @@ def test_predictions_want_draws_and_latents_that_fit(Y, unchecked):
             model.impute(guide, Y[:3], latents=latents)
     of_one_row = dist.Normal(torch.zeros(2), 1.0).to_event(1)
     for use in (lambda: model.predict(guide, of_one_row), lambda: model.impute(guide, Y[:2], latents=of_one_row)):
-        with pytest.raises(ValueError, match=r"got \[2\]; a distribution of one row's needs \.expand\(\[rows\]\)"):
+        with pytest.raises(ValueError, match=r"got \[2\]; use \.expand\(\[rows\]\) on the distribution"):
             use()
     assert model.predict(guide, of_one_row.expand([4])).mean.shape == (4, D)
     for prior in (dist.Normal(torch.zeros(2), 1.0), dist.Normal(torch.zeros(3), 1.0).to_event(1)):
