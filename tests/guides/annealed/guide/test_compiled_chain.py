@@ -82,7 +82,7 @@ def test_a_subclass_with_another_forward_is_traced():
     Y = torch.randn(4, 3)
     guide = AutoAnnealedLangevin(Shifted(4, 3, 1, num_inducing=3), num_steps=1)
     guide(Y)
-    assert not guide._pure
+    assert not guide._has_pure_score
 
 
 def test_a_log_joint_that_reads_a_parameter_is_not_recorded():
