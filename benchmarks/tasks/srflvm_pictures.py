@@ -83,7 +83,7 @@ def draw_imputation(name: str, num_steps: int, num_cool_steps: int, num_rows: in
 
 def draw_scaling() -> Figure:
     """Seconds by number of rows and of columns, as last measured by the benchmark srflvm_scaling."""
-    rows = [Row(**row) for row in json.loads((Path(__file__).parent / "results" / "srflvm_scaling_cpu.json").read_text())]
+    rows = [Row(**row) for row in json.loads((Path(__file__).parents[1] / "results" / "srflvm_scaling_cpu.json").read_text())]
     datasets = dict.fromkeys(row.dataset for row in rows)
     figure, axes = plt.subplots(1, len(datasets), figsize=(8, 3.2), layout="constrained", sharey=True)
     for ax, dataset in zip(axes, datasets, strict=True):
