@@ -87,7 +87,7 @@ def test_spike_counts_error_is_of_log_rates():
 def test_missing_channels(tmp_path, monkeypatch, capsys):
     names, rows = run(missing_channels, tmp_path, monkeypatch, capsys)
     assert names == {"electrodes.png", "latents.png"}
-    assert rows == ["method", "Bayesian ridge", "GP-VAE", "GP-VAE, masking"]
+    assert rows == ["method", "Bayesian ridge", "GP-VAE", "GP-VAE, corruption"]
 
 
 @needs_data
