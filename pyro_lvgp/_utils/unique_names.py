@@ -8,8 +8,10 @@ import pyro
 from pyro.nn import PyroModule
 from pyro.nn.module import _Context
 from pyro.poutine.messenger import Messenger
+from torch import Tensor
 
 _OWNERS: dict[str, weakref.ReferenceType[PyroModule]] = {}
+_OF_DELETED_MODULES: list[weakref.ReferenceType[Tensor]] = []
 
 
 class UniquelyNamed(PyroModule):
@@ -19,7 +21,8 @@ class UniquelyNamed(PyroModule):
     the first instance of a subclass have names such as ``BayesianGPLVM.kernel.variance``, and those of a second instance names
     such as ``BayesianGPLVM_2.kernel.variance``.  Names of sample sites, such as ``kernel.variance`` with a prior, have no such
     prefix.  Copies and unpickled modules have unique names as well.  The name of a submodule is its path in the root module,
-    as in Pyro.  Parameters of deleted modules are removed from the store when the next module is created.
+    as in Pyro.  Parameters of deleted modules are removed from the store when the next module is created; values that were
+    loaded into the store since then stay.
 
     >>> first, second = UniquelyNamed(), UniquelyNamed()
     >>> first._pyro_name, second._pyro_name
@@ -44,6 +47,10 @@ class UniquelyNamed(PyroModule):
         context = self._pyro_context
         if isinstance(context, _RootContext) and context.name == self._pyro_name:  # not a part of another module
             self._take_unique_name()
+
+    def __del__(self) -> None:
+        if "_parameters" in self.__dict__:  # otherwise the constructor failed
+            _OF_DELETED_MODULES.extend(map(weakref.ref, self.parameters()))
 
 
 class _RootContext(_Context):
@@ -95,6 +102,8 @@ def _remove_parameters_of_deleted_modules() -> None:
     for name, owner in list(_OWNERS.items()):
         if owner() is None:
             del _OWNERS[name]
-            store = pyro.get_param_store()
-            for parameter in [key for key in store if key.startswith(f"{name}.")]:
-                del store[parameter]
+    deleted = {id(tensor) for reference in _OF_DELETED_MODULES if (tensor := reference()) is not None}
+    _OF_DELETED_MODULES.clear()
+    store = pyro.get_param_store()
+    for name in [name for name, tensor in store.named_parameters() if id(tensor) in deleted]:
+        del store[name]

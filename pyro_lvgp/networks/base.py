@@ -109,6 +109,6 @@ def smallest_scale(like: Tensor) -> float:
     :param like: tensor of the dtype.
 
     >>> round(smallest_scale(torch.zeros(())), 10)
-    2.6e-08
+    2.59e-08
     """
     return torch.finfo(like.dtype).tiny ** 0.2
