@@ -73,8 +73,10 @@ def test_the_guide_leaves_the_model_after_its_last_latent_site():
 def test_processes_are_looked_at_once(monkeypatch):
     """Though particles and masking wrap the guide anew at every step."""
     looks = []
-    monkeypatch.setattr(structured_elbo._RefuseNested, "__init__", lambda self: looks.append(0) or Messenger.__init__(self))
-    monkeypatch.setattr(structured_elbo._RefuseNested, "_pyro_sample", lambda self, msg: None)
+    monkeypatch.setattr(
+        structured_elbo._CheckIndependence, "__init__", lambda self: looks.append(0) or Messenger.__init__(self)
+    )
+    monkeypatch.setattr(structured_elbo._CheckIndependence, "_pyro_sample", lambda self, msg: None)
     t, y = torch.rand(N, 1), torch.randn(N, 1)
     guide = StructuredGPGuide(two_processes, encoders={"f": IndexNet(1, 1), "log.variance": None})
     bound = StructuredELBO(num_particles=2, max_plate_nesting=0, corruption=mask_entries(0.5))
