@@ -126,3 +126,4 @@ PEERS = {
     "linear multi-output GP (GPyTorch)": linear_coregionalisation,
     "Bayesian ridge on observed columns": ridge,
 }
+EXPENSIVE = frozenset({"linear multi-output GP (GPyTorch)"})  # hours, for three fits by L-BFGS; `--quick` leaves it out

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from benchmarks.core.isolated import isolated
 from benchmarks.core.report import Measurement, Row, Settings
-from benchmarks.peers.regressions import PEERS
+from benchmarks.peers.regressions import EXPENSIVE, PEERS
 from pyro_lvgp.datasets import load_dataset
 from pyro_lvgp.diagnostics import gap_folds, held_out_log_prob, stacking_weights
 from pyro_lvgp.guides import StructuredGPGuide
@@ -336,6 +336,8 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
     for name in [only] if only else list(TASKS):
         task = TASKS[name]()
         for peer, predict in PEERS.items():
+            if quick and peer in EXPENSIVE:
+                continue
             start = time.perf_counter()
             scores = task.scores(*predict(task.x, task.values, task.hidden, task.lengthscale))
             for metric, value in scores.items():
