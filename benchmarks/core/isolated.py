@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import pyro
+import torch
 
 from pyro_lvgp._utils.seeding import seeded
 
@@ -25,3 +26,14 @@ def timed(function: Callable[[], T], *, seed: int) -> tuple[T, float]:
     with isolated(seed):
         result = function()
     return result, time.perf_counter() - start
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Context with a default dtype of torch; restores the former one on exit."""
+    former = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(former)

@@ -45,7 +45,7 @@ def nuts(
         )
         mcmc.run(jax.random.key(seed), *map(jnp.asarray, data))
         draws = mcmc.get_samples(group_by_chain=True)
-        return {name: np.asarray(value) for name, value in draws.items()}
+        return {name: np.array(value) for name, value in draws.items()}
 
 
 def log_joint(model: Callable[..., Any], data: tuple[np.ndarray, ...], latents: dict[str, np.ndarray]) -> float:
