@@ -40,6 +40,7 @@ def test_list_names_every_benchmark_with_its_first_line(capsys):
     assert [line.split()[0] for line in lines] == [
         "annealed",
         "annealed_peers",
+        "any_model",
         "balls",
         "compiled",
         "devices",

@@ -32,8 +32,9 @@ def mixture_weights() -> Problem:
     def model(y, locs):
         weights = pyro.sample("weights", dist.Dirichlet(ops.ones_like(locs)))
         with pyro.plate("data", len(y)):
-            densities = dist.Normal(locs, ops.ones_like(locs))
-            pyro.sample("y", dist.MixtureSameFamily(dist.Categorical(weights), densities), obs=y)
+            # One normal for each entry of the weights, also where these have dimensions of draws.
+            normals = dist.Normal(locs + ops.zeros_like(weights), 1.0)
+            pyro.sample("y", dist.MixtureSameFamily(dist.Categorical(weights), normals), obs=y)
 
     random = np.random.default_rng(14)
     component = random.choice(5, 200, p=[0.3, 0.25, 0.25, 0.15, 0.05])
