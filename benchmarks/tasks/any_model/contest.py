@@ -1,12 +1,12 @@
 """Fits of guides with their defaults from one start, and their bounds and posteriors."""
 
 import math
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from pyro.infer import Trace_ELBO
 from torch import Tensor
@@ -18,13 +18,15 @@ from benchmarks.tasks.any_model.problem import Problem
 from pyro_lvgp.infer import fit
 from pyro_lvgp.infer.sampling import sample_traces
 
+_FIRST_EVALUATIONS = 20
+
 
 @dataclass(frozen=True)
 class Budget:
     """Sizes of fits, evaluations and references.
 
     :param num_steps: steps of a fit.
-    :param num_evaluations: evaluations of the bound, after the fit and before it.
+    :param num_evaluations: evaluations of the bound after the fit.
     :param num_draws: draws from a guide, for its moments.
     :param num_chains: chains of NUTS.
     :param num_transitions: transitions of a chain of NUTS for adaptation, and draws after these.
@@ -96,7 +98,7 @@ def _fit_and_measure(
     seed: int,
 ) -> None:
     guide = make_guide(problem.model)
-    outcome.first = evaluate_bound(problem, guide, budget.num_evaluations)
+    outcome.first = evaluate_bound(problem, guide, _FIRST_EVALUATIONS)
     history = fit(problem.model, guide, *problem.tensors, num_steps=budget.num_steps, seed=seed, progress=False)
     outcome.seconds = history.seconds[-1]
     outcome.bound = evaluate_bound(problem, guide, budget.num_evaluations)
@@ -108,8 +110,8 @@ def _fit_and_measure(
 def evaluate_bound(problem: Problem, guide: Callable[..., Any], num_evaluations: int) -> Estimate:
     """Average evaluations of ``Trace_ELBO``."""
     loss = Trace_ELBO()
-    values = [-loss.loss(problem.model, guide, *problem.tensors) for _ in range(num_evaluations)]
-    return Estimate(statistics.mean(values), statistics.stdev(values) / math.sqrt(num_evaluations))
+    values = -np.array([loss.loss(problem.model, guide, *problem.tensors) for _ in range(num_evaluations)])
+    return Estimate(float(values.mean()), float(values.std(ddof=1)) / math.sqrt(num_evaluations))
 
 
 def guide_moments(problem: Problem, guide: Callable[..., Any], num_draws: int) -> Moments:
