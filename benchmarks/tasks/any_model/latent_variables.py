@@ -72,5 +72,5 @@ def gplvm() -> Problem:
     """Two latent dimensions of 100 of scikit-learn's digits; a PyTorch module, which NumPyro cannot run."""
     digits = load_digits().data[:100] / 16.0
     Y = (digits - digits.mean()) / digits.std()
-    model = BayesianGPLVM(*Y.shape, latent_dim=2, num_inducing=20).double().initialize(torch.as_tensor(Y), seed=0)
+    model = BayesianGPLVM(len(Y), Y.shape[1], latent_dim=2, num_inducing=20).double().initialize(torch.as_tensor(Y), seed=0)
     return Problem(model, (Y,), runs_in_numpyro=False)

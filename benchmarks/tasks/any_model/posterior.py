@@ -38,9 +38,9 @@ class Moments:
         """
         mean, stddev = draws.mean((0, 1)), draws.std((0, 1))
         squares = ((draws - mean) / stddev) ** 2
-        errors = 0.5 * squares.std((0, 1)) / np.sqrt(effective_sample_size(squares))
+        errors = 0.5 * squares.std((0, 1)) / np.sqrt(effective_size(squares))
         rhat = float(split_gelman_rubin(draws).max())
-        return cls(mean, np.log(stddev), effective_sample_size(draws) ** -0.5, errors, rhat)
+        return cls(mean, np.log(stddev), effective_size(draws) ** -0.5, errors, rhat)
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,11 @@ class Distance:
             root_mean_square(np.hypot(relative * moments.mean_error, reference.mean_error)),
             root_mean_square(np.hypot(moments.log_stddev_error, reference.log_stddev_error)),
         )
+
+
+def effective_size(draws: Float[np.ndarray, "chains draws P"]) -> Float[np.ndarray, " P"]:
+    """Estimate effective sample sizes; at least one, because the estimate of short chains may be negative."""
+    return np.maximum(effective_sample_size(draws), 1.0)
 
 
 def root_mean_square(x: Float[np.ndarray, " P"]) -> float:

@@ -1,8 +1,9 @@
 """Rows of the results of a model, and of the summary over models."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpyro
 
@@ -49,14 +50,18 @@ class Comparison:
     @property
     def has_close_means(self) -> bool:
         """Whether the means are close to those of NUTS, see :func:`is_close`."""
-        base, annealed = self.base.distance, self.annealed.distance
-        return annealed is not None and is_close(annealed.means, base and base.means, annealed.means_error)
+        return self._is_close(attrgetter("means"), attrgetter("means_error"))
 
     @property
     def has_close_stddevs(self) -> bool:
         """Whether the standard deviations are close to those of NUTS, see :func:`is_close`."""
+        return self._is_close(attrgetter("log_stddevs"), attrgetter("log_stddevs_error"))
+
+    def _is_close(self, distance: Callable[[Distance], float], error: Callable[[Distance], float]) -> bool:
         base, annealed = self.base.distance, self.annealed.distance
-        return annealed is not None and is_close(annealed.log_stddevs, base and base.log_stddevs, annealed.log_stddevs_error)
+        if annealed is None:
+            return False
+        return is_close(distance(annealed), None if base is None else distance(base), error(annealed))
 
 
 def is_close(distance: float, base: float | None, error: float) -> bool:
