@@ -29,7 +29,7 @@ def factor_analysis() -> Problem:
             pyro.sample("y", dist.Normal((x[..., None, :] * loadings).sum(-1), noise).to_event(1), obs=Y)
 
     random = np.random.default_rng(10)
-    loadings = np.where(diagonal, 1.2, np.where(lower, 0.8 * random.standard_normal(lower.shape), 0.0))
+    loadings = np.array([[1.5, 0.0], [0.5, 1.5], [1.0, -0.8], [-0.7, 0.9], [0.3, 1.1], [0.9, 0.2]])
     Y = random.standard_normal((100, num_factors)) @ loadings.T + 0.4 * random.standard_normal((100, num_columns))
     return Problem(model, (Y, places[diagonal.ravel()], places[lower.ravel()]))
 
