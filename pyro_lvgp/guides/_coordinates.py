@@ -52,8 +52,11 @@ class SiteCoordinates:
 
     def log_det(self, scale: Tensor) -> Tensor:
         """Compute ``log |∂h / ∂z|``, summed over the event."""
-        diagonal = scale.diagonal(dim1=-2, dim2=-1) if self.covariance == "full" else scale
-        return sum_rightmost(diagonal.log(), self.event_dim)
+        return sum_rightmost(self.entry_log_det(scale), self.event_dim)
+
+    def entry_log_det(self, scale: Tensor) -> Tensor:
+        """Compute the terms of ``log |∂h / ∂z|``, one for each entry."""
+        return (scale.diagonal(dim1=-2, dim2=-1) if self.covariance == "full" else scale).log()
 
     def constrain(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """Map h to x; return x, and ``log |∂x / ∂h|`` summed over the event."""

@@ -110,12 +110,19 @@ class ModelGuide(UniquelyNamed, AutoGuide, metaclass=AbstractModuleMeta):
 
     def _setup_prototype(self, *args, **kwargs):
         try:
-            super()._setup_prototype(*args, **kwargs)
+            self._trace_prototype(*args, **kwargs)
             self._check_names()
             self._make_parameters(*args, **kwargs)
         except BaseException:
             self.prototype_trace = None
             raise
+
+    def _trace_prototype(self, *args, **kwargs) -> None:
+        """Trace the model as ``prototype_trace``, and record its plates.
+
+        :param args: arguments of the model.
+        """
+        super()._setup_prototype(*args, **kwargs)
 
     def _check_names(self) -> None:
         """Raise if a site has the name of a method of modules, which would hide a parameter of that name."""

@@ -173,6 +173,18 @@ class MeanFieldGuide(ModelGuide):
                 "the site an encoder for other data"
             ) from error
 
+    @torch.no_grad()
+    def multiply_scale(self, name: str, factor: Tensor) -> None:
+        """Multiply the scale of a site that has parameters of its own, row by row of a full covariance's factor.
+
+        :param name: name of a latent site that has no encoder.
+        :param factor: positive, of the shape of the loc; or of a mini-batch of it, whose median over rows then is the factor.
+        """
+        loc, scale = attrgetter(name)(self.locs), attrgetter(name)(self.scales)
+        if factor.shape != loc.shape:
+            factor = factor.reshape(-1, *self._event_shapes[name]).median(0).values
+        deep_setattr(self.scales, name, scale * (factor[..., None] if scale.dim() > loc.dim() else factor))
+
     def _encode_rows(self, name: str, y: Any) -> tuple[Tensor, Tensor]:
         """Compute loc and scale of an encoded site; raise unless they fit its shape and the rows of its plates."""
         loc, scale = self._encode(name, y)

@@ -1,9 +1,8 @@
-"""Scores of a model's log joint in whitened coordinates, by tracing the model or by its own ``score``."""
+"""Log joint of a model and its score in whitened coordinates, by tracing the model or by its own ``log_joint``."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from pyro import poutine
@@ -13,6 +12,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
+from pyro_lvgp._utils.seeding import forked
 from pyro_lvgp.guides._coordinates import SiteCoordinates
 from pyro_lvgp.guides.annealed.transitions import Coordinates, State, Transition, check_finite
 from pyro_lvgp.infer.elbo.handlers import MarginalizeGaussians
@@ -35,14 +35,45 @@ class Whitened:
         return values, log_dets
 
 
-def pure_score(
-    model: HasLogJoint, sites: Whitened, bases: Bases, statistics: Any, differentiable: bool, z: Coordinates
-) -> Coordinates:
-    """Compute ∇ log p by the model's ``score``, in operations on tensors alone that can be compiled."""
-    values, _ = sites.values(z, bases)
-    scores = model.score(values, statistics)
-    white = (site.pull_back(scores[name], scale) for (name, site), (_, scale) in zip(sites.sites, bases, strict=True))
-    return tuple(white) if differentiable else tuple(score.detach() for score in white)
+@runtime_checkable
+class Target(Protocol):
+    r"""Density :math:`\log p(y, z)` of a chain in whitened coordinates."""
+
+    def score(self, z: Coordinates) -> Coordinates:
+        """Compute ∇ log p."""
+
+    def log_joint(self, z: Coordinates) -> Tensor:
+        """Compute log p, summed over draws and data, without gradients."""
+
+
+@dataclass(frozen=True)
+class PureTarget:
+    """Target by the model's own ``log_joint`` and ``score``, in operations on tensors alone that can be compiled.
+
+    :param model: the model.
+    :param sites: the annealed sites.
+    :param bases: loc and scale of the base of each annealed site.
+    :param statistics: result of the model's ``statistics``.
+    :param differentiable: keep the graph, to differentiate through the score.
+    """
+
+    model: HasLogJoint
+    sites: Whitened
+    bases: Bases
+    statistics: Any
+    differentiable: bool
+
+    def score(self, z: Coordinates) -> Coordinates:
+        values, _ = self.sites.values(z, self.bases)
+        scores = self.model.score(values, self.statistics)
+        pairs = zip(self.sites.sites, self.bases, strict=True)
+        white = (site.pull_back(scores[name], scale) for (name, site), (_, scale) in pairs)
+        return tuple(white) if self.differentiable else tuple(score.detach() for score in white)
+
+    @torch.no_grad()
+    def log_joint(self, z: Coordinates) -> Tensor:
+        values, log_dets = self.sites.values(z, self.bases)
+        return self.model.log_joint(values, self.statistics).sum() + sum(x.sum() for x in log_dets.values())
 
 
 def pure_transition(
@@ -54,10 +85,10 @@ def pure_transition(
     schedule: tuple[Tensor, Coordinates],
     noise: Coordinates,
 ) -> State:
-    """Take one transition with :func:`pure_score`, as a step of :class:`~pyro_lvgp.infer._compiled_loop.CompiledLoop`."""
+    """Take one transition to a :class:`PureTarget`, as a step of :class:`~pyro_lvgp.infer._compiled_loop.CompiledLoop`."""
     bases, statistics, momentum_persistence, differentiable = shared
-    score = partial(pure_score, model, sites, bases, statistics, differentiable)
-    return transition(score, state, noise, *schedule, momentum_persistence)
+    target = PureTarget(model, sites, bases, statistics, differentiable)
+    return transition(target.score, state, noise, *schedule, momentum_persistence)
 
 
 def read_statistics(model: HasLogJoint, drawn: Trace, marginalize: bool, args: tuple, kwargs: dict) -> Any:
@@ -77,8 +108,8 @@ def replayable(drawn: Trace) -> Trace:
 
 
 @dataclass(frozen=True)
-class TracedScore:
-    """Score ∇ log p of any Pyro model, by one trace of the model at each evaluation.
+class TracedTarget:
+    """Target by any Pyro model, with one trace of the model at each evaluation.
 
     :param model: the model, or a surrogate.
     :param sites: the annealed sites.
@@ -101,18 +132,34 @@ class TracedScore:
     args: tuple
     kwargs: dict
 
-    def __call__(self, z: Coordinates) -> Coordinates:
+    def score(self, z: Coordinates) -> Coordinates:
         with torch.enable_grad(), _hidden_sites():
             z = tuple(x if self.differentiable and x.requires_grad else x.detach().requires_grad_() for x in z)
-            sites, log_dets = self._trace(z)
-            terms = [self._log_prob(name, site) for name, site in sites.items()]
-            log_p = sum(terms, torch.zeros(())) + sum(x.sum() for x in log_dets.values())
-            return torch.autograd.grad(log_p, z, create_graph=self.differentiable)
+            return torch.autograd.grad(self._log_joint(z), z, create_graph=self.differentiable)
 
-    def check_plate(self) -> None:
+    @torch.no_grad()
+    def log_joint(self, z: Coordinates) -> Tensor:
+        with _hidden_sites():
+            return self._log_joint(z)
+
+    def check(self) -> None:
+        """Raise if the weights of chains would be wrong: if the density is random, or not that of separate local chains."""
+        z = tuple(torch.zeros_like(loc) for loc, _ in self.bases)
+        with forked():
+            values = [self.log_joint(z) for _ in range(2)]
+        if not torch.allclose(*values, rtol=1e-3, atol=1e-3, equal_nan=True):
+            raise ValueError(
+                f"expected a log density that is a function of the latent sites, got {values[0]:g} and {values[1]:g} at the "
+                "same values: the model draws sites that poutine.block hides, as for a part of an AutoGuideList, or draws "
+                "random numbers itself; pass the whole model, and the names of the sites to anneal by sites=[...]"
+            )
+        if self.local_plate is not None:
+            self._check_plate(z)
+
+    def _check_plate(self, z: Coordinates) -> None:
         """Raise if a site outside the local plate depends on a site inside: the scores of the data omit such terms."""
         with torch.enable_grad(), _hidden_sites():
-            z = tuple(torch.zeros_like(loc).requires_grad_() for loc, _ in self.bases)
+            z = tuple(x.requires_grad_() for x in z)
             sites, _ = self._trace(z)
             for name, site in sites.items():
                 if site_is_subsample(site) or self.local_plate in (frame.name for frame in site["cond_indep_stack"]):
@@ -125,6 +172,11 @@ class TracedScore:
                         f"expected all sites that depend on the annealed ones in plate {self.local_plate!r}, got site "
                         f"{name!r} outside of it; put the site inside, or leave out local_plate to anneal all data jointly"
                     )
+
+    def _log_joint(self, z: Coordinates) -> Tensor:
+        sites, log_dets = self._trace(z)
+        terms = [self._log_prob(name, site) for name, site in sites.items()]
+        return sum(terms, torch.zeros(())) + sum(x.sum() for x in log_dets.values())
 
     def _trace(self, z: Coordinates) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return the model's sample sites at state z of the chain, and the log determinants of the constraints."""
@@ -166,5 +218,8 @@ class TracedScore:
 
 
 def _hidden_sites() -> Messenger:
-    """Return a handler that hides the sites of the model from traces of the guide, but not the parameters."""
-    return poutine.block(hide_types=["sample", "observe"])
+    """Return a handler that hides the sites of the model from handlers of the guide, but not the parameters.
+
+    Messages of type "inspect" are those of ``poutine.get_mask``: a mask of ``Predictive`` is none of the chain's.
+    """
+    return poutine.block(hide_types=["sample", "observe", "inspect"])

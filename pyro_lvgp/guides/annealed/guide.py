@@ -1,6 +1,7 @@
 """Annealed importance sampling with Langevin transitions, as a guide."""
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
@@ -21,22 +22,26 @@ from pyro.poutine import Trace
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.distributions.path_delta import PathDelta
+from pyro_lvgp.guides._coordinates import SiteCoordinates
 from pyro_lvgp.guides._handlers import ShareSubsamples
 from pyro_lvgp.guides._sampled import SampledGuide
 from pyro_lvgp.guides.annealed import schedules, transitions
+from pyro_lvgp.guides.annealed._chain import Chain, curvatures
 from pyro_lvgp.guides.annealed._targets import (
     Bases,
-    TracedScore,
+    PureTarget,
+    Target,
+    TracedTarget,
     Whitened,
-    pure_score,
     pure_transition,
     read_statistics,
     replayable,
 )
 from pyro_lvgp.guides.annealed.schedules import AnnealingSchedule
-from pyro_lvgp.guides.annealed.transitions import Coordinates, Dynamics, Score, State, Transition
+from pyro_lvgp.guides.annealed.transitions import Coordinates, DivergedChainError, Dynamics, State, Transition
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
 from pyro_lvgp.infer._compiled_loop import CompiledLoop
 from pyro_lvgp.infer.elbo.handlers import marginalizes_gaussians
@@ -75,14 +80,19 @@ class AutoAnnealedLangevin(SampledGuide):
         :class:`Transition`.
     :param annealing_schedule: β_1 … β_K: ``"learned"``, ``"linear"``, ``"sigmoid"``, or the power p of ``(k / K)^p``.
     :param step_size: initial step size η, in units of the base's standard deviation.  The gradient of a transition is scaled
-        by η² / 2, or by η if overdamped.
+        by η² / 2, or by η if overdamped.  By default the first call chooses it: of 0.4 / 2^j, the one with the largest bound.
     :param learn_step_size: learn a step size for each transition and latent dimension; False fixes them.
     :param max_step_size: upper bound of learned step sizes; unadjusted Langevin diverges above 2 / λ_max.
     :param momentum_persistence: initial share γ of the momentum that a transition preserves, which is learned.
     :param differentiate_score: differentiate through the scores; False is cheaper, and its gradient biased.
     :param base_guide: a :class:`MeanFieldGuide` of the model, whose Gaussians the chains start from: diagonal, with full
         covariances, or amortised.  It becomes a part of this guide, which creates its plates.  By default
-        ``MeanFieldGuide(model)``.
+        ``MeanFieldGuide(model)``, whose initial scales the first call makes at most as large as the curvature of the target
+        at the initial location allows, :math:`(-\partial^2 \log p / \partial h_i^2)^{-1/2}`.
+    :param base_weight: weight λ of the gradient of the base's own bound, :math:`E_{q_0}[\log p(y, h_0) - \log q_0(h_0)]`,
+        which is added to the gradient of the parameters of the base.  A chain that moves to the posterior from anywhere leaves
+        its base little gradient to learn from; by its own bound the base learns as fast as it does alone.  The value of the
+        bound does not change.  0 is the gradient of the annealed bound alone.
     :param global_guide: guide of the sites that are not annealed; by default the base guide draws these.
     :param surrogate_model: a model of the same sites, for the scores of the chain; the bound remains that of ``model``.
     :param compile: compile one transition and its gradient, for models with ``log_joint``.  The time to compile does not grow
@@ -120,23 +130,25 @@ class AutoAnnealedLangevin(SampledGuide):
         num_steps: int = 8,
         dynamics: Dynamics | Transition = "underdamped",
         annealing_schedule: AnnealingSchedule = "learned",
-        step_size: float = 0.4,
+        step_size: float | None = None,
         learn_step_size: bool = True,
         max_step_size: float = 1.0,
         momentum_persistence: float = 0.8,
         differentiate_score: bool = True,
         base_guide: MeanFieldGuide | None = None,
+        base_weight: float = 3.0,
         global_guide: Callable[..., Any] | None = None,
         surrogate_model: Callable[..., Any] | None = None,
         compile: bool = False,
         create_plates: Callable[..., Any] | None = None,
     ):
-        _check_chain(num_steps, step_size, max_step_size, momentum_persistence)
+        first_step_size = min(_FIRST_STEP_SIZE, 0.5 * max_step_size) if step_size is None else step_size
+        _check_chain(num_steps, first_step_size, max_step_size, momentum_persistence, base_weight)
         schedules.fixed_schedule(annealing_schedule, num_steps)
         if isinstance(sites, str):
             raise ValueError(f"expected a list of sites, got {sites!r}; write [{sites!r}]")
         _check_base_guide(base_guide)
-        base_guide = base_guide or MeanFieldGuide(model, create_plates=create_plates)
+        self_made, base_guide = base_guide is None, base_guide or MeanFieldGuide(model, create_plates=create_plates)
         create_plates = create_plates or base_guide.create_plates
         super().__init__(model, create_plates=create_plates)
         self.num_steps, self.differentiate_score = num_steps, differentiate_score
@@ -145,10 +157,11 @@ class AutoAnnealedLangevin(SampledGuide):
         self._requested_sites, self._requested_plate = sites, local_plate
         self.annealed: tuple[str, ...] = ()
         self._annealing_schedule = annealing_schedule
-        self._step_size, self._learn_step_size, self._max_step_size = step_size, learn_step_size, max_step_size
-        self._momentum_persistence = momentum_persistence
+        self._step_size, self._learn_step_size, self._max_step_size = first_step_size, learn_step_size, max_step_size
+        self._momentum_persistence, self._base_weight = momentum_persistence, base_weight
+        self._adapts_scales, self._adapts_step_size = self_made, step_size is None
         self._surrogate = (surrogate_model,)  # a tuple, so that the model is no submodule
-        self._is_plate_checked = False
+        self._is_target_checked = False
         self._compile = compile
         self._compiled: CompiledLoop | None = None
         if compile and not (isinstance(model, HasLogJoint) and surrogate_model is None):
@@ -165,8 +178,14 @@ class AutoAnnealedLangevin(SampledGuide):
             global_guide.create_plates = None
         self.global_guide = global_guide
 
-    def _make_parameters(self, *args, **kwargs) -> None:
+    def _trace_prototype(self, *args, **kwargs) -> None:
+        # The base runs the model at its initial values; draws from vague priors may be where the model fails.
         self.base_guide._setup_prototype(*args, **kwargs)
+        self.prototype_trace, self._prototype_frames = self.base_guide.prototype_trace, self.base_guide._prototype_frames
+        if self.master is not None:
+            self.master()._check_prototype(self.prototype_trace)
+
+    def _make_parameters(self, *args, **kwargs) -> None:
         names = self._choose_sites()
         self._others = tuple(name for name in self.base_guide.coordinates if name not in names)
         self._whitened = Whitened(tuple((name, self.base_guide.coordinates[name]) for name in names))
@@ -221,7 +240,7 @@ class AutoAnnealedLangevin(SampledGuide):
             self.momentum_persistence = PyroParam(loc.new_tensor(self._momentum_persistence), constraints.unit_interval)
 
     def forward(self, *args, **kwargs) -> dict[str, Tensor]:
-        return self._sample_path(None, args, kwargs)
+        return self._sample_path(None, self.num_steps, args, kwargs)
 
     def sample_globals(self, *args, local_plate: str, **kwargs) -> dict[str, Tensor]:
         """Draw the sites outside a plate over data without running chains; all sites, if they are annealed jointly.
@@ -250,11 +269,19 @@ class AutoAnnealedLangevin(SampledGuide):
 
         def guide(*args, **kwargs) -> dict[str, Tensor]:
             with self._pyro_context:
-                return self._sample_path(latents, args, kwargs)
+                return self._sample_path(latents, self.num_steps, args, kwargs)
 
         return guide
 
-    def _sample_path(self, end: Mapping[str, Tensor] | None, args: tuple, kwargs: dict) -> dict[str, Tensor]:
+    def without_transitions(self, *args, **kwargs) -> dict[str, Tensor]:
+        """Sample all sites as the guide does, but the annealed ones from their base, where the chains start.
+
+        :param args: arguments of the model.
+        """
+        with self._pyro_context:
+            return self._sample_path(None, 0, args, kwargs)
+
+    def _sample_path(self, end: Mapping[str, Tensor] | None, num_steps: int, args: tuple, kwargs: dict) -> dict[str, Tensor]:
         """Sample all sites; chains start at the base, or, if ``end`` is given, run in reverse from there."""
         # Scores need gradients even if Pyro or the user has disabled them.
         differentiable = torch.is_grad_enabled()
@@ -269,6 +296,9 @@ class AutoAnnealedLangevin(SampledGuide):
             if self._has_pure_score:
                 self._check_drawn(drawn.trace)
             noise, bases = self._sample_base(args)
+            inputs = (replayable(drawn.trace), args, kwargs)
+            if self._adapts_scales or self._adapts_step_size:
+                bases = self._adapt(noise, bases, *inputs)
             whitened = self._whitened.sites
             if end is None:
                 start = noise
@@ -277,19 +307,55 @@ class AutoAnnealedLangevin(SampledGuide):
                     site.to_white(_checked(name, site.unconstrain(end[name]), base[0]), *base).expand_as(z)
                     for (name, site), base, z in zip(whitened, bases, noise, strict=True)
                 )
-            state = self._run(start, bases, replayable(drawn.trace), end is not None, args, kwargs)
-            if is_validation_enabled():
-                transitions.check_finite(state.z)
-            base_z, last_z = (start, state.z) if end is None else (state.z, start)
+            first, last = self._run_finite(start, bases, end is not None, num_steps, *inputs)
+            base_z, last_z = (start, last.z) if end is None else (last.z, start)
             sign = 1.0 if end is None else -1.0
-            for (name, site), base, z_0, z_K, log_ratio in zip(whitened, bases, base_z, last_z, state.log_ratio, strict=True):
-                value, log_det = site.constrain(site.from_white(z_K, *base))
-                path = -0.5 * (z_0.square() + _LOG_2PI) - sign * log_ratio
+            for i, ((name, site), base) in enumerate(zip(whitened, bases, strict=True)):
+                value, log_det = site.constrain(site.from_white(last_z[i], *base))
+                path = -0.5 * (base_z[i].square() + _LOG_2PI) - sign * last.log_ratio[i]
+                if end is None and self._base_weight and torch.is_grad_enabled():
+                    path = path - self._base_weight * _zero_with_gradient(site, base, start[i], first.score[i])
                 log_q = sum_rightmost(path, site.event_dim) - site.log_det(base[1]) - log_det
                 with self.base_guide.in_plates(name):
                     event_dim = self.prototype_trace.nodes[name]["fn"].event_dim
                     values[name] = pyro.sample(name, PathDelta(value, log_q, event_dim))
         return values
+
+    @torch.no_grad()
+    def _adapt(self, noise: Coordinates, bases: Bases, drawn: Trace, args: tuple, kwargs: dict) -> Bases:
+        """Fit the initial scales of the base and the initial step sizes to the target; return the new bases."""
+        with seeded(0):
+            if self._adapts_scales:
+                found = curvatures(self._make_target(bases, drawn, args, kwargs), noise)
+                for (name, _), c, (loc, _) in zip(self._whitened.sites, found, bases, strict=True):
+                    self.base_guide.multiply_scale(name, c.reshape(-1, *loc.shape).mean(0).clamp_min(1.0).rsqrt())
+                bases = self._read_bases(args)
+            if self._adapts_step_size:
+                self._multiply_step_sizes(self._make_chain(bases, drawn, args, kwargs).best_scale(noise))
+        self._adapts_scales = self._adapts_step_size = False
+        return bases
+
+    @torch.no_grad()
+    def _multiply_step_sizes(self, factor: float) -> None:
+        for name in self.annealed:
+            deep_setattr(self.step_sizes, name, factor * attrgetter(name)(self.step_sizes))
+
+    def _run_finite(
+        self, z: Coordinates, bases: Bases, is_reverse: bool, num_steps: int, drawn: Trace, args: tuple, kwargs: dict
+    ) -> tuple[State, State]:
+        """Run the chains from z; while some diverge, halve the step sizes, with a warning, and run all again."""
+        for _ in range(_MAX_HALVINGS):
+            chain = self._make_chain(bases, drawn, args, kwargs).shortened(num_steps)
+            try:
+                first, last = (chain.reversed() if is_reverse else chain).run(z)
+                if is_validation_enabled():
+                    transitions.check_finite(last.z)
+                return first, last
+            except DivergedChainError as error:
+                diverged = error
+            self._multiply_step_sizes(0.5)
+            warnings.warn(_HALVED, RuntimeWarning, stacklevel=2)
+        raise diverged
 
     def _sample_others(self, args: tuple, kwargs: dict) -> dict[str, Tensor]:
         """Draw the sites that are not annealed."""
@@ -311,60 +377,54 @@ class AutoAnnealedLangevin(SampledGuide):
 
     def _sample_base(self, args: tuple) -> tuple[Coordinates, Bases]:
         """Draw standard normal starts of the chains of each annealed site, and return them with loc and scale of its base."""
-        noise, bases = [], []
-        for name, site in self._whitened.sites:
+        noise, bases = [], self._read_bases(args)
+        for (name, site), (loc, _) in zip(self._whitened.sites, bases, strict=True):
             with self.base_guide.in_plates(name):
-                base = self.base_guide.loc_and_scale(name, args)
-                prior = dist.Normal(torch.zeros_like(base[0]), 1.0).to_event(site.event_dim)
+                prior = dist.Normal(torch.zeros_like(loc), 1.0).to_event(site.event_dim)
                 # Hide the draw from traces and provenance: the Delta has its density.
                 untraced: Any = {"is_auxiliary": True, "_do_not_trace": True}
                 noise.append(detach_provenance(pyro.sample(f"_pyro_lvgp_start_of_{name}", prior, infer=untraced)))
-            bases.append(base)
         if len(num_draws := {z.numel() // max(loc.numel(), 1) for z, (loc, _) in zip(noise, bases, strict=True)}) > 1:
             raise ValueError(
                 f"expected as many draws of each annealed site, got {sorted(num_draws)}: the bound draws the sites of its "
                 "plate several times and others once, but a joint chain has one weight for all; take num_samples=1 or "
                 "Trace_ELBO, or anneal only the sites of that plate by local_plate"
             )
-        return tuple(noise), tuple(bases)
+        return tuple(noise), bases
 
-    def _run(self, z: Coordinates, bases: Bases, drawn: Trace, is_reverse: bool, args: tuple, kwargs: dict) -> State:
-        """Run the chains from z, forward or in reverse."""
-        beta = self.beta if self._annealing_schedule != "learned" else schedules.increasing_schedule(self.increments)
-        step_size = tuple(attrgetter(name)(self.step_sizes) for name in self.annealed)
-        if is_reverse:
-            beta, step_size = beta.flip(0), tuple(eta.flip(0) for eta in step_size)
-        # [K, *event] to [K, 1, …, 1, *event], to broadcast over plates.
-        step_size = tuple(
-            eta.reshape(eta.shape[:1] + (1,) * (x.dim() - eta.dim() + 1) + eta.shape[1:])
-            for eta, x in zip(step_size, z, strict=True)
-        )
-        momentum_persistence: Any = self.momentum_persistence if self.transition.has_momentum else torch.zeros(())
-        differentiable = self.differentiate_score and torch.is_grad_enabled()
-        if not self._has_pure_score:
-            score: Score = self._traced_score(bases, drawn, differentiable, args, kwargs)
-        else:
-            statistics = read_statistics(self.model, drawn, marginalizes_gaussians(), args, kwargs)
-            score = partial(pure_score, self.model, self._whitened, bases, statistics, differentiable)
-        state = transitions.initial_state(score, z, self.transition)
-        if not self._compile:
-            return transitions.anneal(
-                partial(self.transition, score, momentum_persistence=momentum_persistence), state, beta, step_size
-            )
-        if self._compiled is None:
+    def _read_bases(self, args: tuple) -> Bases:
+        """Return loc and scale of the base of each annealed site."""
+        bases = []
+        for name, _ in self._whitened.sites:
+            with self.base_guide.in_plates(name):
+                bases.append(self.base_guide.loc_and_scale(name, args))
+        return tuple(bases)
+
+    def _make_chain(self, bases: Bases, drawn: Trace, args: tuple, kwargs: dict) -> Chain:
+        """Return the chain from the bases to the target."""
+        if self._compile and self._compiled is None:
             self._compiled = CompiledLoop(partial(pure_transition, self.transition, self.model, self._whitened))
-        noise = [tuple(map(torch.randn_like, state.z)) for _ in range(self.num_steps)]
-        return self._compiled((bases, statistics, momentum_persistence, differentiable), state, (beta, step_size), noise)
+        return Chain(
+            self._make_target(bases, drawn, args, kwargs),
+            self.transition,
+            self.beta if self._annealing_schedule != "learned" else schedules.increasing_schedule(self.increments),
+            [attrgetter(name)(self.step_sizes) for name in self.annealed],
+            self.momentum_persistence if self.transition.has_momentum else torch.zeros(()),
+            self._compiled,
+        )
 
-    def _traced_score(self, bases: Bases, drawn: Trace, differentiable: bool, args: tuple, kwargs: dict) -> TracedScore:
-        """Return the score of the model or its surrogate; check once that the sites of local chains are in the plate."""
-        model, plate = self._surrogate[0] or self.model, self.local_plate
-        marginalize = marginalizes_gaussians()
-        score = TracedScore(model, self._whitened, bases, drawn, marginalize, plate, differentiable, args, kwargs)
-        if plate is not None and not self._is_plate_checked:
-            score.check_plate()
-            self._is_plate_checked = True
-        return score
+    def _make_target(self, bases: Bases, drawn: Trace, args: tuple, kwargs: dict) -> Target:
+        """Return the target of the chains; check once what the weights of chains of a traced model presuppose."""
+        differentiable = self.differentiate_score and torch.is_grad_enabled()
+        if self._has_pure_score:
+            statistics = read_statistics(self.model, drawn, marginalizes_gaussians(), args, kwargs)
+            return PureTarget(self.model, self._whitened, bases, statistics, differentiable)
+        model, plate, marginalize = self._surrogate[0] or self.model, self.local_plate, marginalizes_gaussians()
+        target = TracedTarget(model, self._whitened, bases, drawn, marginalize, plate, differentiable, args, kwargs)
+        if not self._is_target_checked:
+            target.check()
+            self._is_target_checked = True
+        return target
 
     def __getstate__(self):
         return super().__getstate__() | {"_surrogate": (None,), "_compiled": None}
@@ -378,12 +438,27 @@ def _has_log_joint_of(model: Any, sites: Sequence[str]) -> bool:
     return cls.forward is cls.log_joint_forward
 
 
-def _check_chain(num_steps: int, step_size: float, max_step_size: float, momentum_persistence: float) -> None:
+def _zero_with_gradient(site: SiteCoordinates, base: tuple[Tensor, Tensor], z: Tensor, score: Tensor) -> Tensor:
+    """Return zeros with the gradient of the base's own bound with respect to its loc and scale, entry by entry.
+
+    At h = loc + S^½ z the pathwise gradient of ``log p(y, h)`` is that of h times the score; the entropy has the gradient of
+    ``log |S^½|``.
+    """
+    h_white = site.to_white(site.from_white(z, *base), *(x.detach() for x in base))
+    own = score.detach() * h_white + site.entry_log_det(base[1])
+    return own - own.detach()
+
+
+def _check_chain(
+    num_steps: int, step_size: float, max_step_size: float, momentum_persistence: float, base_weight: float
+) -> None:
     check_sizes(num_steps=num_steps)
     if not 0 < step_size < max_step_size:
         raise ValueError(f"expected 0 < step_size < max_step_size, got {step_size} and {max_step_size}")
     if not 0 < momentum_persistence < 1:
         raise ValueError(f"expected momentum_persistence between 0 and 1, got {momentum_persistence}")
+    if not 0 <= base_weight < math.inf:
+        raise ValueError(f"expected a base_weight of 0 or more, got {base_weight}")
 
 
 def _check_base_guide(guide: Any) -> None:
@@ -418,3 +493,9 @@ def _checked(name: str, value: Tensor, loc: Tensor) -> Tensor:
 
 
 _LOG_2PI = math.log(2.0 * math.pi)
+_FIRST_STEP_SIZE = 0.4
+_MAX_HALVINGS = 20
+_HALVED = (
+    "a chain diverged, and all step sizes of the annealed guide were halved: the target is much narrower than the base, or "
+    "has no finite score there; start from a base_guide closer to the posterior if this goes on"
+)

@@ -1,0 +1,105 @@
+"""Annealed chain of a target: its transitions, schedule and step sizes."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pyro_lvgp._utils.seeding import seeded
+from pyro_lvgp.guides.annealed import transitions
+from pyro_lvgp.guides.annealed._targets import PureTarget, Target
+from pyro_lvgp.guides.annealed.transitions import Coordinates, DivergedChainError, State, Transition
+from pyro_lvgp.infer._compiled_loop import CompiledLoop
+
+_NUM_PROBES, _NUM_CHAINS, _NUM_HALVINGS = 8, 4, 12
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Annealed chain from the base to a target.
+
+    :param target: the target in whitened coordinates.
+    :param transition: the transition.
+    :param beta: inverse temperature of each transition.
+    :param step_size: step sizes of each transition, for each site over its event.
+    :param momentum_persistence: γ.
+    :param loop: compiled transitions, for a :class:`PureTarget`; None to run them eagerly.
+    """
+
+    target: Target
+    transition: Transition
+    beta: Float[Tensor, " K"]
+    step_size: Sequence[Float[Tensor, "K ..."]]
+    momentum_persistence: Tensor
+    loop: CompiledLoop | None
+
+    def reversed(self) -> "Chain":
+        """Return the chain with its transitions in reverse order."""
+        return replace(self, beta=self.beta.flip(0), step_size=[eta.flip(0) for eta in self.step_size])
+
+    def shortened(self, num_steps: int) -> "Chain":
+        """Return the chain of the first transitions."""
+        return replace(self, beta=self.beta[:num_steps], step_size=[eta[:num_steps] for eta in self.step_size])
+
+    def scaled(self, factor: float) -> "Chain":
+        """Return the chain with other step sizes."""
+        return replace(self, step_size=[factor * eta for eta in self.step_size])
+
+    def run(self, z: Coordinates) -> tuple[State, State]:
+        """Return the first state, at z, and the last."""
+        first = transitions.initial_state(self.target.score, z, self.transition)
+        # [K, *event] to [K, 1, …, 1, *event], to broadcast over plates.
+        step_size = tuple(
+            eta.reshape(eta.shape[:1] + (1,) * (x.dim() - eta.dim() + 1) + eta.shape[1:])
+            for eta, x in zip(self.step_size, z, strict=True)
+        )
+        if self.loop is None or not isinstance(self.target, PureTarget) or not len(self.beta):
+            step = partial(self.transition, self.target.score, momentum_persistence=self.momentum_persistence)
+            return first, transitions.anneal(step, first, self.beta, step_size)
+        noise = [tuple(map(torch.randn_like, z)) for _ in self.beta]
+        shared = (self.target.bases, self.target.statistics, self.momentum_persistence, self.target.differentiable)
+        return first, self.loop(shared, first, (self.beta, step_size), noise)
+
+    def best_scale(self, z: Coordinates) -> float:
+        """Return the factor of the step sizes among 1, ½, ¼ … with the largest bound.
+
+        :param z: coordinates, of which only the shapes matter.
+        """
+        factors = [0.5**j for j in range(_NUM_HALVINGS)]
+        bounds = torch.stack([self.scaled(factor)._bound(z) for factor in factors])
+        return factors[int(bounds.nan_to_num(-torch.inf).argmax())]
+
+    def _bound(self, z: Coordinates) -> Tensor:
+        """Estimate the bound, up to a constant, from the same random numbers at each call."""
+        total = torch.zeros(())
+        for seed in range(_NUM_CHAINS):
+            with seeded(seed):
+                try:
+                    _, last = self.run(tuple(map(torch.randn_like, z)))
+                    transitions.check_finite(last.z)
+                except DivergedChainError:
+                    return torch.tensor(-math.inf)
+                total = total + self.target.log_joint(last.z).cpu() + sum(x.sum() for x in last.log_ratio).cpu()
+        return total
+
+
+def curvatures(target: Target, z: Coordinates) -> Coordinates:
+    r"""Estimate the curvatures :math:`-\partial^2 \log p / \partial z_i^2` around the base's mean by differences of scores.
+
+    .. math:: c \approx -\tfrac12\, v \odot \big(s(v) - s(-v)\big), \qquad v_i = \pm 1
+
+    Random signs v cancel the contributions of the other coordinates (Hutchinson).
+
+    :param target: the target.
+    :param z: coordinates, of which only the shapes matter.
+    """
+    total: Coordinates = tuple(map(torch.zeros_like, z))
+    for _ in range(_NUM_PROBES):
+        v = tuple(torch.randn_like(x).sign() for x in z)
+        above, below = target.score(v), target.score(tuple(-x for x in v))
+        total = tuple(t - 0.5 * x * (a - b) / _NUM_PROBES for t, x, a, b in zip(total, v, above, below, strict=True))
+    return total
