@@ -185,13 +185,13 @@ def test_early_stopping_scores_the_parameters_after_the_last_step():
     assert [step for step, _ in flat.scores] == [400, 556]
 
 
-def climb(**options: Any) -> FitResult:
+def rising_fit(**options: Any) -> FitResult:
     return Climb().fit(**{"optim": SGD({"lr": 1.0}), "num_steps": 500} | options)
 
 
 def test_a_fit_that_ends_while_the_bound_rises_warns_once():
     with pytest.warns(ConvergenceWarning) as caught:
-        history = climb()
+        history = rising_fit()
     assert [str(warning.message)[: len(RISING)] for warning in caught] == [RISING]
     assert history.gain == (50.0, 0.0, 50)
     assert history.converged is False
@@ -221,4 +221,4 @@ def interrupt(step: int, loss: float) -> None:
 def test_no_warning_of_fits_that_are_short_or_stopped_or_converged(options: dict[str, Any]):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        climb(**options)
+        rising_fit(**options)
