@@ -9,7 +9,7 @@ import pyro
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float
-from pyro.infer import ELBO, TraceMeanField_ELBO
+from pyro.infer import TraceMeanField_ELBO
 from sklearn.datasets import load_diabetes, load_digits
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -52,7 +52,7 @@ class Setup(NamedTuple):
     model: Callable[..., Any]
     guide: Callable[..., Any]
     data: tuple[Tensor, ...]
-    bound: ELBO
+    bound: Any
     options: dict[str, Any]
 
 
@@ -94,7 +94,8 @@ def oilflow() -> Float[Tensor, "100 12"]:
 
 def gplvm(Y: Tensor, factor: float, **options: Any) -> Setup:
     """Bayesian GPLVM with a mean-field guide."""
-    model = BayesianGPLVM(*Y.shape, latent_dim=5, num_inducing=20).initialize(Y)
+    N, D = Y.shape
+    model = BayesianGPLVM(N, D, 5, num_inducing=20).initialize(Y)
     bound = MeanFieldELBO(max_plate_nesting=1)
     return Setup(model, MeanFieldGuide(model), (Y,), bound, {"loss": bound, "optim": adam(factor)} | options)
 
@@ -131,7 +132,7 @@ def regression(factor: float) -> Setup:
 def random_features(factor: float) -> Setup:
     """Random-feature LVM of digits, fitted block by block."""
     Y = digits(100)
-    model = RandomFeatureLVM(*Y.shape, latent_dim=2, num_frequencies=20, num_components=5).initialize(Y)
+    model = RandomFeatureLVM(100, 64, 2, num_frequencies=20, num_components=5).initialize(Y)
     guide = RandomFeatureGuide(model)
     return Setup(model, guide, (Y,), TraceMeanField_ELBO(), {"optim": guide.blocks(lr=0.02 * factor, num_steps=1)})
 
