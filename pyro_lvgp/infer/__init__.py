@@ -1,12 +1,22 @@
 """Variational inference: evidence lower bounds, the training loop, optimisers, block coordinate ascent and sampling."""
 
 from pyro_lvgp._utils.control_flow import holds
+from pyro_lvgp.infer._convergence import Gain
 from pyro_lvgp.infer._fit import fit
-from pyro_lvgp.infer._fit_state import FitResult, FitState
+from pyro_lvgp.infer._fit_result import FitResult
+from pyro_lvgp.infer._fit_state import FitState
 from pyro_lvgp.infer._sites import SampledSite
 from pyro_lvgp.infer.block import Block
 from pyro_lvgp.infer.block_coordinate import BlockCoordinateVI
-from pyro_lvgp.infer.callbacks import Callback, Checkpoint, Distributed, EarlyStopping, LRSchedule, ProgressBar
+from pyro_lvgp.infer.callbacks import (
+    Callback,
+    Checkpoint,
+    Distributed,
+    EarlyStopping,
+    LRSchedule,
+    ProgressBar,
+    StopOnConvergence,
+)
 from pyro_lvgp.infer.elbo import (
     CompiledELBO,
     DifferentiableELBO,
@@ -32,6 +42,7 @@ __all__ = [
     "EarlyStopping",
     "FitResult",
     "FitState",
+    "Gain",
     "ImportanceWeightedELBO",
     "JointAdam",
     "JointOptim",
@@ -43,6 +54,7 @@ __all__ = [
     "ProgressBar",
     "SampledSite",
     "SampledTraces",
+    "StopOnConvergence",
     "StructuredELBO",
     "fit",
     "holds",

@@ -1,22 +1,27 @@
 """Training loop of variational inference."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pyro.infer import ELBO
 from pyro.optim import PyroOptim
+from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from pyro_lvgp._utils.seeding import seeded
-from pyro_lvgp.infer._fit_state import FitResult, FitState
+from pyro_lvgp.infer._fit_result import FitResult
+from pyro_lvgp.infer._fit_state import FitState
 from pyro_lvgp.infer.block import Block
-from pyro_lvgp.infer.callbacks import Callback, ProgressBar
+from pyro_lvgp.infer.callbacks import Callback, ProgressBar, StopOnConvergence
 from pyro_lvgp.infer.callbacks._interrupts import StopOnInterrupt
 from pyro_lvgp.infer.callbacks._validation import ValidateFirstEpoch
 
 __all__ = ["fit"]
+
+MAX_STEPS = 100_000  # of a fit that ends when the bound has converged
 
 
 @torch.inference_mode(False)  # a fit takes gradients wherever it is called
@@ -26,7 +31,7 @@ def fit(
     *args: Tensor,
     loss: ELBO | None = None,
     optim: PyroOptim | Sequence[Block] | None = None,
-    num_steps: int = 1000,
+    num_steps: int | Literal["auto"] = 1000,
     batch_size: int | None = None,
     callbacks: Sequence[Callback] = (),
     compile: bool = False,
@@ -42,6 +47,11 @@ def fit(
     After Ctrl-C the fit stops at the end of the present step, and after a second Ctrl-C at once.  Model and guide then have
     the parameters of the last step, or with :class:`~pyro_lvgp.infer.EarlyStopping` the best ones.
 
+    A fit that takes all its steps warns with scikit-learn's ``ConvergenceWarning`` if the bound still rises at the end: if
+    :attr:`FitResult.gain`, the rise over the last tenth of the steps, is at least two standard errors and at least 0.001 nats
+    per observed entry.  There is no warning after fewer than 500 steps or 40 epochs, after Ctrl-C, or with
+    :class:`~pyro_lvgp.infer.EarlyStopping`, whose score decides when to stop.
+
     Pyro's validation, if enabled, is active in the first epoch alone, or in the first step without mini-batches or with
     ``compile=True``.  Devices and dtypes are those of model, guide and data: call ``model.to(...)`` and ``Y.to(...)`` first.
 
@@ -54,7 +64,8 @@ def fit(
         updated in turn, each by its own optimiser or in closed form, such as ``guide.blocks()`` of a
         :class:`~pyro_lvgp.guides.RandomFeatureGuide`.  Each fit makes new optimisers of blocks, and counts sweeps for a
         ``damping`` from 0: to continue both, call ``step`` of a ``BlockCoordinateVI`` instead.
-    :param num_steps: number of steps, or of sweeps through the blocks.
+    :param num_steps: number of steps, or of sweeps through the blocks; ``"auto"`` stops by
+        :class:`~pyro_lvgp.infer.StopOnConvergence` when the bound has converged, or after 100 000 steps.
     :param batch_size: number of rows in a mini-batch; None for all rows at every step.
     :param callbacks: list of :class:`~pyro_lvgp.infer.Callback`, such as :class:`~pyro_lvgp.infer.LRSchedule`,
         :class:`~pyro_lvgp.infer.EarlyStopping`, :class:`~pyro_lvgp.infer.Checkpoint` or
@@ -81,8 +92,10 @@ def fit(
     >>> len(history.losses)
     5
     """
-    ordered = _in_order(callbacks, progress=progress)
-    settings: Any = {"num_steps": num_steps, "batch_size": batch_size, "compile": compile, "seed": seed}
+    ends_at_convergence = num_steps == "auto"
+    ordered = _in_order(callbacks, progress=progress, ends_at_convergence=ends_at_convergence)
+    most_steps = MAX_STEPS if ends_at_convergence else num_steps
+    settings: Any = {"num_steps": most_steps, "batch_size": batch_size, "compile": compile, "seed": seed}
     state = FitState(model, guide, *args, loss=loss, optim=optim, callbacks=ordered, **settings)
     with seeded(seed), ExitStack() as stack:
         stack.callback(state.clear_gradients)
@@ -96,14 +109,32 @@ def fit(
                     callback.on_step(state)
         except KeyboardInterrupt:
             state.history.interrupted = True
+    _warn_if_rising(state)
     return state.history
 
 
-def _in_order(callbacks: Sequence[Callback], *, progress: bool) -> list[Callback]:
+def _in_order(callbacks: Sequence[Callback], *, progress: bool, ends_at_convergence: bool) -> list[Callback]:
     """Return the callbacks of a fit, including those of every fit, in the order in which they are called."""
     if not isinstance(callbacks, Sequence) or not all(isinstance(callback, Callback) for callback in callbacks):
         raise TypeError(
             f"expected callbacks to be a list, each a Callback, got {callbacks!r}; give callbacks=[Checkpoint(path)]"
         )
     of_every_fit: list[Callback] = [ValidateFirstEpoch(), StopOnInterrupt(), *([ProgressBar()] if progress else [])]
+    if ends_at_convergence and not any(isinstance(callback, StopOnConvergence) for callback in callbacks):
+        of_every_fit.append(StopOnConvergence())
     return sorted([*callbacks, *of_every_fit], key=lambda callback: callback.order)
+
+
+def _warn_if_rising(state: FitState) -> None:
+    """Warn if a fit took all its steps and the bound was still rising."""
+    history = state.history
+    is_excepted = history.interrupted or history.scores or state.processes.rank > 0
+    if is_excepted or state.step < state.num_steps or (gain := history.gain) is None:
+        return
+    if gain.is_significant and gain.value >= history.tolerance:
+        warnings.warn(
+            f'the bound was still rising when the fit ended, by {gain}; take more steps (num_steps=...), or num_steps="auto" '
+            "to stop when the bound has converged; a second call of fit continues",
+            ConvergenceWarning,
+            stacklevel=4,  # the caller of fit, which torch.inference_mode wraps
+        )

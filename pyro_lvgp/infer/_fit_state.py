@@ -1,12 +1,10 @@
-"""State and history of a fit."""
+"""State of a fit."""
 
 import inspect
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from pyro.infer import ELBO, Trace_ELBO, TraceMeanField_ELBO
 from pyro.optim import PyroOptim
@@ -14,6 +12,7 @@ from torch import Tensor, nn
 
 from pyro_lvgp._utils.distributed import ProcessGroup
 from pyro_lvgp._utils.validation import check_sizes, check_tensors
+from pyro_lvgp.infer._fit_result import FitResult
 from pyro_lvgp.infer._mini_batches import MiniBatches
 from pyro_lvgp.infer._parameters import name_parameters
 from pyro_lvgp.infer._svi import CheckedSVI
@@ -23,7 +22,7 @@ from pyro_lvgp.infer.elbo.compiled import CompiledELBO
 from pyro_lvgp.infer.optim import JointAdam
 from pyro_lvgp.infer.protocols import ChecksData, TakesMiniBatches
 
-__all__ = ["FitResult", "FitState", "Stateful"]
+__all__ = ["FitState", "Stateful"]
 
 
 @runtime_checkable
@@ -39,43 +38,6 @@ class Stateful(Protocol):
         ...
 
 
-@dataclass
-class FitResult:
-    """History of a fit.
-
-    :param num_entries: number of observed entries of the data.
-    :param losses: minus the bound, in nats for all data, estimated at each step.
-    :param seconds: seconds since the start, after each step.
-    :param interrupted: whether Ctrl-C ended the fit early.
-    :param scores: with :class:`~pyro_lvgp.infer.EarlyStopping`, pairs of the number of steps taken and the score.
-
-    >>> FitResult(num_entries=10, losses=[20.0, 15.0]).bounds_per_entry
-    array([-2. , -1.5])
-    """
-
-    num_entries: int
-    losses: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    interrupted: bool = False
-    scores: list[tuple[int, float]] = field(default_factory=list)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return losses and seconds."""
-        return {"losses": self.losses, "seconds": self.seconds}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore losses and seconds.
-
-        :param state: returned by :meth:`state_dict`.
-        """
-        self.losses, self.seconds = state["losses"], state["seconds"]
-
-    @property
-    def bounds_per_entry(self) -> np.ndarray:
-        """Bound per observed entry, in nats, at each step."""
-        return -np.asarray(self.losses) / self.num_entries
-
-
 class FitState:
     """State of a fit, which :func:`~pyro_lvgp.infer.fit` passes to each :class:`~pyro_lvgp.infer.Callback`.
 
@@ -84,7 +46,7 @@ class FitState:
     - ``model``, ``guide``, and ``num_steps``, the number of steps at which the fit ends;
     - ``svi``, the object whose ``step`` the fit calls: Pyro's ``SVI``, or a :class:`~pyro_lvgp.infer.BlockCoordinateVI`;
     - ``batches``, the iterator over the arguments of the steps;
-    - ``history``, a :class:`FitResult`;
+    - ``history``, a :class:`~pyro_lvgp.infer.FitResult`;
     - ``callbacks``, in the order in which they are called;
     - ``seed``, the seed of the fit;
     - ``processes``, the group of processes that share the fit, by default this one alone;
@@ -139,7 +101,9 @@ class FitState:
             args, len(data), batch_size, model.mini_batch if isinstance(model, TakesMiniBatches) else None
         )
         self.svi = _make_svi(model, guide, loss, optim, compile=compile)
-        self.history = FitResult(num_entries=int((~torch.isnan(data)).sum()) if len(data) else 1)
+        self.history = FitResult(
+            num_entries=int((~torch.isnan(data)).sum()) if len(data) else 1, steps_per_epoch=self.batches.steps_per_epoch
+        )
         self.callbacks, self.processes = tuple(callbacks), ProcessGroup()
         self.is_compiled = compile
         self._is_stopped = False

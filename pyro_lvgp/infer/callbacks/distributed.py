@@ -43,6 +43,7 @@ torch.distributed.init_process_group() in it first
         self._state, self._known = state, dict[Tensor, str]()
         state.processes = ProcessGroup(joined=True)
         state.batches.share(state.processes)
+        state.history.steps_per_epoch = state.batches.steps_per_epoch
         if state.seed is not None:
             torch.manual_seed(state.seed + state.processes.rank)
         with forked():

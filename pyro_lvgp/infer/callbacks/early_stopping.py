@@ -62,7 +62,7 @@ class EarlyStopping(Callback):
         :param state: the fit.
         :raises ValueError: if the score is NaN.
         """
-        if state.step % self.every and state.step < state.num_steps:
+        if state.step % self.every and not state.is_finished:
             return
         with seeded(0):
             score = state.processes.mean(float(self.score()))

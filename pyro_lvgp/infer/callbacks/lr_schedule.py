@@ -11,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pyro_lvgp.infer._fit_state import FitState
 from pyro_lvgp.infer.callbacks.base import Callback
+from pyro_lvgp.infer.callbacks.convergence import StopOnConvergence
 
 __all__ = ["LRSchedule"]
 
@@ -25,7 +26,9 @@ class LRSchedule(Callback):
     at step t of T, or sweep through the blocks.  Schedulers take a step after each step of the fit.
 
     :param schedule: ``"cosine"``, or a function of an optimiser that returns a scheduler.
-    :raises ValueError: for any other string.
+    :raises ValueError: for any other string; at the start, for ``"cosine"`` with
+        :class:`~pyro_lvgp.infer.StopOnConvergence`, because the number of steps is unknown, and any bound becomes flat as the
+        learning rate goes to zero.
     :raises TypeError: at the first step, if the function returns no scheduler.
 
     >>> import pyro, torch
@@ -53,7 +56,13 @@ class LRSchedule(Callback):
         """Register a hook that makes the scheduler of each optimiser at its first step.
 
         :param state: the fit.
+        :raises ValueError: for ``"cosine"`` in a fit that ends by :class:`~pyro_lvgp.infer.StopOnConvergence`.
         """
+        if self.schedule == "cosine" and any(isinstance(callback, StopOnConvergence) for callback in state.callbacks):
+            raise ValueError(
+                'expected a fixed number of steps for the schedule "cosine", which falls to zero at the last step, got a fit '
+                'that ends when the bound has converged; fit with num_steps="auto" first, and then with the schedule'
+            )
         self._state = state
         self._schedulers: dict[Optimizer, tuple[str, LRScheduler]] = {}
         self._initial_rates: dict[Optimizer, list[Any]] = {}

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,17 @@ from torch import Tensor
 
 from benchmarks.core.joined import in_processes
 from pyro_lvgp.guides import MeanFieldGuide
-from pyro_lvgp.infer import Block, Callback, Checkpoint, Distributed, EarlyStopping, FitResult, JointOptim, fit
+from pyro_lvgp.infer import (
+    Block,
+    Callback,
+    Checkpoint,
+    Distributed,
+    EarlyStopping,
+    FitResult,
+    JointOptim,
+    StopOnConvergence,
+    fit,
+)
 from pyro_lvgp.models import BayesianGPLVM
 from tests.helpers import ROOT
 from tests.helpers.fits import OnStep
@@ -92,6 +103,37 @@ def test_processes_share_the_rows_of_a_pass_and_stay_alike():
     for own, others in zip(rows, other_rows, strict=True):
         assert len(set(own) | set(others)) == 8
     assert rows[0] != rows[1]
+
+
+def regression_on_rows(x: Tensor, y: Tensor, idx: Tensor | None = None) -> None:
+    regression(x, y)
+
+
+def stopped_at_convergence(rank: int) -> FitResult:
+    x, y = torch.randn(40, 2), torch.randn(40)
+    rule = StopOnConvergence(0.1)
+    how: Any = {"batch_size": 5, "num_steps": 2000, "progress": False}
+    return fit(regression_on_rows, AutoDelta(regression_on_rows), x, y, callbacks=[rule, Distributed()], **how)
+
+
+def test_processes_stop_at_convergence_after_the_same_step():
+    result, other_result = in_processes(stopped_at_convergence, NUM_PROCESSES)
+    assert len(result.losses) < 2000
+    assert result.losses == other_result.losses
+    assert result.steps_per_epoch == other_result.steps_per_epoch == 4
+    assert result.converged
+
+
+def rising(rank: int) -> list[str]:
+    x, y = torch.randn(40, 2), 1e3 * torch.randn(40)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(regression, AutoDelta(regression), x, y, num_steps=500, callbacks=[Distributed()], progress=False)
+    return [warning.category.__name__ for warning in caught]
+
+
+def test_the_first_process_alone_warns_of_a_bound_that_rises():
+    assert in_processes(rising, NUM_PROCESSES) == [["ConvergenceWarning"], []]
 
 
 def interrupted(rank: int) -> FitResult:
