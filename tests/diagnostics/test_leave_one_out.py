@@ -241,7 +241,7 @@ def test_predictive_density_of_a_bound():
 def test_errors(y):
     def joint(y):
         mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
-        pyro.sample("y", dist.Normal(mu, 1.0).expand(y.shape).to_event(2), obs=y)
+        pyro.sample("y", dist.Normal(mu, 1.0).expand(y.shape).to_event(2), obs=y.nan_to_num())
 
     def joint_guide(y):
         pyro.sample("mu", dist.Normal(0.0, 1.0))
