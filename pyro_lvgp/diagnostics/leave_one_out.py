@@ -157,11 +157,10 @@ class _DatumTerms(ImportanceWeightedELBO):
         model_sites, guide_sites = self._sample_sites(model, guide, args, kwargs)
         (_, global_model), (_, global_guide) = self._split(model_sites), self._split(guide_sites)
         _check_sites(model_sites, guide_sites, global_guide, self.local_plate)
-        log_ratio = sum(map(log_prob_sum, global_model.values()), torch.zeros(())) - sum(
-            map(log_prob_sum, global_guide.values()), torch.zeros(())
-        )
+        log_p, log_q = (sum(map(log_prob_sum, s.values()), torch.zeros(())) for s in (global_model, global_guide))
         given = Trace()
-        given.nodes.update(global_guide)
+        for name, site in global_guide.items():
+            given.add_node(name, **site)
         chunks, names = [self._log_weights(model_sites, guide_sites)], self._names(model_sites)
         for _ in range(num_chunks - 1):
             sites = self._sample_sites(model, poutine.replay(guide, trace=given), args, kwargs)
@@ -169,7 +168,7 @@ class _DatumTerms(ImportanceWeightedELBO):
         fitted, predictive = (torch.cat(parts) for parts in zip(*chunks, strict=True))
         log_mean = fitted.logsumexp(0) - math.log(len(fitted))
         log_mean_predictive = predictive.logsumexp(0) - math.log(len(fitted))
-        return _Draw(log_mean, log_mean_predictive, log_ratio, fitted[:_NUM_CHECKED] - log_mean, names)
+        return _Draw(log_mean, log_mean_predictive, log_p - log_q, fitted[:_NUM_CHECKED] - log_mean, names)
 
     def _log_weights(self, model_sites: Sites, guide_sites: Sites) -> tuple[Tensor, Tensor]:
         """Compute log weights of the local draws with the terms of the fit and with predictive densities, ``[S, *plates]``."""
