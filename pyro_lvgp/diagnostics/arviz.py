@@ -48,14 +48,15 @@ def to_arviz(
     rows, or of its subsample, as coordinates.  Event dimensions are named by ``dims``, else by the model's
     attribute ``event_dims``, else ``<site>_dim_0`` and so on.
 
-    **Weights.**  Draws come from q, not from the posterior, so use :func:`arviz_stats.loo_approximate_posterior` with
-    ``log_p=tree.sample_stats["lp"]`` and ``log_q=tree.sample_stats["lq"]``, and not ``loo``.
+    **Weights.**  Draws come from q, not from the posterior.  ``log_weight`` corrects that for models of few latents.  With a
+    latent for each of some hundred data these weights collapse, and ``arviz_stats.loo`` and ``loo_approximate_posterior``
+    fail.  For leave-one-out densities use :func:`loo`, which integrates the latents of the data out.
 
     **Missing entries.**  With a NaN in ``log_likelihood``, ``loo`` returns NaN, and ``loo_pit`` counts it as an
     observation.  If any entry of a site ``y`` is masked or NaN, its log likelihood therefore is a variable ``y_observed`` with
     one dimension, ``y_entry``, over observed entries only, whose positions are the coordinates ``y_<dim>``.
     ``posterior_predictive`` and ``observed_data`` then have ``y_observed`` with the same entries, and ``y`` with all entries:
-    ``loo(tree)`` needs no changes, and ``loo_pit`` and the plots take ``var_names="y_observed"``.
+    ``loo_pit`` and the plots take ``var_names="y_observed"``.
     (``plot_loo_pit`` does not pass the names on: use ``plot_ecdf_pit(loo_pit(tree, var_names="y_observed"))``.)
 
     :param model: any Pyro model.

@@ -53,11 +53,7 @@ def log_weights(
     torch.Size([10, 4])
     """
     check_sizes(num_samples=num_samples)
-    if isinstance(guide, AutoGuide) and guide.prototype_trace is None:
-        with torch.no_grad(), seeded(seed), poutine.block():
-            guide(*args, **kwargs)  # an annealed guide sets its local_plate at the first call
-    owners: tuple[Any, ...] = (guide, model)
-    plate = local_plate or next((owner.local_plate for owner in owners if isinstance(owner, HasLocalPlate)), None)
+    plate = find_local_plate(model, guide, local_plate, args, kwargs, seed=seed)
     if plate is None:
         options: Any = {"chunk_size": 1000, "predict": False, "log_likelihood": False}
         options |= {"vectorize": vectorize, "seed": seed}
@@ -67,6 +63,17 @@ def log_weights(
     bound = ImportanceWeightedELBO(plate, chunk_size, marginalize=False)
     with torch.no_grad(), seeded(seed):
         return torch.cat([bound.log_weights(model, guide, *args, **kwargs) for _ in range(num_calls)])
+
+
+def find_local_plate(
+    model: Any, guide: Any, local_plate: str | None, args: tuple, kwargs: dict, *, seed: int | None
+) -> str | None:
+    """Return the name of the plate over data: the one given, or else that of the guide or of the model; None without one."""
+    if isinstance(guide, AutoGuide) and guide.prototype_trace is None:
+        with torch.no_grad(), seeded(seed), poutine.block():
+            guide(*args, **kwargs)  # an annealed guide sets its local_plate at the first call
+    owners: tuple[Any, ...] = (guide, model)
+    return local_plate or next((owner.local_plate for owner in owners if isinstance(owner, HasLocalPlate)), None)
 
 
 def effective_sample_size(log_weights: Float[Tensor, "S *batch"]) -> Float[Tensor, "*batch"]:

@@ -12,7 +12,7 @@ from pyro.poutine.guide import GuideMessenger
 from torch import Tensor
 from torch.distributions import kl_divergence
 
-__all__ = ["Sites", "check_reparameterised", "equals", "log_ratio", "mask_of", "share_masks", "trace_guide"]
+__all__ = ["Sites", "check_reparameterised", "equals", "log_prob_sum", "log_ratio", "mask_of", "share_masks", "trace_guide"]
 
 Sites = Mapping[str, Mapping[str, Any]]
 
@@ -56,7 +56,7 @@ def mask_of(site: Mapping[str, Any]) -> Any:
     return fn._mask if mask is None else mask & fn._mask
 
 
-def _log_prob_sum(site: Mapping[str, Any]) -> Tensor:
+def log_prob_sum(site: Mapping[str, Any]) -> Tensor:
     """Compute the log density of a site at its value, scaled and masked as by Pyro."""
     return scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"], site["mask"]).sum()
 
@@ -73,13 +73,13 @@ def log_ratio(model_sites: Sites, guide_sites: Sites) -> Tensor:
     for name, site in model_sites.items():
         kl = _kl(guide_sites[name], site) if same_order and name in guide_sites else None
         if kl is None:
-            total = total + _log_prob_sum(site)
+            total = total + log_prob_sum(site)
         else:
             total = total - kl
             with_kl.add(name)
     for name, site in guide_sites.items():
         if name not in with_kl:
-            total = total - _log_prob_sum(site)
+            total = total - log_prob_sum(site)
     return total
 
 
