@@ -29,6 +29,7 @@ from pyro_lvgp.kernels import Kernel, as_kernel
 from pyro_lvgp.kernels.base import KernelParams
 from pyro_lvgp.kernels.composition import Combination
 from pyro_lvgp.likelihoods import Likelihood, as_likelihood
+from pyro_lvgp.likelihoods.base import check_independent_entries
 from pyro_lvgp.models._decoded_rows import DecodedRows
 from pyro_lvgp.models.latent_variable_model import Guide, check_all_given
 from pyro_lvgp.models.prediction import Prediction
@@ -79,6 +80,7 @@ class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         self.kernel = as_kernel(kernel)
         adopt(self, "decoder", decoder)
         self.likelihood = as_likelihood(likelihood)
+        check_independent_entries(self.likelihood, type(self).__name__)
         self.independent_dim, self.num_data = independent_dim, num_data
 
     @abstractmethod
