@@ -11,7 +11,8 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn.module import PyroModuleList
 from torch import Tensor, nn
 
-from pyro_lvgp.likelihoods.base import Likelihood, check_independent_entries
+from pyro_lvgp.likelihoods.base import Likelihood
+from pyro_lvgp.likelihoods.rows import check_independent_entries
 
 __all__ = ["Heterogeneous"]
 

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from pyro_lvgp._utils.control_flow import holds
 from pyro_lvgp._utils.seeding import normal_draws
 from pyro_lvgp.conjugate.factor_analysis import factor_analysis
-from pyro_lvgp.likelihoods.base import RowLikelihood
+from pyro_lvgp.likelihoods.rows import RowLikelihood
 from pyro_lvgp.ops import low_rank
 from pyro_lvgp.ops.expected_log_likelihood import Quadratic
 

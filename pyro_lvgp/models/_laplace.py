@@ -35,11 +35,12 @@ def laplace(
 
     and the evidence :math:`\log p(y_n, \hat x_n) + \tfrac{Q}{2} \log 2\pi - \tfrac12 \log |H_n|`.  Both are exact where f is
     linear with a constant variance, and the noise Gaussian.  For a :class:`~pyro_lvgp.likelihoods.RowLikelihood` the second
-    term of H is :math:`-J_n^T (\partial^2 \ell_n / \partial m_n \partial m_n^T) J_n`.  Steps are damped (Levenberg-Marquardt) separately for each row,
-    and are rejected if they decrease its log density by more than rounding.  The initial damping is as large as the curvature,
-    because long steps from a start far from the mode lead to worse modes under little noise.  An accepted step multiplies the
-    damping by a factor, which is smallest where the actual increase equals the predicted one.  Consecutive rejected steps
-    multiply the damping by ever larger factors (Nielsen).
+    term of H is :math:`-J_n^T (\partial^2 \ell_n / \partial m_n \partial m_n^T) J_n`.
+
+    Steps are damped (Levenberg-Marquardt) separately for each row, and are rejected if they decrease its log density by more
+    than rounding.  The initial damping is as large as the curvature, because long steps from a start far from the mode lead to
+    worse modes under little noise.  An accepted step multiplies the damping by a factor, which is smallest where the actual
+    increase equals the predicted one.  Consecutive rejected steps multiply the damping by ever larger factors (Nielsen).
 
     :param entries: p(y | x) of each entry, for each draw of the shared sites; ℓ and H are averaged over the draws.
     :param Y: rows, NaN where missing.

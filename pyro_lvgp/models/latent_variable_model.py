@@ -41,9 +41,10 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
     """Base class of models of rows y_n with one latent x_n for each row, in plate ``data`` at dim −1, and shared sites.
 
     A subclass implements ``forward(y=None, idx=None)`` with the sites ``X`` and ``y``, and :meth:`latent_candidates`, and
-    sets the attribute ``likelihood``.  The distribution of ``y`` is ``LikelihoodPredictive(...).rows(...)``.  The class implements ``predict``, ``predictive``, ``reconstruct``, ``infer_latents`` and ``impute`` under any
-    guide of all latent sites.  These methods run model and guide in evaluation mode: dropout is off, and batches are
-    normalised by running statistics.
+    sets the attribute ``likelihood``.  The distribution of ``y`` is ``LikelihoodPredictive(...).rows(...)``.  The class
+    implements ``predict``, ``predictive``, ``reconstruct``, ``infer_latents`` and ``impute`` under any guide of all latent
+    sites.  These methods run model and guide in evaluation mode: dropout is off, and batches are normalised by running
+    statistics.
 
     :param num_data: number N of rows.
     :param data_dim: number D of columns.
@@ -400,7 +401,7 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
 
 
 def _rows(trace: Trace, given: Collection[str]) -> LikelihoodPredictive:
-    """Distribution of the observations given f; raise if the trace has latents that were not given, or another distribution."""
+    """Distribution of the observations; raise if the trace has latents that were not given, or another distribution."""
     check_all_given(trace, given)
     fn: Any = trace.nodes["y"]["fn"]
     y = fn.base_dist if isinstance(fn, dist.Independent) else fn

@@ -196,8 +196,10 @@ class RandomFeatureLVM(RowModel):
 
         For Gaussian noise the sites are exact.  For logistic likelihoods they are the Pólya-gamma bound that is optimal for
         the given moments of f.  For any other likelihood they have the expected slope and curvature of log p(y | f) under
-        these moments; those of a :class:`~pyro_lvgp.likelihoods.RowLikelihood` are for fixed functions of the other outputs, so
-        that steps for all outputs at once need damping.  The curvature is increased where the maximum of the site would be farther from the mean of f than
+        these moments.  Those of a :class:`~pyro_lvgp.likelihoods.RowLikelihood` are for fixed functions of the other outputs,
+        so that steps for all outputs at once need damping.
+
+        The curvature is increased where the maximum of the site would be farther from the mean of f than
         ``likelihood.inverse_link(y)`` by more than 3.
 
         :param y: data, NaN where missing.

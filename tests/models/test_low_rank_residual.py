@@ -213,7 +213,8 @@ def test_predictive_is_a_distribution_of_rows():
     predictive = model.predictive(guide, X)
     assert (predictive.batch_shape, predictive.event_shape) == ((3,), (D,))
     (slope,) = torch.autograd.grad(predictive.log_prob(torch.randn(3, D)).sum(), X)
-    assert slope.isfinite().all() and (slope != 0.0).all()
+    assert slope.isfinite().all()
+    assert (slope != 0.0).all()
 
 
 def test_a_row_is_a_datum_in_arviz():
