@@ -89,7 +89,7 @@ class LowRankGaussian(RowLikelihood):
         super().__init__()
         if not 0 <= rank <= data_dim:
             raise ValueError(f"expected a rank from 0 to data_dim={data_dim}, got {rank}; a few factors suffice")
-        variance = torch.as_tensor(variance, dtype=torch.get_default_dtype())
+        variance = variance if torch.is_tensor(variance) else torch.tensor(variance, dtype=torch.get_default_dtype())
         if variance.shape not in ((), (1,), (data_dim,)) or not (variance > 0.0).all():
             raise ValueError(
                 f"expected one positive variance, or data_dim={data_dim} of them, got {variance.tolist()}; pass the noise "

@@ -20,8 +20,9 @@ class RowLikelihood(Likelihood):
     - :meth:`condition`, the parameter given the observed entries of each row;
     - :meth:`log_predictive_density` and :meth:`moments`, the marginal distributions of the entries.
 
-    log p(y_n | f_n) must be concave in f for Laplace approximations of latents.  Functions given the latents are independent
-    over outputs, :math:`f_{nd} \sim N(m_{nd}, v_{nd})`.
+    :meth:`params` may return a tensor of any shape; override :meth:`check_outputs` if its last dimension is not that of the
+    outputs.  log p(y_n | f_n) must be concave in f for Laplace approximations of latents.  Functions given the latents are
+    independent over outputs, :math:`f_{nd} \sim N(m_{nd}, v_{nd})`.
 
     Models of rows accept such a likelihood; models of series and :class:`~pyro_lvgp.likelihoods.Heterogeneous` raise an error.
     """

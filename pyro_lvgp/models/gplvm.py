@@ -239,7 +239,7 @@ class BayesianGPLVM(RowModel):
         return self._function(X, shared, "svgp" if self.likelihood_term == "sampled" else None).rows(observed).log_prob(y)
 
     def score(self, latents: Mapping[str, Tensor], statistics: Statistics) -> dict[str, Tensor]:
-        """Compute gradients of the summed :meth:`log_joint`, in closed form for a Gaussian likelihood and an RBF kernel.
+        """Compute gradients of the summed :meth:`log_joint`, in closed form for Gaussian likelihoods and an RBF kernel.
 
         :param latents: ``{"X": [*particles, B, Q]}``.
         :param statistics: result of :meth:`statistics`.

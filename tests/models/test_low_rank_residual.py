@@ -229,17 +229,19 @@ def test_a_row_is_a_datum_in_arviz():
     torch.testing.assert_close(torch.as_tensor(found.to_numpy()[0, 0]), want.detach(), rtol=0.0, atol=1e-3)
 
 
-def test_explicit_weights_converge_to_the_mean_field_optimum():
+@pytest.mark.parametrize("weights", ["explicit", "shared"])
+def test_weights_converge_to_the_mean_field_optimum(weights):
     """At fixed features the posterior of all weights is one Gaussian of precision I + Σ_n P_n ⊗ φ φᵀ: q has its mean, and
-    the diagonal blocks of its precision."""
+    the diagonal blocks of its precision, or the mean of these blocks."""
     Y = data()
     model = RandomFeatureLVM(N, D, Q, num_frequencies=3, likelihood=likelihood()).initialize(Y)
-    guide = RandomFeatureGuide(model)
-    assert guide.weights == "explicit"
+    model.likelihood.cov_factor = 0.5 * torch.randn(D, r)
+    assert RandomFeatureGuide(model).weights == "explicit"
+    guide = RandomFeatureGuide(model, weights=weights)
     guide(Y)
     with torch.no_grad():
         features = model.features(torch.randn(N, Q), guide.omega.loc)
-        for _ in range(300):
+        for _ in range(200):
             for name, value in guide.a.updated(model, Y, features, is_whole=True).items():
                 setattr(guide.a, name, value)
         L = features.shape[-1]
@@ -254,6 +256,7 @@ def test_explicit_weights_converge_to_the_mean_field_optimum():
         found = guide.a.posterior()
         torch.testing.assert_close(found.mean, mean, rtol=1e-4, atol=1e-5)
         blocks = torch.stack([total.reshape(D, L, D, L)[d, :, d] for d in range(D)])
+        blocks = blocks if weights == "explicit" else blocks.mean(0, keepdim=True)
         torch.testing.assert_close(found.precision_tril @ found.precision_tril.mT, blocks, rtol=1e-6, atol=1e-8)
 
 
@@ -318,3 +321,15 @@ def test_hidden_entries_are_predicted_better_than_by_independent_noise(kind):
     gain = scores[1] - scores[0]
     assert gain.mean() > 2.0 * gain.std() / len(gain) ** 0.5
     assert gain[200:].mean() > 0.0
+
+
+def test_generated_rows_have_the_joint_density_of_their_entries():
+    model = gplvm()
+    trace = poutine.trace(model).get_trace()
+    trace.compute_log_prob()
+    y, f = trace.nodes["y"], trace.nodes["y"]["fn"]
+    X, u = trace.nodes["X"]["value"], trace.nodes["u"]["value"]
+    assert y["value"].shape == (N, D)
+    prior = dist.Normal(0.0, 1.0).log_prob(X).sum() + dist.Normal(0.0, 1.0).log_prob(u).sum()
+    torch.testing.assert_close(y["log_prob_sum"] + prior, dense_log_joint(model, y["value"], X, u, "svgp"))
+    assert (f.batch_shape, f.event_shape) == ((N,), (D,))
