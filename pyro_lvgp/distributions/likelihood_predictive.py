@@ -107,7 +107,7 @@ class LikelihoodPredictive(dist.TorchDistribution):
         >>> likelihood.cov_factor = torch.ones(2, 1)
         >>> y = LikelihoodPredictive(likelihood, torch.zeros(1, 2), torch.zeros(()))
         >>> y.condition(torch.tensor([[3.0, torch.nan]])).mean[:, 1].detach()  # Σ₂₁ / Σ₁₁ = 1 / 1.5
-        tensor([2.])
+        tensor([2.0000])
         """
         if not isinstance(self.likelihood, RowLikelihood):
             return self
