@@ -235,7 +235,7 @@ def test_weights_converge_to_the_mean_field_optimum(weights):
     the diagonal blocks of its precision, or the mean of these blocks."""
     Y = data()
     model = RandomFeatureLVM(N, D, Q, num_frequencies=3, likelihood=likelihood()).initialize(Y)
-    model.likelihood.cov_factor = 0.5 * torch.randn(D, r)
+    model.likelihood.cov_factor, model.likelihood.cov_diag = 0.5 * torch.randn(D, r), 0.5 + torch.rand(D)
     assert RandomFeatureGuide(model).weights == "explicit"
     guide = RandomFeatureGuide(model, weights=weights)
     guide(Y)
