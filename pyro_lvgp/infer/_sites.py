@@ -10,6 +10,7 @@ from pyro.distributions import Delta
 from pyro.distributions.torch_distribution import MaskedDistribution
 from torch import Tensor
 
+from pyro_lvgp.distributions.likelihood_predictive import ObservedRows
 from pyro_lvgp.distributions.normal import without_independent
 
 Kind = Literal["latent", "deterministic", "observed"]
@@ -153,6 +154,8 @@ def entries(site: Mapping) -> tuple[Tensor, Tensor]:
 
 def _entries_of(fn: Any, value: Tensor) -> tuple[Tensor, Tensor]:
     """Return log density and mask of the entries of a value, inside ``Independent`` and masks of its distribution."""
+    if isinstance(fn, ObservedRows):
+        return _entries_of(fn.rows, value)
     if isinstance(fn, torch.distributions.Independent):
         return _entries_of(fn.base_dist, value)
     if isinstance(fn, MaskedDistribution):

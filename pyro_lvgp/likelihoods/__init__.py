@@ -4,7 +4,9 @@ from pyro_lvgp.likelihoods.base import Likelihood, LogConcaveLikelihood
 from pyro_lvgp.likelihoods.continuous import Gaussian, LogNormal, StudentT, as_likelihood
 from pyro_lvgp.likelihoods.counts import Bernoulli, Binomial, Logistic, NegativeBinomial, Poisson
 from pyro_lvgp.likelihoods.heterogeneous import Heterogeneous
+from pyro_lvgp.likelihoods.low_rank import LowRankGaussian
 from pyro_lvgp.likelihoods.ordinal import Ordinal
+from pyro_lvgp.likelihoods.rows import RowLikelihood
 
 __all__ = [
     "Bernoulli",
@@ -15,9 +17,11 @@ __all__ = [
     "LogConcaveLikelihood",
     "LogNormal",
     "Logistic",
+    "LowRankGaussian",
     "NegativeBinomial",
     "Ordinal",
     "Poisson",
+    "RowLikelihood",
     "StudentT",
     "as_likelihood",
 ]

@@ -21,6 +21,8 @@ __all__ = ["Likelihood", "LogConcaveLikelihood", "WithParameter"]
 class Likelihood(StandaloneModule):
     """Likelihood p(y | f, θ) of independent entries.
 
+    Derive from :class:`~pyro_lvgp.likelihoods.RowLikelihood` if the entries of a row are dependent given f.
+
     A subclass implements
 
     - :meth:`distribution`, a univariate distribution of the shape of ``f`` [..., N, D] with a mean and a variance;

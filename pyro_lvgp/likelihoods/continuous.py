@@ -4,10 +4,12 @@ import math
 
 import pyro.distributions as dist
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from pyro_lvgp._utils.control_flow import holds
 from pyro_lvgp.likelihoods.base import Likelihood, WithParameter
+from pyro_lvgp.ops.expected_log_likelihood import Quadratic, gaussian_quadratic
 from pyro_lvgp.ops.quadrature import log_student_t_plus_normal
 
 __all__ = ["Gaussian", "LogNormal", "StudentT", "as_likelihood"]
@@ -64,6 +66,27 @@ class Gaussian(_AdditiveNoise):
     def moments(self, mean, variance, params):
         mean, variance = torch.broadcast_tensors(mean, variance + params)
         return mean, variance
+
+    def quadratic_form(
+        self,
+        residual: Float[Tensor, "*#batch N D"],
+        observed: Bool[Tensor, "N D"] | None,
+        u: Float[Tensor, "*#batch D M"],
+        u_scale_tril: Float[Tensor, "D M M"] | None,
+        params: Tensor,
+        incomplete: Int[Tensor, " R"] | None,
+    ) -> Quadratic:
+        """Compute :func:`~pyro_lvgp.ops.expected_log_likelihood.gaussian_quadratic` at the noise variances.
+
+        :param residual: y − c, any finite number where missing.
+        :param observed: mask of the observed entries; None if all are observed.
+        :param u: whitened inducing outputs, or their means.
+        :param u_scale_tril: Cholesky factors of their covariances.
+        :param params: the tensor that :meth:`params` returns.
+        :param incomplete: indices of the rows with missing entries; None for all rows.
+        """
+        precision = params.reciprocal().expand(*params.shape[:-1], residual.shape[-1])
+        return gaussian_quadratic(residual, observed, precision, u, u_scale_tril, incomplete)
 
 
 class LogNormal(WithParameter):

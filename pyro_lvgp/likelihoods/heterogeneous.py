@@ -12,6 +12,7 @@ from pyro.nn.module import PyroModuleList
 from torch import Tensor, nn
 
 from pyro_lvgp.likelihoods.base import Likelihood
+from pyro_lvgp.likelihoods.rows import check_independent_entries
 
 __all__ = ["Heterogeneous"]
 
@@ -26,7 +27,7 @@ class Heterogeneous(Likelihood):
     :param parts: pairs of a likelihood and the indices :math:`D_k` of its columns; each column is in exactly one pair.
     :raises ValueError: if a column is in no part or in several, a part has none or parameters for another number of them, or
         no part's ``fill_value`` is in the support of all.
-    :raises TypeError: for a part that is no pair of a likelihood and whole numbers.
+    :raises TypeError: for a part that is no pair of a likelihood and whole numbers, or whose likelihood is one of whole rows.
 
     The attribute ``parts`` is the list of likelihoods, with their parameters, such as ``likelihood.parts[0].variance``.  A
     decoder that returns the parameter returns a number for each column; numbers of columns whose likelihood has none are
@@ -202,6 +203,7 @@ def _checked(parts: Sequence[tuple[Likelihood, Sequence[int]]]) -> tuple[list[Li
                 raise TypeError(f"{part!r} is no such pair")
         except (TypeError, ValueError) as error:
             raise TypeError(f"expected pairs of a likelihood and a list of columns as parts, got {part!r}") from error
+        check_independent_entries(likelihood, "Heterogeneous")
         if not len(group):
             raise ValueError(f"expected columns for each likelihood, got none for {type(likelihood).__name__}; leave it out")
         likelihoods.append(likelihood)

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
 from pyro_lvgp.infer.elbo.handlers import gaussian_moments
+from pyro_lvgp.likelihoods import RowLikelihood
 
 Entries = Callable[[Float[Tensor, "B Q"]], LikelihoodPredictive]
+Vectors = Float[Tensor, "B D Q"]
 _DAMPING, _RANGE = 1.0, (1e-8, 1e8)
 
 
@@ -32,11 +34,13 @@ def laplace(
               \qquad J_{nd} = \partial m_{nd} / \partial x_n,
 
     and the evidence :math:`\log p(y_n, \hat x_n) + \tfrac{Q}{2} \log 2\pi - \tfrac12 \log |H_n|`.  Both are exact where f is
-    linear with a constant variance, and the noise Gaussian.  Steps are damped (Levenberg-Marquardt) separately for each row,
-    and are rejected if they decrease its log density by more than rounding.  The initial damping is as large as the curvature,
-    because long steps from a start far from the mode lead to worse modes under little noise.  An accepted step multiplies the
-    damping by a factor, which is smallest where the actual increase equals the predicted one.  Consecutive rejected steps
-    multiply the damping by ever larger factors (Nielsen).
+    linear with a constant variance, and the noise Gaussian.  For a :class:`~pyro_lvgp.likelihoods.RowLikelihood` the second
+    term of H is :math:`-J_n^T (\partial^2 \ell_n / \partial m_n \partial m_n^T) J_n`.
+
+    Steps are damped (Levenberg-Marquardt) separately for each row, and are rejected if they decrease its log density by more
+    than rounding.  The initial damping is as large as the curvature, because long steps from a start far from the mode lead to
+    worse modes under little noise.  An accepted step multiplies the damping by a factor, which is smallest where the actual
+    increase equals the predicted one.  Consecutive rejected steps multiply the damping by ever larger factors (Nielsen).
 
     :param entries: p(y | x) of each entry, for each draw of the shared sites; ℓ and H are averaged over the draws.
     :param Y: rows, NaN where missing.
@@ -104,18 +108,29 @@ def _likelihood_expansion(
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, "B Q Q"]]:
     """Log p(y | x), differentiable in X, and its term of the precision H of the latents."""
     entries = given(X)
-    log_likelihood = torch.where(observed, entries.log_prob(Y), 0.0).sum(-1)
+    log_likelihood = entries.rows(observed).log_prob(Y)
     mean, variance = entries.f_mean.detach().requires_grad_(), entries.f_variance.detach()
     at_mean = LikelihoodPredictive(entries.likelihood, mean, variance, entries.term, entries.params)
-    (slope,) = torch.autograd.grad(at_mean.log_prob(Y).sum(), mean, create_graph=True)
-    (curvature,) = torch.autograd.grad(slope.sum(), mean)
+    (slope,) = torch.autograd.grad(at_mean.rows(observed).log_prob(Y).sum(), mean, create_graph=True)
     # Jᵀ v is linear in v: its derivatives are the columns of J, Q of them however many outputs there are.
     v = torch.zeros_like(mean, requires_grad=True)
     (JTv,) = torch.autograd.grad(entries.f_mean, X, v, create_graph=True)
     columns = [torch.autograd.grad(column.sum(), v, retain_graph=True)[0] for column in JTv.unbind(-1)]
     J = torch.stack(columns, -1)
-    h = torch.where(observed, -curvature.clamp_max(0.0), 0.0)
-    return log_likelihood, J.mT @ (h[..., None] * J)
+    curvature_times = _hessian_times if isinstance(entries.likelihood, RowLikelihood) else _concave_diagonal_times
+    return log_likelihood, -J.mT @ curvature_times(slope, mean, J)
+
+
+def _concave_diagonal_times(slope: Float[Tensor, "B D"], mean: Float[Tensor, "B D"], J: Vectors) -> Vectors:
+    """Product of J with the derivatives of ``slope`` in ``mean``, the second derivatives of entries, if these are negative."""
+    (curvature,) = torch.autograd.grad(slope.sum(), mean)
+    return curvature.clamp_max(0.0)[..., None] * J
+
+
+def _hessian_times(slope: Float[Tensor, "B D"], mean: Float[Tensor, "B D"], J: Vectors) -> Vectors:
+    """Product of J with the Jacobian of ``slope`` in ``mean`` of each row, which is symmetric."""
+    columns = [torch.autograd.grad(slope, mean, column, retain_graph=True)[0] for column in J.unbind(-1)]
+    return torch.stack(columns, -1)
 
 
 def gaussian_components(prior: torch.distributions.Distribution) -> tuple[Float[Tensor, " K"], dist.MultivariateNormal]:

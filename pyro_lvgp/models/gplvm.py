@@ -20,10 +20,10 @@ from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, 
 from pyro_lvgp.infer.elbo.handlers import Moments, sample_moments
 from pyro_lvgp.kernels import RBF, Kernel, as_kernel
 from pyro_lvgp.kernels.base import KernelParams
-from pyro_lvgp.likelihoods import Gaussian, Likelihood
+from pyro_lvgp.likelihoods import Gaussian, Likelihood, LowRankGaussian
 from pyro_lvgp.models._row_model import RowModel
 from pyro_lvgp.models.initialization import InitialLatents, cluster_centres
-from pyro_lvgp.ops.expected_log_likelihood import Quadratic, RBFScore, evaluate, gaussian_quadratic, gradient, rbf_score
+from pyro_lvgp.ops.expected_log_likelihood import Quadratic, RBFScore, evaluate, gradient, rbf_score
 from pyro_lvgp.ops.linalg import invert_lower, solve_lower, sparse_conditional
 
 __all__ = ["BayesianGPLVM", "Statistics"]
@@ -148,12 +148,12 @@ class BayesianGPLVM(RowModel):
         with self.data_plate(y, idx):
             X = pyro.sample("X", dist.Normal(shared.inducing_points.new_zeros(self.latent_dim), 1.0).to_event(1))
             if y is None or observed is None:
-                return pyro.sample("y", self._function(X, shared).to_event(1))
+                return pyro.sample("y", self._function(X, shared).rows())
             value = torch.nan_to_num(y, self.likelihood.fill_value)
             if not self._is_quadratic:
-                return pyro.sample("y", self._function(X, shared).mask(observed).to_event(1), obs=value)
+                return pyro.sample("y", self._function(X, shared).rows(observed), obs=value)
             log_prob = self._log_likelihood(X, self._statistics(y, observed, shared))
-            rows = ObservedRows(value, log_prob, lambda: self._function(X, shared).mask(observed))
+            rows = ObservedRows(value, log_prob, lambda: self._function(X, shared).rows(observed))
             return pyro.sample("y", rows, obs=value)
 
     log_joint_forward = forward  # the method whose log density log_joint returns, see infer.protocols.HasLogJoint
@@ -161,7 +161,7 @@ class BayesianGPLVM(RowModel):
     @property
     def _is_quadratic(self) -> bool:
         """Whether the likelihood of a row is a quadratic form, whose cost does not grow with D."""
-        return type(self.likelihood) is Gaussian and self.likelihood_term == "svgp"
+        return type(self.likelihood) in (Gaussian, LowRankGaussian) and self.likelihood_term == "svgp"
 
     def _read_shared(self) -> _Shared:
         inducing_points, kernel = self.inducing_points, self.kernel.params()
@@ -210,11 +210,10 @@ class BayesianGPLVM(RowModel):
         Luu_inv = invert_lower(shared.Luu)
         if not self._is_quadratic:
             return Statistics(shared, Luu_inv, (torch.nan_to_num(y, self.likelihood.fill_value), observed))
-        assert shared.likelihood is not None
-        precision = shared.likelihood.reciprocal().expand(*shared.likelihood.shape[:-1], self.data_dim)
         residual = torch.nan_to_num(y) - shared.mean
         mask, incomplete = _missing_entries(observed)
-        form = gaussian_quadratic(residual, mask, precision, shared.u.unsqueeze(-3), shared.u_scale_tril, incomplete)
+        u, params = shared.u.unsqueeze(-3), shared.likelihood
+        form = self.likelihood.quadratic_form(residual, mask, u, shared.u_scale_tril, params, incomplete)
         return Statistics(shared, Luu_inv, form)
 
     def log_joint(self, latents: Mapping[str, Tensor], statistics: Statistics) -> Float[Tensor, "*particles B"]:
@@ -237,11 +236,10 @@ class BayesianGPLVM(RowModel):
             Kff = self.kernel.diagonal(points, shared.kernel)
             return evaluate(statistics.likelihood, statistics.Luu_inv @ Kuf, Kff).squeeze(-2)
         y, observed = statistics.likelihood
-        entries = self._function(X, shared, "svgp" if self.likelihood_term == "sampled" else None).log_prob(y)
-        return torch.where(observed, entries, 0.0).sum(-1)
+        return self._function(X, shared, "svgp" if self.likelihood_term == "sampled" else None).rows(observed).log_prob(y)
 
     def score(self, latents: Mapping[str, Tensor], statistics: Statistics) -> dict[str, Tensor]:
-        """Compute gradients of the summed :meth:`log_joint`, in closed form for a Gaussian likelihood and an RBF kernel.
+        """Compute gradients of the summed :meth:`log_joint`, in closed form for Gaussian likelihoods and an RBF kernel.
 
         :param latents: ``{"X": [*particles, B, Q]}``.
         :param statistics: result of :meth:`statistics`.

@@ -41,10 +41,10 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
     """Base class of models of rows y_n with one latent x_n for each row, in plate ``data`` at dim −1, and shared sites.
 
     A subclass implements ``forward(y=None, idx=None)`` with the sites ``X`` and ``y``, and :meth:`latent_candidates`, and
-    sets the attribute ``likelihood``.  The distribution of ``y`` is an ``Independent(LikelihoodPredictive)``, possibly
-    masked.  The class implements ``predict``, ``predictive``, ``reconstruct``, ``infer_latents`` and ``impute`` under any
-    guide of all latent sites.  These methods run model and guide in evaluation mode: dropout is off, and batches are
-    normalised by running statistics.
+    sets the attribute ``likelihood``.  The distribution of ``y`` is ``LikelihoodPredictive(...).rows(...)``.  The class
+    implements ``predict``, ``predictive``, ``reconstruct``, ``infer_latents`` and ``impute`` under any guide of all latent
+    sites.  These methods run model and guide in evaluation mode: dropout is off, and batches are normalised by running
+    statistics.
 
     :param num_data: number N of rows.
     :param data_dim: number D of columns.
@@ -145,7 +145,7 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         check_index(idx, len(Y), self.num_data)
         idx = torch.arange(len(Y), device=Y.device) if idx is None else idx
 
-        def rows() -> Iterator[TorchDistributionMixin]:
+        def rows() -> Iterator[LikelihoodPredictive]:
             for _ in range(num_samples):
                 with torch.no_grad():
                     draw = poutine.trace(guide).get_trace(Y, idx)
@@ -156,6 +156,8 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
 
     def predictive(self, guide: Guide, X: Float[Tensor, "B Q"]) -> LikelihoodPredictive:
         r"""Predictive distribution p(y | x) of each entry, of batch shape [B, D] and differentiable in X.
+
+        For a :class:`~pyro_lvgp.likelihoods.RowLikelihood` it is that of each row, of batch shape [B] and event shape [D].
 
         Sites that the model can marginalise, and at which the guide is Gaussian (inducing outputs ``u``, weights ``a``), are
         marginalised, so that the entries of a row are independent.  All other sites that rows share are drawn once.
@@ -248,7 +250,8 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
     ) -> Prediction:
         """Predict the missing entries of rows; observed entries have their observed value as mean, and variance zero.
 
-        See :meth:`Prediction.with_observed`.
+        Under a :class:`~pyro_lvgp.likelihoods.RowLikelihood` predictions are given the observed entries of the row, as well as
+        its latents.  See :meth:`Prediction.with_observed`.
 
         :param guide: a fitted guide.
         :param Y: rows, NaN where missing.
@@ -266,7 +269,7 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         return filled.with_observed(Y)
 
     def _prediction(
-        self, rows: Iterator[TorchDistributionMixin], num_samples: int, num_rows: int, coords: Coords | None = None
+        self, rows: Iterator[LikelihoodPredictive], num_samples: int, num_rows: int, coords: Coords | None = None
     ) -> Prediction:
         """Mixture of the entries' distributions over draws, of which only moments are stored if the mixture is too large."""
         return Prediction(
@@ -359,12 +362,12 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
             model = poutine.replay(MarginalizeGaussians(drawn)(poutine.condition(self, {"X": X})), drawn)
             with torch.set_grad_enabled(X.requires_grad):
                 trace = poutine.trace(model).get_trace(None, torch.arange(len(X), device=X.device))
-            y = _rows(trace, {"X", *drawn.nodes}).base_dist
+            y = _rows(trace, {"X", *drawn.nodes})
             return LikelihoodPredictive(y.likelihood, y.f_mean, y.f_variance, "fitc", y.params)
 
         return entries
 
-    def _rows_given(self, globals_: dict[str, Tensor], X: Tensor) -> TorchDistributionMixin:
+    def _rows_given(self, globals_: dict[str, Tensor], X: Tensor) -> LikelihoodPredictive:
         """Distribution p(y | X, globals) of one row for each latent; raise if there are no latents."""
         check_not_empty(X, "X")
         idx = torch.arange(X.shape[-2], device=X.device)
@@ -374,8 +377,8 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
 
     def _log_likelihood_rows(self, globals_: dict[str, Tensor], X: Tensor, Y: Tensor) -> Float[Tensor, " B"]:
         """Compute log p(y_n | x_n, globals) of the observed entries of each row."""
-        entries = self._rows_given(globals_, X).base_dist
-        return entries.mask(~torch.isnan(Y)).log_prob(torch.nan_to_num(Y, self.likelihood.fill_value)).sum(-1)
+        rows = self._rows_given(globals_, X).rows(~torch.isnan(Y))
+        return rows.log_prob(torch.nan_to_num(Y, self.likelihood.fill_value))
 
     def _log_likelihoods(self, guide: Guide, num_samples: int) -> Iterator[LogLikelihood]:
         """Functions log p(y | x) of rows, one for each draw of the sites that rows share."""
@@ -397,21 +400,21 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         return loc, torch.full_like(loc, 0.1)
 
 
-def _rows(trace: Trace, given: Collection[str]) -> Any:
+def _rows(trace: Trace, given: Collection[str]) -> LikelihoodPredictive:
     """Distribution of the observations; raise if the trace has latents that were not given, or another distribution."""
     check_all_given(trace, given)
     fn: Any = trace.nodes["y"]["fn"]
-    if not (isinstance(fn, dist.Independent) and isinstance(fn.base_dist, LikelihoodPredictive)):
+    y = fn.base_dist if isinstance(fn, dist.Independent) else fn
+    if not isinstance(y, LikelihoodPredictive) or fn.event_dim != 1:
         raise TypeError(
             f"expected an Independent around a LikelihoodPredictive at the site 'y' of a model without data, got {fn}; "
-            "sample y from LikelihoodPredictive(likelihood, f_mean, f_variance).to_event(1)"
+            "sample y from LikelihoodPredictive(likelihood, f_mean, f_variance).rows()"
         )
-    return fn
+    return y
 
 
-def _entries(rows: Any) -> LikelihoodPredictive:
-    """Distribution of the entries for one draw, of batch shape [1, N, D], with the log predictive density as ``log_prob``."""
-    y = rows.base_dist
+def _entries(y: LikelihoodPredictive) -> LikelihoodPredictive:
+    """Distribution of the entries [1, N, D] for one draw, with the log predictive density as ``log_prob``."""
     params = None if y.params is None else y.params.detach()
     entries = LikelihoodPredictive(y.likelihood, y.f_mean.detach(), y.f_variance.detach(), "fitc", params)
     return entries.expand(torch.Size((1, *entries.batch_shape)))

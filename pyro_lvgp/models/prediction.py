@@ -15,6 +15,7 @@ from torch import Tensor
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
+from pyro_lvgp.likelihoods import RowLikelihood
 from pyro_lvgp.models._mixture import MixtureMoments, pooled_weights, systematic_counts
 
 __all__ = ["Prediction"]
@@ -36,11 +37,14 @@ class Prediction:
     the Gaussian :math:`f_{nd}` given draw s, whichever bound the model was fitted by.  For models of series, :math:`p_s` is
     the likelihood given f, the decoder's output at draw s.
 
+    Under a :class:`~pyro_lvgp.likelihoods.RowLikelihood` the entries of a row are dependent given a draw, in samples;
+    ``log_prob`` and ``quantile`` are those of each entry by itself.
+
     **Memory.**  Means and variances are always available.  ``log_prob``, ``quantile`` and ``sample`` need the components.
     Predictions of models of rows store the components if draws times entries are at most :attr:`max_size`, :math:`2^{26}` (1
     GiB of means and variances of f in double precision).  Of a larger prediction, only means and variances are computed.
 
-    :param parts: distributions of batch shape ``[draws, *shape]``, whose draws together are the components.
+    :param parts: distributions of batch and event shape ``[draws, *shape]``, whose draws together are the components.
     :param weights: :math:`w_s` of the draws of all parts, up to a common factor; equal weights 1 / S if None.
     :param hold_parts: store the parts, not only their moments.
     :param functions: for parts that are p(y | f), the values f of each part, for :attr:`f_mean` and :attr:`f_variance`.  A
@@ -80,17 +84,19 @@ class Prediction:
         self.dims, self.coords = tuple(dims), dict(coords or {})
         self._fill_value = fill_value
         self._observed: Tensor | None = None
+        self._has_rows = False
         self._y_moments = MixtureMoments()
         self._f_moments: MixtureMoments | None = MixtureMoments()
         self.num_draws, shape = 0, None
         components = []
         pairs = zip(parts, repeat(None)) if functions is None else zip(parts, functions, strict=True)
         for part, f in pairs:
-            shape = part.batch_shape[1:] if shape is None else shape
-            if part.batch_shape[1:] != shape:
+            shape = part.shape()[1:] if shape is None else shape
+            if part.shape()[1:] != shape:
                 raise ValueError(
-                    f"expected parts of one batch shape [draws, *{list(shape)}], got {list(part.batch_shape)}; expand them"
+                    f"expected parts of one batch shape [draws, *{list(shape)}], got {list(part.shape())}; expand them"
                 )
+            self._has_rows = self._has_rows or _is_of_rows(part)
             self._add_moments(part, f)
             if hold_parts:
                 components.append(part)
@@ -151,16 +157,20 @@ class Prediction:
             coords=first.coords,
         )
         pooled._f_moments = _pooled_f_moments(predictions, pooled.weights)
-        return pooled if first._observed is None else pooled.with_observed(first._observed)
+        pooled._observed = first._observed  # on which the parts are conditioned already
+        return pooled
 
     def with_observed(self, y: Float[Tensor, "*shape"]) -> "Prediction":
         """Replace the distributions of observed entries by point masses at their values.
 
         The mean, quantiles and samples of an observed entry are y, its variance is 0, and its ``log_prob`` is the log
-        probability of the point mass: 0 at y, and minus infinity elsewhere.  ``f_mean`` and ``f_variance`` do not change.
+        probability of the point mass: 0 at y, and minus infinity elsewhere.  Under a
+        :class:`~pyro_lvgp.likelihoods.RowLikelihood` the distributions of the missing entries become those given the observed
+        entries of the row, for each draw.  ``f_mean`` and ``f_variance`` do not change, and neither do the weights of draws.
 
         :param y: data, NaN where missing.
-        :raises ValueError: if y has another shape than the entries.
+        :raises ValueError: if y has another shape than the entries; or, under a ``RowLikelihood``, if the prediction already
+            has observed entries or is too large.
 
         >>> import pyro.distributions as dist
         >>> predicted = Prediction([dist.Normal(torch.zeros(4, 1, 2), 1.0)])
@@ -169,9 +179,19 @@ class Prediction:
         (tensor([[3., 0.]]), tensor([[0., 1.]]), tensor([[ 0.0000, -0.9189]]))
         """
         self._check_shape(y)
-        result = copy.copy(self)
+        result = self._conditioned(y) if self._has_rows else copy.copy(self)
         result._observed = y
         return result
+
+    def _conditioned(self, y: Float[Tensor, "*shape"]) -> "Prediction":
+        """Condition the distribution of each row on its observed entries."""
+        if self._observed is not None:
+            raise ValueError(
+                "expected a prediction without observed entries, got one that has some; call with_observed once, with all "
+                "observed entries"
+            )
+        parts = [part.condition(y) for part in self.parts]
+        return Prediction(parts, self.weights, fill_value=self._fill_value, dims=self.dims, coords=self.coords)
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -252,7 +272,7 @@ class Prediction:
 
     def _log_prob_of_part(self, part: Any, weights: Tensor | None, value: Tensor) -> Float[Tensor, "*shape"]:
         """Log density of the draws of a part, each with its weight in the mixture."""
-        log_prob = part.log_prob(value)
+        log_prob = part.log_prob_of_entries(value) if _is_of_rows(part) else part.log_prob(value)
         if weights is None:
             return log_prob.logsumexp(0) - math.log(self.num_draws)
         return (log_prob + weights.to(log_prob).log().reshape(-1, *[1] * value.dim())).logsumexp(0)
@@ -341,6 +361,11 @@ class Prediction:
 
 
 _NUM_SAMPLES = 1000  # of quantiles
+
+
+def _is_of_rows(part: Any) -> bool:
+    """Whether the entries of a row are dependent given f."""
+    return isinstance(part, LikelihoodPredictive) and isinstance(part.likelihood, RowLikelihood)
 
 
 def _sample_part(part: Any, counts: Int[Tensor, " draws"]) -> Float[Tensor, "samples *shape"]:

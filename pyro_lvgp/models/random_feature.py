@@ -150,10 +150,10 @@ class RandomFeatureLVM(RowModel):
 
         with rows:
             if y is None or observed is None:
-                return pyro.sample("y", entries().to_event(1))
+                return pyro.sample("y", entries().rows())
             value = y if holds(observed.all()) else torch.nan_to_num(y, self.likelihood.fill_value)
             log_prob = self.likelihood.log_prob_of_rows(value, observed, f_mean, f_variance, params)
-            return pyro.sample("y", ObservedRows(value, log_prob, lambda: entries().mask(observed)), obs=value)
+            return pyro.sample("y", ObservedRows(value, log_prob, lambda: entries().rows(observed)), obs=value)
 
     def spectral_points(self, logits: Float[Tensor, "*#batch C"]) -> DiagonalMixture:
         """Construct the distribution of the F frequencies, given the weights of the components.
@@ -196,7 +196,10 @@ class RandomFeatureLVM(RowModel):
 
         For Gaussian noise the sites are exact.  For logistic likelihoods they are the Pólya-gamma bound that is optimal for
         the given moments of f.  For any other likelihood they have the expected slope and curvature of log p(y | f) under
-        these moments.  The curvature is increased where the maximum of the site would be farther from the mean of f than
+        these moments.  Those of a :class:`~pyro_lvgp.likelihoods.RowLikelihood` are for fixed functions of the other outputs,
+        so that steps for all outputs at once need damping.
+
+        The curvature is increased where the maximum of the site would be farther from the mean of f than
         ``likelihood.inverse_link(y)`` by more than 3.
 
         :param y: data, NaN where missing.
@@ -216,8 +219,8 @@ class RandomFeatureLVM(RowModel):
             return a - 0.5 * b - precision * self.mean, precision
         with torch.enable_grad():
             mean, variance = (x.detach().expand(f_mean.shape).requires_grad_() for x in (f_mean, f_variance))
-            expected = self.likelihood.expected_log_prob(y, mean, variance, params)
-            slope, half_curvature = torch.autograd.grad(torch.where(observed, expected, 0.0).sum(), (mean, variance))
+            expected = self.likelihood.log_prob_of_rows(y, observed, mean, variance, params)
+            slope, half_curvature = torch.autograd.grad(expected.sum(), (mean, variance))
         # Where f is far from the inverse link of y, the curvature can be so small that the site's maximum is far beyond it.
         max_distance = _MAX_OVERSHOOT + torch.nan_to_num(self.likelihood.inverse_link(y) - f_mean).abs()
         precision = torch.maximum(-2.0 * half_curvature, slope.abs() / max_distance)

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-__all__ = ["Quadratic", "RBFScore", "evaluate", "gaussian_quadratic", "gradient", "rbf_score"]
+__all__ = ["Quadratic", "RBFScore", "evaluate", "gaussian_quadratic", "gradient", "rbf_score", "weighted_moments"]
 
 
 class Quadratic(NamedTuple):
@@ -70,7 +70,7 @@ def gaussian_quadratic(
         weight, log_weight = weight * observed, log_weight * observed
     constant = 0.5 * (log_weight - weight * residual.square()).sum(-1)
     deficit = None if observed is None else _deficit(observed, precision, u, u_scale_tril, incomplete)
-    matrix = _weighted(precision, u, u_scale_tril)
+    matrix = weighted_moments(precision, u, u_scale_tril)
     return Quadratic(constant, (weight * residual) @ u, matrix, deficit, weight.sum(-1))
 
 
@@ -157,12 +157,36 @@ def gradient(score: RBFScore, X: Float[Tensor, "*#batch N Q"]) -> Float[Tensor, 
     return (weight.mT @ score.points - weight.sum(-2)[..., None] * x) / score.lengthscale
 
 
+def weighted_moments(
+    weight: Float[Tensor, "*#batch D"], u: Float[Tensor, "*#batch D M"], u_scale_tril: Float[Tensor, "D M M"] | None = None
+) -> Float[Tensor, "*batch M M"]:
+    """Compute the sum ``Σ_d w_d (u_d u_dᵀ + S_d − I)``.
+
+    :param weight: w_d.
+    :param u: whitened inducing outputs u_d, or their means.
+    :param u_scale_tril: Cholesky factors of their covariances S_d; None for 0.
+
+    >>> weighted_moments(torch.tensor([2.0]), torch.tensor([[3.0]]))
+    tensor([[16.]])
+    """
+    M = u.shape[-1]
+    total = u.mT @ (weight[..., None] * u) - weight.sum(-1)[..., None, None] * torch.eye(M, dtype=u.dtype, device=u.device)
+    if u_scale_tril is not None and weight.dim() == 1:
+        # Σ_d w_d L_d L_dᵀ as one product [M, D M] × [D M, M].
+        columns = (weight.sqrt()[:, None, None] * u_scale_tril).movedim(0, 1).flatten(1)
+        total = total + columns @ columns.mT
+    elif u_scale_tril is not None:
+        covariance = u_scale_tril @ u_scale_tril.mT
+        total = total + (weight @ covariance.flatten(-2)).unflatten(-1, (M, M))
+    return total
+
+
 def _deficit(
     observed: Tensor, precision: Tensor, u: Tensor, scale_tril: Tensor | None, incomplete: Tensor | None
 ) -> Float[Tensor, "*batch N M M"]:
     """Differences H − H_n, computed for incomplete rows and zero for the others."""
     rows = observed if incomplete is None else observed[incomplete]
-    deficit = _weighted(precision.unsqueeze(-2) * ~rows, u.unsqueeze(-3), scale_tril)
+    deficit = weighted_moments(precision.unsqueeze(-2) * ~rows, u.unsqueeze(-3), scale_tril)
     if incomplete is None:
         return deficit
     zeros = deficit.new_zeros(*deficit.shape[:-3], *observed.shape[:1], *deficit.shape[-2:])
@@ -175,17 +199,3 @@ def _matrix_times(form: Quadratic, a: Tensor) -> Tensor:
     if form.deficit is not None:
         H_a = H_a - (form.deficit @ a.mT.unsqueeze(-1)).squeeze(-1).mT
     return H_a
-
-
-def _weighted(w: Tensor, u: Tensor, scale_tril: Tensor | None) -> Tensor:
-    """Sum Σ_d w_d (u_d u_dᵀ + S_d − I): [*, D], [*, D, M] -> [*, M, M]."""
-    M = u.shape[-1]
-    total = u.mT @ (w[..., None] * u) - w.sum(-1)[..., None, None] * torch.eye(M, dtype=u.dtype, device=u.device)
-    if scale_tril is not None and w.dim() == 1:
-        # Σ_d w_d L_d L_dᵀ as one product [M, D M] × [D M, M].
-        columns = (w.sqrt()[:, None, None] * scale_tril).movedim(0, 1).flatten(1)
-        total = total + columns @ columns.mT
-    elif scale_tril is not None:
-        covariance = scale_tril @ scale_tril.mT
-        total = total + (w @ covariance.flatten(-2)).unflatten(-1, (M, M))
-    return total

@@ -135,10 +135,11 @@ def test_observed_rows_know_entries_and_other_values():
     Y = torch.randn(6, 3)
     model = BayesianGPLVM(6, 3, 2, num_inducing=3)
     rows = poutine.trace(model).get_trace(Y).nodes["y"]["fn"]
-    assert isinstance(rows.base_dist.base_dist, LikelihoodPredictive)
+    assert isinstance(rows.rows.base_dist.base_dist, LikelihoodPredictive)
     other = torch.randn(6, 3)
-    assert torch.allclose(rows.log_prob(other), rows.base_dist.log_prob(other).sum(-1))
+    assert torch.allclose(rows.log_prob(other), rows.rows.base_dist.log_prob(other).sum(-1))
     assert rows.expand(rows.batch_shape) is rows
     assert rows.expand((2, 6)).log_prob(Y).shape == (2, 6)
     assert rows.sample().shape == (6, 3)
-    assert torch.equal(rows.mean, rows.base_dist.mean)
+    assert torch.equal(rows.mean, rows.rows.base_dist.mean)
+    assert torch.equal(rows.variance, rows.rows.base_dist.variance)

@@ -9,6 +9,7 @@ from pyro_lvgp.ops import (
     expected_log_likelihood,
     gaussian_sites,
     linalg,
+    low_rank,
     quadrature,
     quasi_monte_carlo,
     sparse_sites,
@@ -64,6 +65,15 @@ def _expected_log_likelihood():
     yield lambda: expected_log_likelihood.gradient(score(None), torch.rand(4, 2))
     yield lambda: expected_log_likelihood.gradient(score(observed), torch.rand(4, 2))
     yield lambda: expected_log_likelihood.gradient(score(observed, rows), torch.rand(4, 2))
+
+
+def _low_rank():
+    W, psi, observed = torch.randn(4, 2), torch.ones(4), torch.rand(3, 4) > 0.5
+    e, u, rows = torch.randn(3, 4), torch.randn(4, 5), torch.tensor([0, 2])
+    yield lambda: low_rank.expected_log_prob(low_rank.factor_posterior(W, psi, observed), e, torch.ones(3, 4))
+    yield lambda: low_rank.factor_mean(low_rank.factor_posterior(W, psi), e)
+    yield lambda: [low_rank.low_rank_quadratic(e, *gaps, W, psi, u) for gaps in ((None,), (observed,))]
+    yield lambda: low_rank.low_rank_quadratic(e, observed, W, psi, u, torch.eye(5).expand(4, 5, 5), rows)
 
 
 def _gaussian_sites():
@@ -126,6 +136,7 @@ def _quasi_monte_carlo():
 CALLS = (
     _covariance,
     _linalg,
+    _low_rank,
     _expected_log_likelihood,
     _gaussian_sites,
     _sparse_sites,

@@ -19,7 +19,7 @@ from pyro_lvgp.conjugate.feature_regression import (
     weight_posterior,
 )
 from pyro_lvgp.infer.protocols import RandomFeatureModel
-from pyro_lvgp.likelihoods import Gaussian
+from pyro_lvgp.likelihoods import Gaussian, RowLikelihood
 from pyro_lvgp.likelihoods.polya_gamma import variational_parameter
 
 Natural = tuple[Tensor, Tensor]
@@ -135,7 +135,7 @@ class ExplicitWeights(PyroModule):
         return ratio * linear.mT @ features, features.new_ones(L).diag() + 0.5 * ratio * (total + total.mT)
 
     def _backtrack(self, bound: Callable[[Tensor, Tensor], Tensor], natural: Natural) -> Natural:
-        """Halve the step towards new parameters until the bound of no output falls, ten times at most.
+        """Halve the step towards new parameters until the bound of no output, or of all, falls; ten times at most.
 
         Far from the maximum the sites approximate the likelihood badly, and whole steps may lower the bound.
         """
@@ -157,13 +157,20 @@ class ExplicitWeights(PyroModule):
     def _bound(
         self, model: RandomFeatureModel, y: Tensor, features: Tensor, linear: Tensor, precision: Tensor
     ) -> Float[Tensor, " D"] | Float[Tensor, " 1"]:
-        """Compute the terms of the bound that depend on the weights, for each output or for all that share a covariance."""
+        """Compute the terms of the bound that depend on the weights: for each output, or for all whose terms are coupled.
+
+        Outputs with one covariance, and those of a :class:`~pyro_lvgp.likelihoods.RowLikelihood`, are coupled.
+        """
         posterior = from_natural(linear, precision)
         mean, variance = function_moments(posterior, features)
         f_mean, params = model.mean + mean, model.likelihood.params()
         value = torch.nan_to_num(y, model.likelihood.fill_value)
-        expected = model.likelihood.expected_log_prob(value, f_mean, variance.expand_as(f_mean), params)
-        bound = torch.where(torch.isnan(y), 0.0, expected).sum(0) - divergence_from_prior(posterior)
+        variance, divergence = variance.expand_as(f_mean), divergence_from_prior(posterior)
+        if isinstance(model.likelihood, RowLikelihood):
+            expected = model.likelihood.log_prob_of_rows(value, ~torch.isnan(y), f_mean, variance, params)
+            return (expected.sum() - divergence.sum()).unsqueeze(0)
+        expected = model.likelihood.expected_log_prob(value, f_mean, variance, params)
+        bound = torch.where(torch.isnan(y), 0.0, expected).sum(0) - divergence
         return bound.sum(0, keepdim=True) if self.shared else bound
 
 

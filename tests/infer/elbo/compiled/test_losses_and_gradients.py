@@ -22,7 +22,7 @@ from pyro_lvgp.guides import (
 )
 from pyro_lvgp.infer import Block, BlockCoordinateVI, CompiledELBO, ImportanceWeightedELBO, MeanFieldELBO, StructuredELBO, fit
 from pyro_lvgp.kernels import RBF, Matern
-from pyro_lvgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
+from pyro_lvgp.likelihoods import Bernoulli, Gaussian, LowRankGaussian, Poisson, StudentT
 from pyro_lvgp.models import GPVAE, RandomFeatureLVM, SparseGPVAE
 from pyro_lvgp.networks import MLP, FactorNet, IndexNet, OffsetNet, PointNet, mask_like_rows
 from tests.infer.elbo.compiled._models import D, N, Q, assert_same, counts, gplvm, linear, loss_and_gradients, no_latents
@@ -85,6 +85,8 @@ CASES = {
     "Bernoulli": (lambda: gplvm(MeanFieldGuide, Bernoulli()), MeanFieldELBO()),
     "Poisson, Matern": (lambda: gplvm(MeanFieldGuide, Poisson(), Matern(Q)), ImportanceWeightedELBO(num_samples=3)),
     "Student's t": (lambda: gplvm(MeanFieldGuide, StudentT()), MeanFieldELBO()),
+    "low-rank residual": (lambda: gplvm(MeanFieldGuide, LowRankGaussian(2, D)), ImportanceWeightedELBO(num_samples=3)),
+    "low-rank residual, annealed": (lambda: gplvm(annealed(), LowRankGaussian(1, D)), MeanFieldELBO()),
     "annealed": (lambda: gplvm(annealed()), MeanFieldELBO()),
     "annealed, traced": (lambda: gplvm(annealed(dynamics="overdamped"), Bernoulli()), ImportanceWeightedELBO(num_samples=2)),
     "Pyro's": (lambda: gplvm(MeanFieldGuide), Trace_ELBO(num_particles=2)),
