@@ -298,7 +298,8 @@ class AutoAnnealedLangevin(SampledGuide):
             noise, bases = self._sample_base(args)
             inputs = (replayable(drawn.trace), args, kwargs)
             if self._adapts_scales or self._adapts_step_size:
-                bases = self._adapt(noise, bases, *inputs)
+                self._adapt(noise, bases, *inputs)
+                bases = self._read_bases(args)
             whitened = self._whitened.sites
             if end is None:
                 start = noise
@@ -322,8 +323,8 @@ class AutoAnnealedLangevin(SampledGuide):
         return values
 
     @torch.no_grad()
-    def _adapt(self, noise: Coordinates, bases: Bases, drawn: Trace, args: tuple, kwargs: dict) -> Bases:
-        """Fit the initial scales of the base and the initial step sizes to the target; return the new bases."""
+    def _adapt(self, noise: Coordinates, bases: Bases, drawn: Trace, args: tuple, kwargs: dict) -> None:
+        """Fit the initial scales of the base and the initial step sizes to the target."""
         with seeded(0):
             if self._adapts_scales:
                 found = curvatures(self._make_target(bases, drawn, args, kwargs), noise)
@@ -333,7 +334,6 @@ class AutoAnnealedLangevin(SampledGuide):
             if self._adapts_step_size:
                 self._multiply_step_sizes(self._make_chain(bases, drawn, args, kwargs).best_scale(noise))
         self._adapts_scales = self._adapts_step_size = False
-        return bases
 
     @torch.no_grad()
     def _multiply_step_sizes(self, factor: float) -> None:
