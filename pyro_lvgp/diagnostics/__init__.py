@@ -2,6 +2,7 @@
 
 from pyro_lvgp.diagnostics.arviz import to_arviz
 from pyro_lvgp.diagnostics.calibration import Calibration, calibrate
+from pyro_lvgp.diagnostics.chain_gain import ChainGain, chain_gain
 from pyro_lvgp.diagnostics.importance_weights import effective_sample_size, log_weights, pareto_k
 from pyro_lvgp.diagnostics.leave_one_out import loo
 from pyro_lvgp.diagnostics.model_selection import gap_folds, held_out_log_prob, held_out_nll, stacking_weights
@@ -9,9 +10,11 @@ from pyro_lvgp.diagnostics.sandwich import Sandwich, bound_sandwich
 
 __all__ = [
     "Calibration",
+    "ChainGain",
     "Sandwich",
     "bound_sandwich",
     "calibrate",
+    "chain_gain",
     "effective_sample_size",
     "gap_folds",
     "held_out_log_prob",

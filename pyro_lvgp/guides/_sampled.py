@@ -1,5 +1,6 @@
 """Base class of guides whose marginals have no closed form."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pyro
@@ -14,6 +15,7 @@ from torch import Tensor
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.guides._model_guide import ModelGuide
+from pyro_lvgp.infer._sites import SiteLayout, is_deterministic
 
 
 class SampledGuide(ModelGuide):
@@ -23,46 +25,69 @@ class SampledGuide(ModelGuide):
     """
 
     def sample_posterior(
-        self, num_samples: int, *args, chunk_size: int = 100, vectorize: bool = True, **kwargs
+        self, num_samples: int, *args, chunk_size: int = 100, vectorize: bool | None = None, **kwargs
     ) -> dict[str, Tensor]:
-        """Draw all sites from the guide, along a new first dimension.
+        """Draw all latent and deterministic sites, along a new first dimension.
 
         If a plate of the model draws its own subsample, all draws have the same rows.
 
         :param num_samples: number of draws.
         :param args: arguments of the model, which encoders and chains need.
         :param chunk_size: number of draws in memory at once.
-        :param vectorize: False draws one by one, for models that do not broadcast over dimensions left of their plates.
+        :param vectorize: False draws one by one, for models that do not broadcast over dimensions left of their plates.  By
+            default two draws at once are compared with the same draws one by one.
         :raises ValueError: if a number is not positive.
         :raises TypeError: if a number is no integer.
         """
         check_sizes(num_samples=num_samples, chunk_size=chunk_size)
         with torch.no_grad(), poutine.block():
-            model_trace = poutine.trace(self.model).get_trace(*args, **kwargs)
-            with _ReplaySubsamples(model_trace):
-                if not vectorize:
-                    draws = [self._draw_latents(args, kwargs) for _ in range(num_samples)]
-                    return {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
+            trace, model_trace = self._trace_once(args, kwargs)
+            with _ReplaySubsamples(trace):
+                outermost = -1 - _max_plate_nesting(model_trace)
+                if vectorize is None:
+                    vectorize = num_samples > 1 and self._broadcasts(outermost, args, kwargs)
+                sizes = [len(chunk) for chunk in torch.arange(num_samples).split(chunk_size if vectorize else 1)]
                 chunks = []
-                for chunk in torch.arange(num_samples).split(chunk_size):
-                    with pyro.plate("_pyro_lvgp_draws", len(chunk), dim=-1 - _max_plate_nesting(model_trace)):
-                        chunks.append(self._draw_latents(args, kwargs))
-        sites = dict(self.prototype_trace.iter_stochastic_nodes())
-        ranks = {name: len(site["fn"].batch_shape) + site["fn"].event_dim for name, site in sites.items()}
+                for size in sizes:
+                    with pyro.plate("_pyro_lvgp_draws", size, dim=outermost) if vectorize else nullcontext():
+                        chunks.append(self._trace_once(args, kwargs)[1])
+        layouts = {
+            name: SiteLayout.of(site)
+            for name, site in model_trace.nodes.items()
+            if site["type"] == "sample" and (not site["is_observed"] or is_deterministic(site)) and not site_is_subsample(site)
+        }
         return {
-            name: torch.cat([x.reshape(len(x), *x.shape[x.dim() - rank :]) for x in (c[name] for c in chunks)])
-            for name, rank in ranks.items()
+            name: torch.cat([layout.stack(chunk.nodes[name], size) for chunk, size in zip(chunks, sizes, strict=True)])
+            for name, layout in layouts.items()
         }
 
-    def _draw_latents(self, args: tuple, kwargs: dict) -> dict[str, Tensor]:
-        """Draw every latent site once, including sites of parts of the guide that return no values."""
-        sites: Any = poutine.trace(self).get_trace(*args, **kwargs).nodes
-        return {name: sites[name]["value"] for name, _ in self.prototype_trace.iter_stochastic_nodes()}
+    def _trace_once(self, args: tuple, kwargs: dict) -> tuple[Trace, Trace]:
+        """Return traces of the guide, and of the model at the values that the guide drew."""
+        trace = poutine.trace(self).get_trace(*args, **kwargs)
+        return trace, poutine.trace(poutine.replay(self.model, trace)).get_trace(*args, **kwargs)
+
+    def _broadcasts(self, dim: int, args: tuple, kwargs: dict) -> bool:
+        """Return whether the log joint of two draws along a dimension is the sum of those of the draws."""
+        draws = [self._trace_once(args, kwargs)[1] for _ in range(2)]
+        stacked = draws[0].copy()
+        for name, site in stacked.nodes.items():
+            if site["type"] == "sample" and not site["is_observed"] and not site_is_subsample(site):
+                values = [draw.nodes[name]["value"] for draw in draws]
+                num_plates = -dim - 1 + site["fn"].event_dim
+                site["value"] = torch.stack([x.reshape((1,) * (num_plates - x.dim()) + x.shape) for x in values])
+        try:
+            with pyro.plate("_pyro_lvgp_draws", 2, dim=dim):
+                trace = poutine.trace(poutine.replay(self.model, stacked)).get_trace(*args, **kwargs)
+                together = torch.as_tensor(trace.log_prob_sum())
+        except Exception:  # whatever the model raises for more dimensions: draws one by one have none
+            return False
+        apart = torch.as_tensor(sum(draw.log_prob_sum() for draw in draws))
+        return torch.allclose(together, apart, rtol=1e-3, atol=1e-3, equal_nan=True)
 
     def quantiles(
         self, quantiles: list[float] | Tensor, *args, num_samples: int = 100, seed: int | None = 0, **kwargs
     ) -> dict[str, Tensor]:
-        """Estimate marginal posterior quantiles by site, along a new first dimension, from draws.
+        """Estimate marginal posterior quantiles by latent or deterministic site, along a new first dimension, from draws.
 
         Quantiles are taken in unconstrained space.  Where the support constrains coordinates jointly, as a simplex does, the
         results are the images of the unconstrained quantiles.
@@ -74,9 +99,12 @@ class SampledGuide(ModelGuide):
         """
         with seeded(seed):
             draws = self.sample_posterior(num_samples, *args, **kwargs)
-        result = {}
+        result, latents = {}, dict(self.prototype_trace.iter_stochastic_nodes())
         for name, x in draws.items():
-            transform = biject_to(self.prototype_trace.nodes[name]["fn"].support)
+            if name not in latents:
+                result[name] = x.quantile(torch.as_tensor(quantiles).to(x), dim=0)
+                continue
+            transform = biject_to(latents[name]["fn"].support)
             sign = direction(transform)
             result[name] = transform(sign * (sign * transform.inv(x)).quantile(torch.as_tensor(quantiles).to(x), dim=0))
         return result

@@ -21,6 +21,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 
 from pyro_lvgp._utils.validation import check_init_scale
+from pyro_lvgp.distributions.normal import without_independent
 from pyro_lvgp.guides._coordinates import Covariance, SiteCoordinates
 from pyro_lvgp.guides._model_guide import ModelGuide, plates_of
 from pyro_lvgp.guides._sampled import direction
@@ -120,6 +121,12 @@ class MeanFieldGuide(ModelGuide):
             if name not in sites:
                 raise ValueError(f"expected the name of a latent site, one of {sorted(sites)}, got {name!r}")
         create_plates = self.create_plates if self.master is None else self.master().create_plates
+        for name, site in sites.items():
+            if isinstance(without_independent(site["fn"], masks=True), dist.Delta):
+                raise ValueError(
+                    f"expected latent sites with a density, got a Delta at {name!r}, whose value is known; write "
+                    f"pyro.deterministic({name!r}, value) in the model"
+                )
         for frame in self._prototype_frames.values():
             explicit = frame.full_size not in (None, frame.size) and frame.name in self._explicit_subsamples.names
             if explicit and create_plates is None:

@@ -9,7 +9,7 @@ import torch
 from torch.distributions import Normal
 
 from pyro_lvgp.guides.annealed.schedules import increasing_schedule, power_schedule, sigmoid_schedule
-from pyro_lvgp.guides.annealed.transitions import TRANSITIONS, anneal, initial_state
+from pyro_lvgp.guides.annealed.transitions import TRANSITIONS, OverdampedLangevin, UnderdampedLangevin, anneal, initial_state
 
 PRECISION = torch.tensor([[3.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
 MEAN = torch.tensor([1.0, -0.5], dtype=torch.float64)
@@ -74,15 +74,17 @@ def test_downwards_from_exact_draws_the_inverse_weights_are_unbiased(dynamics):
     assert LOG_Z < log_w.mean() < LOG_Z + 0.25
 
 
-def test_log_ratio_is_that_of_the_transition_densities():
-    """One overdamped step against log N(z; z' + η g(z'), 2η) − log N(z'; z + η g(z), 2η), written out."""
+@pytest.mark.parametrize("max_drift", [math.inf, 0.5])
+def test_log_ratio_is_that_of_the_transition_densities(max_drift):
+    """One overdamped step against log N(z; z' + η T(z'), 2η) − log N(z'; z + η T(z), 2η), written out."""
     z, noise = torch.randn(2, 7, 2, dtype=torch.float64)
     beta, eta = torch.tensor(0.3, dtype=torch.float64), torch.tensor([0.1, 0.4], dtype=torch.float64)
-    state = initial_state(score, (z,), TRANSITIONS["overdamped"])
-    new = TRANSITIONS["overdamped"](score, state, (noise,), beta, (eta,), DAMPING)
+    transition = OverdampedLangevin(max_drift)
+    new = transition(score, initial_state(score, (z,), transition), (noise,), beta, (eta,), DAMPING)
 
     def drifted(z):
-        return z + eta * (beta * score((z,))[0] - (1.0 - beta) * z)
+        g = beta * score((z,))[0] - (1.0 - beta) * z
+        return z + eta * g / (1.0 + (eta * g / max_drift).square()).sqrt()
 
     scale = (2.0 * eta).sqrt()
     assert torch.allclose(new.z[0], drifted(z) + scale * noise)
@@ -102,6 +104,41 @@ def test_leapfrog_retraces_its_steps_with_the_momentum_turned():
     assert torch.allclose(back.z[0], z)
     assert torch.allclose(back.momentum[0], -noise)
     assert torch.allclose(back.log_ratio[0], torch.zeros_like(z), atol=1e-12)
+
+
+@pytest.mark.parametrize("transition", [OverdampedLangevin(0.5), UnderdampedLangevin(0.5)])
+@pytest.mark.parametrize("step_size", [0.05, 0.4])
+def test_weights_of_tamed_chains_have_the_normaliser_as_their_mean(transition, step_size):
+    """p is N(0.3, 0.05²), twenty times narrower than the base, where untamed chains explode; Z = 1."""
+
+    def narrow(z):
+        return ((0.3 - z[0]) / 0.05**2,)
+
+    z = torch.randn(200_000, 1, dtype=torch.float64)
+    step = partial(transition, narrow, momentum_persistence=torch.tensor(0.8, dtype=torch.float64))
+    beta = power_schedule(8, 1.0).double()
+    last = anneal(step, initial_state(narrow, (z,), transition), beta, (torch.full((8, 1), step_size, dtype=torch.float64),))
+    log_w = Normal(0.3, 0.05).log_prob(last.z[0]) - Normal(0.0, 1.0).log_prob(z) + last.log_ratio[0]
+    w = log_w.exp()
+    assert abs(w.mean() - 1.0) < 4.0 * w.std() / len(w) ** 0.5
+    assert w.std() / len(w) ** 0.5 < 0.1
+    assert log_w.mean() > -10_000.0
+
+
+def test_tamed_drift_is_bounded_and_close_to_the_score_where_that_is_small():
+    z, beta, eta = torch.tensor([[1e-3], [1.0], [1e30]]), torch.ones(()), (torch.tensor(0.1),)
+    step = OverdampedLangevin(2.0)
+    steep = lambda z: (-z[0],)  # noqa: E731
+    moved = step(steep, initial_state(steep, (z,), step), (torch.zeros_like(z),), beta, eta, DAMPING).z[0]
+    assert torch.allclose(moved[0], 0.9 * z[0], rtol=1e-6)
+    assert ((moved - z)[:2].abs() < 2.0).all()
+    assert torch.isfinite(moved).all()
+
+
+@pytest.mark.parametrize("max_drift", [0.0, -1.0, math.nan])
+def test_bounds_of_the_drift_are_positive(max_drift):
+    with pytest.raises(ValueError, match=r"expected a positive max_drift, got .*; math.inf does not tame the drift"):
+        UnderdampedLangevin(max_drift)
 
 
 @pytest.mark.parametrize("dynamics", list(TRANSITIONS))

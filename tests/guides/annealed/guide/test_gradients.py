@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 def test_gradients_are_those_of_finite_differences(dynamics, pure):
     model, Y = small()
     target = model if pure else Traced(model)
-    guide = AutoAnnealedLangevin(target, num_steps=3, dynamics=dynamics)
+    guide = AutoAnnealedLangevin(target, num_steps=3, dynamics=dynamics, base_weight=0.0)
     guide(Y)
     loss = LOSSES["drawn"]()
     parameters = [*model.parameters(), *guide.parameters()]
@@ -39,6 +39,31 @@ def test_gradients_are_those_of_finite_differences(dynamics, pure):
                 parameter -= sign * epsilon * direction
         numerical = (values[0] - values[1]) / (2.0 * epsilon)
         assert torch.allclose((gradient * direction).sum(), numerical, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("covariance", ["diagonal", "full"])
+@pytest.mark.parametrize("pure", [True, False], ids=["pure", "traced"])
+def test_base_weight_adds_the_gradient_of_the_bound_of_the_base(pure, covariance):
+    model, Y = small()
+    target = model if pure else Traced(model)
+
+    def gradients_of(base_weight, sample=lambda guide: guide):
+        pyro.clear_param_store()
+        torch.manual_seed(1)
+        base = MeanFieldGuide(target, covariance={"X": covariance}, init_scale=0.5)
+        guide = AutoAnnealedLangevin(target, num_steps=2, step_size=0.2, base_guide=base, base_weight=base_weight)
+        guide(Y)
+        parameters = [guide.base_guide.locs.X_unconstrained, guide.base_guide.scales.X_unconstrained]
+        torch.manual_seed(5)
+        value = LOSSES["drawn"]().differentiable_loss(target, sample(guide), Y)
+        return value, torch.autograd.grad(value, parameters)
+
+    value, alone = gradients_of(0.0)
+    same_value, both = gradients_of(2.0)
+    _, of_base = gradients_of(0.0, lambda guide: guide.without_transitions)
+    assert torch.equal(value, same_value)
+    for annealed, total, base in zip(alone, both, of_base, strict=True):
+        assert torch.allclose(total, annealed + 2.0 * base, rtol=1e-8, atol=1e-8)
 
 
 def test_detached_scores_leave_the_value_and_change_the_gradient():

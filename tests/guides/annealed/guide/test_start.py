@@ -1,0 +1,209 @@
+"""First call of annealed guides: prototypes, first scales and step sizes."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.distributions import constraints
+from pyro.infer import SVI, JitTrace_ELBO, Predictive, Trace_ELBO
+from pyro.infer.autoguide import AutoDelta, AutoGuideList, init_to_value
+from pyro.optim import Adam
+
+from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
+from pyro_lvgp.guides.annealed._chain import curvatures
+from pyro_lvgp.infer import fit
+from tests.guides.annealed.guide._models import standard_error
+from tests.helpers.annealed import small
+
+pytestmark = pytest.mark.usefixtures("float64")
+X = torch.linspace(-1.0, 1.0, 500, dtype=torch.float64)
+Y = 2.0 * X + 0.3 * torch.sin(40.0 * X)
+
+
+def regression(scale=10.0):
+    """Regression with a posterior a hundred times narrower than its prior, and sites of several supports."""
+    slope = pyro.sample("slope", dist.Normal(0.0, scale))
+    noise = pyro.sample("noise", dist.HalfNormal(scale))
+    with pyro.plate("rows", 500):
+        pyro.sample("y", dist.Normal(slope[..., None] * X if slope.dim() else slope * X, noise), obs=Y)
+
+
+def counts():
+    """Log rates of groups whose exposures differ by six orders of magnitude."""
+    exposure = torch.logspace(0.0, 6.0, 20)
+    with pyro.plate("groups", 20):
+        f = pyro.sample("f", dist.Normal(0.0, 3.0))
+        pyro.sample("y", dist.Poisson(exposure * f.exp()), obs=(0.1 * exposure).round())
+
+
+def bound(guide, model, *args, num=100):
+    values = -torch.tensor([Trace_ELBO().loss(model, guide, *args) for _ in range(num)])
+    return values.mean(), standard_error(values)
+
+
+class Quadratic:
+    """Target with a dense Hessian."""
+
+    def __init__(self, hessian):
+        self.hessian = hessian
+
+    def score(self, z):
+        return (1000.0 - z[0] @ self.hessian,)
+
+
+def test_curvatures_are_the_diagonal_of_the_hessian_whatever_the_gradient():
+    diagonal = torch.tensor([1e-2, 1.0, 1e4])
+    (found,) = curvatures(Quadratic(diagonal.diag()), (torch.zeros(5, 3),))
+    assert torch.allclose(found, diagonal.expand(5, 3))
+
+
+def test_curvatures_are_unbiased_with_correlated_coordinates():
+    A = torch.randn(3, 3)
+    (found,) = curvatures(Quadratic(A @ A.mT), (torch.zeros(20_000, 3),))
+    assert ((found.mean(0) - (A @ A.mT).diagonal()).abs() < 4.0 * standard_error(found)).all()
+
+
+@pytest.mark.parametrize("model", [regression, counts])
+def test_first_scales_of_the_base_are_not_wider_than_the_posterior_given_the_location(model):
+    guide = AutoAnnealedLangevin(model)
+    guide()
+    for name in guide.annealed:
+        loc, scale = (x.detach().requires_grad_() for x in guide.base_guide.loc_and_scale(name, ()))
+        assert (scale <= 0.1 + 1e-6).all()
+    if model is counts:
+        assert torch.allclose(scale[-1], 1e-3 * (-loc[-1] / 2).exp(), rtol=0.02)
+        assert torch.allclose(scale[0], torch.tensor(0.1), rtol=0.2)
+
+
+def test_base_guides_of_the_user_keep_their_scales():
+    guide = AutoAnnealedLangevin(counts, base_guide=MeanFieldGuide(counts, init_scale=0.5))
+    guide()
+    assert torch.allclose(guide.base_guide.scales.f, torch.tensor(0.5))
+
+
+def test_mini_batches_scale_all_rows_alike():
+    model, data = small()
+    guide = AutoAnnealedLangevin(model)
+    guide(data[:3], torch.arange(3))
+    scales = guide.base_guide.scales.X
+    assert torch.equal(scales, scales[:1].expand_as(scales))
+
+
+@pytest.mark.parametrize("model", [regression, counts])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_first_bound_is_at_least_that_of_the_base(model, seed):
+    torch.manual_seed(seed)
+    base, error = bound(MeanFieldGuide(model), model)
+    torch.manual_seed(seed)
+    annealed, other = bound(AutoAnnealedLangevin(model), model)
+    assert annealed > base - 2.0 * torch.hypot(error, other)
+    guide = AutoAnnealedLangevin(model)
+    annealed, other = bound(guide, model)
+    own, error = bound(guide.without_transitions, model)
+    assert annealed > own - 2.0 * torch.hypot(error, other)
+
+
+@pytest.mark.parametrize("model", [regression, counts])
+def test_fits_are_better_than_those_of_the_base(model):
+    base, guide = MeanFieldGuide(model), AutoAnnealedLangevin(model)
+    for each in (base, guide):
+        fit(model, each, num_steps=300, progress=False)
+    (alone, error), (annealed, other) = bound(base, model), bound(guide, model)
+    assert annealed > alone + 2.0 * torch.hypot(error, other)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_models_do_not_run_at_draws_from_vague_priors(seed):
+    def vague(y):
+        x = pyro.sample("x", dist.Normal(0.0, 1000.0))
+        pyro.sample("y", dist.Poisson(x.exp()), obs=y)
+
+    torch.manual_seed(seed)
+    base = MeanFieldGuide(vague, init_loc_fn=init_to_value(values={"x": torch.tensor(0.0)}))
+    guide = AutoAnnealedLangevin(vague, base_guide=base)
+    guide(torch.tensor(3.0))
+    assert guide.sample_posterior(3, torch.tensor(3.0))["x"].shape == (3,)
+    assert torch.isfinite(guide.median(torch.tensor(3.0), num_samples=3)["x"])
+
+
+def test_flat_priors_need_an_initial_value():
+    def flat():
+        x = pyro.sample("x", dist.ImproperUniform(constraints.real, (), ()))
+        pyro.sample("y", dist.Normal(x, 1.0), obs=torch.tensor(2.0))
+
+    base = MeanFieldGuide(flat, init_loc_fn=init_to_value(values={"x": torch.tensor(0.0)}))
+    guide = AutoAnnealedLangevin(flat, base_guide=base)
+    fit(flat, guide, num_steps=300, progress=False)
+    draws = guide.sample_posterior(2000)["x"]
+    assert abs(draws.mean() - 2.0) < 0.3
+
+
+@pytest.mark.parametrize("make", [MeanFieldGuide, AutoAnnealedLangevin])
+def test_latent_deltas_are_refused_by_name(make):
+    def model():
+        pyro.sample("known", dist.Delta(torch.tensor(1.0)))
+
+    with pytest.raises(ValueError, match=r"got a Delta at 'known'.*pyro.deterministic\('known', value\)"):
+        make(model)()
+
+
+def test_parts_of_guide_lists_are_refused_where_they_anneal_a_blocked_model():
+    guide = AutoGuideList(regression)
+    guide.append(AutoDelta(poutine.block(regression, expose=["noise"])))
+    guide.append(AutoAnnealedLangevin(poutine.block(regression, hide=["noise"])))
+    with pytest.raises(ValueError, match=r"poutine.block hides, as for a part of an AutoGuideList.* sites=\["):
+        guide()
+
+
+def test_models_that_ask_for_the_mask_have_the_same_posterior_in_predictive():
+    def model(y=None):
+        x = pyro.sample("x", dist.Normal(0.0, 1.0))
+        if poutine.get_mask() is not False:
+            pyro.factor("y", -0.5 * ((x - 5.0) / 0.5).square())
+
+    guide = AutoAnnealedLangevin(model)
+    fit(model, guide, num_steps=200, progress=False)
+    direct = guide.sample_posterior(2000)["x"]
+    predicted = Predictive(model, guide=guide, num_samples=500, return_sites=["x"])()["x"]
+    assert abs(direct.mean() - 4.0) < 0.2
+    assert abs(direct.mean() - predicted.mean()) < 4.0 * torch.hypot(standard_error(direct), standard_error(predicted))
+
+
+def test_jitted_bounds_of_two_sites_take_steps():
+    guide = AutoAnnealedLangevin(regression, num_steps=2)
+    guide()
+    svi = SVI(regression, guide, Adam({"lr": 0.01}), JitTrace_ELBO(ignore_jit_warnings=True))
+    losses = [svi.step() for _ in range(100)]
+    assert losses[-1] < losses[0]
+
+
+def test_draws_of_models_that_do_not_broadcast_are_those_one_by_one_with_deterministic_sites():
+    features = torch.randn(30, 3)
+
+    def model(y):
+        beta = pyro.sample("beta", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        mean = pyro.deterministic("mean", features @ beta)
+        with pyro.plate("rows", 30):
+            pyro.sample("y", dist.Normal(mean, 0.3), obs=y)
+
+    y = features @ torch.tensor([1.0, -1.0, 0.5])
+    guide = AutoAnnealedLangevin(model)
+    fit(model, guide, y, num_steps=200, progress=False)
+    draws = guide.sample_posterior(50, y)
+    assert draws["beta"].shape == (50, 3)
+    assert torch.allclose(draws["mean"], draws["beta"] @ features.mT)
+    medians = guide.median(y, num_samples=50)
+    assert medians.keys() == {"beta", "mean"}
+    assert medians["mean"].shape == (30,)
+
+
+def test_models_that_broadcast_wrongly_without_an_error_are_drawn_one_by_one():
+    def model():
+        x = pyro.sample("x", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        pyro.deterministic("total", x.sum())
+        pyro.sample("y", dist.Normal(x.sum(), 1.0), obs=torch.tensor(1.0))
+
+    guide = AutoAnnealedLangevin(model)
+    draws = guide.sample_posterior(4)
+    assert torch.allclose(draws["total"], draws["x"].sum(-1))
