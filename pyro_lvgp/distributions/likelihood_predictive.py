@@ -9,6 +9,7 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
+from pyro_lvgp._utils.density_limits import log_prob_limit
 from pyro_lvgp.likelihoods import Likelihood
 
 __all__ = ["LikelihoodPredictive", "LikelihoodTerm", "ObservedRows"]
@@ -95,6 +96,11 @@ class LikelihoodPredictive(dist.TorchDistribution):
     @property
     def variance(self):
         return self.moments()[1]
+
+
+@log_prob_limit.register
+def _limit(fn: LikelihoodPredictive, value: Tensor) -> Tensor:
+    return log_prob_limit(fn._given(fn.f_mean), value)
 
 
 class ObservedRows(dist.Independent):

@@ -17,6 +17,7 @@ from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_bound
 from pyro_lvgp.infer._parameters import Parameter, find_parameters, unconstrained, without_gradients
 from pyro_lvgp.infer.block import Block, Loss, partition
+from pyro_lvgp.infer.elbo._limits import BoundLimit, is_bound_of_pyro
 from pyro_lvgp.infer.elbo.handlers import EvaluateBound
 
 __all__ = ["BlockCoordinateVI"]
@@ -96,7 +97,7 @@ class BlockCoordinateVI:
         self._tensors: set[Tensor] = set()
         self._frozen: dict[str, Tensor] = {}
         self._loaded_states: Mapping[str, Any] = {}  # for optimisers that are made at the first step
-        self._num_sweeps = 0
+        self._num_sweeps, self._limit = 0, BoundLimit()
 
     def step(self, *args, **kwargs) -> float:
         """Sweep through the blocks once.
@@ -195,6 +196,8 @@ class BlockCoordinateVI:
                 value = loss_and_grads(self.model, self.guide, *args, **kwargs)
             number = torch_item(value)
             check_bound(number)
+            if is_bound_of_pyro(loss):
+                self._limit.check(number, self.model, self.guide, args, kwargs)
             if isinstance(value, Tensor) and value.requires_grad:
                 value.backward()
             return number

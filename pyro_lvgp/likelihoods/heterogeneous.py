@@ -11,6 +11,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn.module import PyroModuleList
 from torch import Tensor, nn
 
+from pyro_lvgp._utils.density_limits import log_prob_limit
 from pyro_lvgp.likelihoods.base import Likelihood
 
 __all__ = ["Heterogeneous"]
@@ -177,6 +178,12 @@ class _ByColumn(dist.TorchDistribution):
     def log_prob(self, value):
         pairs = zip(self._parts, self._columns.split(value), strict=True)
         return self._columns.join([part.log_prob(columns) for part, columns in pairs])
+
+
+@log_prob_limit.register
+def _limit_by_column(fn: _ByColumn, value: Tensor) -> Tensor:
+    pairs = zip(fn._parts, fn._columns.split(value), strict=True)
+    return fn._columns.join([log_prob_limit(part, columns) for part, columns in pairs])
 
 
 class _SupportByColumn(constraints.Constraint):

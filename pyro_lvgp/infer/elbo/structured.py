@@ -114,7 +114,13 @@ class StructuredELBO(DifferentiableELBO):
     def loss(self, model: Any, guide: Any, *args, **kwargs) -> float:
         """Compute minus an estimate of the bound, without gradients, ``rescale`` or ``corruption``."""
         with torch.no_grad():
-            return torch_item(self._loss(model, guide, 1.0, args, kwargs))
+            loss = torch_item(self._loss(model, guide, 1.0, args, kwargs))
+        self._limit.check(loss, model, guide, args, kwargs)
+        return loss
+
+    @property
+    def is_bound(self) -> bool:
+        return not self.rescale
 
     def differentiable_loss(self, model: Any, guide: Any, *args, **kwargs) -> Tensor:
         """Compute minus an estimate of the bound with ``rescale`` and ``corruption``, to differentiate."""
