@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.infer._sites import is_deterministic, is_undeclared
-from pyro_lvgp.infer.elbo._terms import Sites, check_reparameterised, share_masks, trace_guide
+from pyro_lvgp.infer.elbo._terms import Sites, check_in_guide, check_reparameterised, share_masks, trace_guide
 from pyro_lvgp.infer.elbo.base import DifferentiableELBO
 from pyro_lvgp.infer.elbo.handlers import EvaluateBound, MarginalizeGaussians
 
@@ -90,7 +90,9 @@ class LocalELBO(DifferentiableELBO):
 
     def _sample_sites(self, model: Any, guide: Any, args: tuple, kwargs: dict) -> tuple[Sites, Sites]:
         model_trace, guide_trace = self._get_trace(model, guide, args, kwargs)
-        return _sample_sites(model_trace), _sample_sites(guide_trace)
+        model_sites, guide_sites = _sample_sites(model_trace), _sample_sites(guide_trace)
+        check_in_guide(model_sites, guide_sites)
+        return model_sites, guide_sites
 
     def _get_trace(self, model: Any, guide: Any, args: tuple, kwargs: dict) -> tuple[Trace, Trace]:
         if self.max_plate_nesting == math.inf:

@@ -20,7 +20,7 @@ from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes, position_of_data
 from pyro_lvgp.distributions.gaussian_process import GaussianProcess, StructuredPosterior
 from pyro_lvgp.distributions.normal import without_independent
-from pyro_lvgp.infer.elbo._terms import Sites, check_reparameterised, equals, log_ratio, share_masks, trace_guide
+from pyro_lvgp.infer.elbo._terms import Sites, check_in_guide, check_reparameterised, equals, log_ratio, share_masks, trace_guide
 from pyro_lvgp.infer.elbo.base import DifferentiableELBO
 from pyro_lvgp.infer.elbo.handlers import EvaluateBound, MarginalizeGaussians
 from pyro_lvgp.networks.corruption import Corruption
@@ -161,6 +161,7 @@ class StructuredELBO(DifferentiableELBO):
         """Compute the sum of the bound over the vectorised particles."""
         guide_sites: Sites = {name: site for name, site in guide_trace.nodes.items() if site["type"] == "sample"}
         check_reparameterised(guide_sites)
+        check_in_guide({name: site for name, site in model_trace.nodes.items() if site["type"] == "sample"}, guide_sites)
         processes = _processes(guide_trace)
         observed: dict[str, Any] = {}
         latent: dict[str, Any] = {}
