@@ -42,7 +42,7 @@ class CheckedSVI(SVI):
 
     def __init__(self, model: Callable[..., Any], guide: Callable[..., Any], optim: PyroOptim, loss: ELBO):
         super().__init__(model, guide, optim, loss)
-        self._bound, self._limit = loss, BoundLimit()
+        self.bound, self._limit = loss, BoundLimit()
         self.parameters: dict[str, Tensor] = {}
         self.reduce_gradients: Callable[[list[Tensor]], list[Tensor]] | None = None
 
@@ -55,7 +55,7 @@ class CheckedSVI(SVI):
         with self._recorded() as used:
             loss = float(self.loss_and_grads(self.model, self.guide, *args, **kwargs))
         check_bound(loss)
-        if is_bound_of_pyro(self._bound):
+        if is_bound_of_pyro(self.bound):
             self._limit.check(loss, self.model, self.guide, args, kwargs)
         params = list(dict.fromkeys(used.values()))  # without duplicates, in the order of use
         optimized = params if self.reduce_gradients is None else self.reduce_gradients(params)
@@ -70,7 +70,7 @@ class CheckedSVI(SVI):
         """
         with self._recorded():
             loss = super().evaluate_loss(*args, **kwargs)
-        if is_bound_of_pyro(self._bound):
+        if is_bound_of_pyro(self.bound):
             self._limit.check(loss, self.model, self.guide, args, kwargs)
         return loss
 

@@ -19,6 +19,7 @@ from pyro_lvgp.infer._parameters import Parameter, find_parameters, unconstraine
 from pyro_lvgp.infer.block import Block, Loss, partition
 from pyro_lvgp.infer.elbo._limits import BoundLimit, is_bound_of_pyro
 from pyro_lvgp.infer.elbo.handlers import EvaluateBound
+from pyro_lvgp.infer.optim import check_optimizer_state
 
 __all__ = ["BlockCoordinateVI"]
 
@@ -161,6 +162,9 @@ class BlockCoordinateVI:
     def _restore_optimizers(self) -> None:
         for name, optimizer in self.optimizers.items():
             if name in self._loaded_states:
+                params = [param for group in optimizer.param_groups for param in group["params"]]
+                for index, own in self._loaded_states[name]["state"].items():
+                    check_optimizer_state(own, params[index], f"block {name}")
                 optimizer.load_state_dict(self._loaded_states[name])
 
     def _start(self, args: tuple, kwargs: dict[str, Any]) -> None:
