@@ -47,7 +47,8 @@ class Logistic(LogConcaveLikelihood):
     """Base class of likelihoods with p(y | f) proportional to ``(eᶠ)ᵃ / (1 + eᶠ)ᵇ``.
 
     A subclass implements :meth:`exponents` beside :meth:`distribution` and :meth:`inverse_link`.  The derivatives and the
-    expected log likelihood follow from the exponents.  The latter has no error of quadrature, for any variance of f.  A :class:`~pyro_lvgp.models.RandomFeatureLVM` can marginalise its weights in the Pólya-gamma bound.
+    expected log likelihood follow from the exponents.  The latter has no error of quadrature, for any variance of f.  A
+    :class:`~pyro_lvgp.models.RandomFeatureLVM` can marginalise its weights in the Pólya-gamma bound.
 
     :param num_points: number of quadrature nodes per entry, for the log predictive density.
 

@@ -108,6 +108,11 @@ class Heterogeneous(Likelihood):
             )
         super().check_outputs(data_dim, params)
 
+    def bound_noise(self, y, columns=None):
+        columns = torch.arange(y.shape[-1], device=y.device) if columns is None else columns
+        for part, _, inputs in self._by_part(None, y, columns):
+            part.bound_noise(*inputs)
+
     def check(self, y):
         for part, _, inputs in self._by_part(None, y):
             part.check(*inputs)
