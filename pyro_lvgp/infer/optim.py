@@ -15,7 +15,10 @@ __all__ = ["JointAdam", "JointOptim"]
 _NORM_UPDATE_RATE = 0.05
 # States of torch's optimisers that have the shape of the parameter.
 _MOMENTS = frozenset(
-    "exp_avg exp_avg_sq max_exp_avg_sq exp_inf mu momentum_buffer square_avg grad_avg acc_delta sum ax eta prev step_size".split()
+    {
+        *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg"),
+        *("grad_avg", "acc_delta", "sum", "ax", "prev", "step_size"),
+    }
 )
 _CLIP_FACTOR = 10.0  # a longer step, caused by a single rare draw, can undo hundreds of others
 
@@ -32,8 +35,8 @@ class JointOptim(PyroOptim):
     :param clip_factor: bound on the norm of the whole gradient, as a multiple of the usual norm, an exponential average over
         about twenty steps.  It limits the effect of rare draws with gradients much longer than all others.
     :raises TypeError: if ``optim_args`` is no dict, such as a function of the parameter's name.
-    :raises ValueError: for a ``clip_norm`` that is not positive, or a ``clip_factor`` of 1 or less; with ``clip_factor``, for a gradient that is not finite, before any
-        parameter changes.
+    :raises ValueError: for a ``clip_norm`` that is not positive, or a ``clip_factor`` of 1 or less; with ``clip_factor``,
+        for a gradient that is not finite, before any parameter changes.
 
     Source: Seetharaman et al. (2020), "AutoClip: adaptive gradient clipping", for bounds relative to past norms.
 
@@ -180,8 +183,8 @@ def check_optimizer_state(state: Mapping[str, Any], param: Tensor, name: str) ->
         moment = state[key]
         if moment is not None and (moment.shape, moment.dtype) != (param.shape, param.dtype):
             raise ValueError(
-                f"expected the state of an optimiser of {name!r}, of shape {list(param.shape)} and {param.dtype}, got {key} of "
-                f"shape {list(moment.shape)} and {moment.dtype}; load the state of this model and guide"
+                f"expected the state of an optimiser of {name!r}, of shape {list(param.shape)} and {param.dtype}, got "
+                f"{key} of shape {list(moment.shape)} and {moment.dtype}; load the state of this model and guide"
             )
     if torch.is_tensor(step := state.get("step")) and step.numel() != 1:
         raise ValueError(f"expected one number of steps of {name!r}, got {list(step.shape)}; load the state of this model")

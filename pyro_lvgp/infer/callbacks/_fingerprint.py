@@ -48,8 +48,8 @@ class SavedFingerprint:
         of_data = [name for name in names if name.startswith("data[")]
         others = [f"{name} ({state.get(name)} there, {self._own.get(name)} here)" for name in names if name not in of_data]
         raise ValueError(
-            f"expected a checkpoint of this fit, got one that differs in {', '.join(of_data + others)}; use the data and settings "
-            "of the checkpoint, name another file, or remove this one to start anew"
+            f"expected a checkpoint of this fit, got one that differs in {', '.join(of_data + others)}; use the data and "
+            "settings of the checkpoint, name another file, or remove this one to start anew"
         )
 
     def load_state_dict(self, state: Mapping[str, str]) -> None:

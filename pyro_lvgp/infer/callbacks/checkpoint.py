@@ -24,8 +24,9 @@ class Checkpoint(Callback):
 
     If a script is run again after it was killed, its fit takes the remaining steps, with the mini-batches and random numbers
     of an uninterrupted fit.  The file contains the state that changes during a fit, and a fingerprint of data, structure of
-    model and guide, seed, bound and optimiser; the script makes all of these anew, and the callbacks.  To continue beyond the last step, increase ``num_steps``; to start again, remove the file.  A file
-    written with a GPU can be read without one, but the later random numbers differ.
+    model and guide, seed, bound and optimiser; the script makes all of these anew, and the callbacks.  To continue
+    beyond the last step, increase ``num_steps``; to start again, remove the file.  A file written with a GPU can be read
+    without one, but the later random numbers differ.
 
     :param path: path of the file; with several processes each has its own file, with its rank at the end of the name.
     :param every: number of steps between two saves.  The state after the last step or after Ctrl-C is saved too.
@@ -96,8 +97,8 @@ class Checkpoint(Callback):
         except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError where the disk is full
             unfinished.unlink(missing_ok=True)
             raise OSError(
-                f"expected to write a checkpoint to {self._own_path}, got an error ({error}); the last checkpoint is as it was: "
-                "make room on the disk, or name a file on another"
+                f"expected to write a checkpoint to {self._own_path}, got an error ({error}); the last checkpoint is as it "
+                "was: make room on the disk, or name a file on another"
             ) from error
 
     def _read(self, parts: Mapping[str, Stateful]) -> None:
@@ -117,8 +118,8 @@ class Checkpoint(Callback):
             )
         if states[_DIGEST] != digest({name: value for name, value in states.items() if name != _DIGEST}):
             raise ValueError(
-                f"expected the states of a fit in {path}, got a file that was changed since it was written, or damaged; take a "
-                "copy of the file, or remove this one to start anew"
+                f"expected the states of a fit in {path}, got a file that was changed since it was written, or damaged; take "
+                "a copy of the file, or remove this one to start anew"
             )
         for name in sorted(parts, key=lambda name: name != "tensors"):  # other parts depend on the tensors
             if isinstance(part := parts[name], _Checked):

@@ -67,8 +67,8 @@ class BoundLimit:
             raise ValueError(
                 f"expected a bound of at most {self._limit:g} nats, the largest log likelihood that the data can have at the "
                 f"present noise, got {-loss:g}: errors of rounding or quadrature have made the bound meaningless; parameters "
-                "are those before this step; standardise the data, and try model and data in torch.float64, a smaller learning "
-                "rate, or more quadrature points (num_points) of the likelihood"
+                "are those before this step; standardise the data, and try model and data in torch.float64, a smaller "
+                "learning rate, or more quadrature points (num_points) of the likelihood"
             )
 
 

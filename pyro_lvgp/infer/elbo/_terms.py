@@ -31,8 +31,8 @@ def check_in_guide(model_sites: Sites, guide_sites: Sites) -> None:
     lacking = [name for name, site in model_sites.items() if not (site["is_observed"] or name in guide_sites)]
     if lacking:
         raise ValueError(
-            f"expected a guide with all latent sites of the model, got none for {lacking}, without which the value is no bound; "
-            "add pyro.sample statements of these names to the guide, or observe the sites"
+            f"expected a guide with all latent sites of the model, got none for {lacking}, without which the value is no "
+            "bound; add pyro.sample statements of these names to the guide, or observe the sites"
         )
 
 

@@ -41,10 +41,10 @@ class ImportanceWeightedELBO(LocalELBO):
         less noise; False draws the globals, as in the formula.
     :param num_particles: number of draws of the globals to average over.
     :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
-    :raises ValueError: if the plate is missing or a loop, a plate inside it is subsampled, the guide lacks a latent site of the
-        model, a guide site cannot be reparameterised, the guide draws all data jointly, as ``AutoMultivariateNormal`` does,
-        the sites of a datum have different weights, or ``gradient_estimator="dreg"`` meets local guide sites that are annealed
-        or depend on each other.
+    :raises ValueError: if the plate is missing or a loop, a plate inside it is subsampled, the guide lacks a latent site of
+        the model, a guide site cannot be reparameterised, the guide draws all data jointly, as ``AutoMultivariateNormal``
+        does, the sites of a datum have different weights, or ``gradient_estimator="dreg"`` meets local guide sites that are
+        annealed or depend on each other.
 
     Weights of data, by ``poutine.scale`` around model and guide or inside the plate, multiply the logarithm of each datum.
 
@@ -185,8 +185,8 @@ class ImportanceWeightedELBO(LocalELBO):
             if not _are_equal(scale, other):
                 raise ValueError(
                     f"expected one scale for all sites in plate {self.local_plate!r}, since a weight multiplies the logarithm "
-                    f"of a datum, got other scales at {first!r} and {name!r}; put poutine.scale around all sites of the plate, in "
-                    "model and guide"
+                    f"of a datum, got other scales at {first!r} and {name!r}; put poutine.scale around all of its sites, "
+                    "in model and guide"
                 )
         return scale
 

@@ -25,6 +25,7 @@ from pyro_lvgp.infer.elbo.handlers import EvaluateBound, MarginalizeGaussians
 __all__ = ["LocalELBO"]
 
 SAMPLES = "_local_samples"
+_DEFAULT_PLATE = "data"
 
 
 class _LocalSamples(Messenger):
@@ -92,6 +93,7 @@ class LocalELBO(DifferentiableELBO):
         model_trace, guide_trace = self._get_trace(model, guide, args, kwargs)
         model_sites, guide_sites = _sample_sites(model_trace), _sample_sites(guide_trace)
         check_in_guide(model_sites, guide_sites)
+        self._check_plate(model_sites)
         return model_sites, guide_sites
 
     def _get_trace(self, model: Any, guide: Any, args: tuple, kwargs: dict) -> tuple[Trace, Trace]:
@@ -110,6 +112,14 @@ class LocalELBO(DifferentiableELBO):
                 _check_batch_shapes(_sample_sites(trace))
             check_model_guide_match(model_trace, guide_trace, self.max_plate_nesting + 1)
         return pruned
+
+    def _check_plate(self, model_sites: Sites) -> None:
+        """Raise if a plate is named that is not among those of the model; a model need not have one of the default name."""
+        names = {frame.name for site in model_sites.values() for frame in site["cond_indep_stack"]} - {SAMPLES}
+        if self.local_plate != _DEFAULT_PLATE and self.local_plate not in names:
+            raise ValueError(
+                f"expected the name of a plate of the model, one of {sorted(names)}, got local_plate={self.local_plate!r}"
+            )
 
     def _split(self, sites: Sites) -> tuple[Sites, Sites]:
         """Split sites into those inside and outside the local plate; raise if one outside depends on draws inside."""

@@ -20,7 +20,15 @@ from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes, position_of_data
 from pyro_lvgp.distributions.gaussian_process import GaussianProcess, StructuredPosterior
 from pyro_lvgp.distributions.normal import without_independent
-from pyro_lvgp.infer.elbo._terms import Sites, check_in_guide, check_reparameterised, equals, log_ratio, share_masks, trace_guide
+from pyro_lvgp.infer.elbo._terms import (
+    Sites,
+    check_in_guide,
+    check_reparameterised,
+    equals,
+    log_ratio,
+    share_masks,
+    trace_guide,
+)
 from pyro_lvgp.infer.elbo.base import DifferentiableELBO
 from pyro_lvgp.infer.elbo.handlers import EvaluateBound, MarginalizeGaussians
 from pyro_lvgp.networks.corruption import Corruption

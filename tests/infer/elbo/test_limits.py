@@ -72,7 +72,9 @@ def make_wrong(excess=10.0):
 COMPILED = [CompiledELBO(bound, backend="eager") for bound in (Trace_ELBO(), MeanFieldELBO())]
 
 
-@pytest.mark.parametrize("loss", [MeanFieldELBO(), Trace_ELBO(), *COMPILED], ids=["own", "pyro", "compiled pyro", "compiled own"])
+@pytest.mark.parametrize(
+    "loss", [MeanFieldELBO(), Trace_ELBO(), *COMPILED], ids=["own", "pyro", "compiled pyro", "compiled own"]
+)
 def test_an_impossible_bound_raises_before_a_parameter_changes(loss):
     model, guide, Y = make_wrong()
     guide(Y)
