@@ -37,7 +37,6 @@ NETWORKS = {
     "MLP": lambda: networks.MLP(3, 2),
     "PointNet": lambda: networks.PointNet(3, 2),
     "ZeroImputation": lambda: networks.ZeroImputation(3, 2),
-    "as_pyro_module": lambda: networks.as_pyro_module(networks.MLP(3, 2)),
 }
 
 
