@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from numbers import Integral
 
 import torch
 from jaxtyping import Float
@@ -23,8 +24,10 @@ def seeded(seed: int | None) -> Iterator[None]:
     if seed is None:
         yield
         return
+    if not isinstance(seed, Integral) or isinstance(seed, bool):
+        raise TypeError(f"expected seed to be an integer or None, got {seed!r}; use int(...)")
     with forked():
-        torch.manual_seed(seed)
+        torch.manual_seed(int(seed))
         yield
 
 

@@ -56,7 +56,7 @@ def check_sizes(*, least: int = 1, **sizes: int) -> None:
     :param sizes: sizes by the names of the arguments.
     """
     for name, size in sizes.items():
-        if not isinstance(size, Integral):
+        if not isinstance(size, Integral) or isinstance(size, bool):
             raise TypeError(f"expected {name} to be an integer, got {size!r}; use int(...)")
         if size < least:
             raise ValueError(f"expected {name} of {least} or more, got {size}")
@@ -64,7 +64,7 @@ def check_sizes(*, least: int = 1, **sizes: int) -> None:
 
 def check_init_scale(init_scale: float) -> None:
     """Raise unless the initial scale of a guide is positive and finite."""
-    if not 0 < init_scale < math.inf:
+    if isinstance(init_scale, bool) or not 0 < init_scale < math.inf:
         raise ValueError(f"expected a positive and finite init_scale, got {init_scale}; pass the scale, not its logarithm")
 
 

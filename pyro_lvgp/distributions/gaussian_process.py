@@ -138,11 +138,13 @@ class StructuredPosterior(FunctionValues):
     r"""Posterior of a Gaussian prior under Gaussian sites, ``q(f) ∝ p(f) ∏_n N(f_n; μ_n, v_n)``.
 
     Mean, variance and the KL from the prior need one Cholesky factorisation, of ``I + W K W``.  Joint samples and densities
-    also need that of the prior.
+    need that of the prior, and that of ``I + W K W`` with the jitter of the prior's factor.  All factorisations are in double
+    precision.
 
     :param prior: a :class:`GaussianProcess` or ``MultivariateNormal``.
     :param site_mean: means μ of the sites.
-    :param site_precision: precisions 1/v of the sites, zero for points without one.
+    :param site_precision: precisions 1/v of the sites, zero for points without one.  A precision of more than 1e11 times that
+        of the prior counts as 1e11 times.
 
     Source: eqs. 3.5 to 3.9 of the GP-VAE thesis; see :mod:`pyro_lvgp.ops.gaussian_sites`.
 
@@ -166,29 +168,54 @@ class StructuredPosterior(FunctionValues):
 
     @cached_property
     def posterior(self) -> Posterior:
-        """Moments and Cholesky factors of the unexpanded batch."""
+        """Moments and Cholesky factors of the unexpanded batch, in double precision."""
         if self._unexpanded is not self:
             return self._unexpanded.posterior
+        return self._condition(self._exact_prior.covariance_matrix)
+
+    @cached_property
+    def _exact_prior(self) -> Any:
+        """Prior in double precision: for sites of high precision, rounding in single precision makes the KL negative."""
         prior = self.prior
+        if self.site_mean.dtype == torch.float64:
+            return prior
+        if isinstance(prior, GaussianProcess):
+            return prior.double()
+        return MultivariateNormal(prior.mean.double(), scale_tril=prior.scale_tril.double(), validate_args=False)
+
+    def _condition(self, covariance: Float[Tensor, "*batch N N"]) -> Posterior:
+        """Compute the posterior for a covariance matrix of the prior."""
         # The eigenvalues of I + W K W are at least 1: rounding alone makes jitter necessary.
         cholesky = partial(safe_cholesky, jitter=0.0, name="I + W K W")
-        return gaussian_sites.condition(prior.covariance_matrix, prior.mean, self.site_mean, self.site_precision, cholesky)
+        site_mean, site_precision = self.site_mean.double(), self._bounded_precision().double()
+        return gaussian_sites.condition(covariance, self._exact_prior.mean, site_mean, site_precision, cholesky)
+
+    def _bounded_precision(self) -> Tensor:
+        """Precisions of the sites, bounded relative to those of the prior."""
+        return gaussian_sites.bounded_precision(self.site_precision, self._unexpanded.prior.variance)
+
+    @cached_property
+    def _joint(self) -> Posterior:
+        """Posterior of the prior of joint draws, whose covariance is that of the Cholesky factor, with jitter."""
+        if self._unexpanded is not self:
+            return self._unexpanded._joint
+        tril = self._exact_prior.scale_tril
+        return self._condition(tril @ tril.mT) if isinstance(self.prior, GaussianProcess) else self.posterior
 
     @property
     def mean(self):
-        return self.posterior.mean.expand(self._full_shape)
+        return self.posterior.mean.to(self.site_mean).expand(self._full_shape)
 
     @property
     def variance(self):
-        return self.posterior.variance.expand(self._full_shape)
+        return _round_variance(self.posterior.variance, self.site_mean).expand(self._full_shape)
 
     def rsample(self, sample_shape=()):
         """Draw joint samples by Matheron's rule."""
-        prior = self.prior.expand(self.batch_shape)
-        drawn = prior.rsample(sample_shape) - prior.mean
-        return prior.mean + gaussian_sites.sample_posterior(
-            self.posterior, drawn, self.prior.covariance_matrix, torch.randn_like(drawn)
-        )
+        tril, mean = self._exact_prior.scale_tril, self._exact_prior.mean
+        noise = mean.new_empty(2, *sample_shape, *self._full_shape).normal_()
+        drawn = (tril @ noise[0, ..., None]).squeeze(-1)
+        return (mean + gaussian_sites.sample_posterior(self._joint, drawn, tril @ tril.mT, noise[1])).to(self.site_mean)
 
     def rsample_marginals(self) -> Float[Tensor, "*batch N"]:
         """Draw independent entries from the marginals, for expectations of functions of single f_n."""
@@ -196,8 +223,8 @@ class StructuredPosterior(FunctionValues):
         return mean + self.variance.sqrt() * torch.randn_like(mean)
 
     def log_prob(self, value):
-        sites = gaussian_sites.log_sites(self.posterior, value - self.prior.mean).sum(-1)
-        return self.prior.log_prob(value) + sites - gaussian_sites.log_normaliser(self.posterior)
+        sites = gaussian_sites.log_sites(self._joint, value - self._exact_prior.mean).sum(-1)
+        return self.prior.log_prob(value) + (sites - gaussian_sites.log_normaliser(self._joint)).to(value)
 
     def at(self, X: Float[Tensor, "*#batch M P"], *, joint: bool = False) -> Any:
         """Compute the posterior of the process at other inputs.
@@ -212,19 +239,15 @@ class StructuredPosterior(FunctionValues):
                 f"expected a GaussianProcess prior, which has values at other inputs, got {type(self.prior).__name__}; "
                 "call the guide with the inputs of the data and the new inputs together, and NaN for the data at new inputs"
             )
-        if joint and X.dtype != torch.float64:
-            # After precise sites the covariance can be smaller than the rounding errors of the prior's in single precision.
-            exact = StructuredPosterior(self.prior.double(), self.site_mean.double(), self.site_precision.double())
-            f = exact.at(X.double(), joint=True)
-            return dist.MultivariateNormal(f.loc.to(X), scale_tril=f.scale_tril.to(X))
-        new, K_new = self.prior.at(X), self.prior.covariance_with(X)
+        # After precise sites the covariance can be smaller than the rounding errors of the prior's in single precision.
+        new, K_new = self._exact_prior.at(X.double()), self._exact_prior.covariance_with(X.double())
         mean, variance = gaussian_sites.predict(self.posterior, K_new, new._diagonal, torch.zeros_like(new._diagonal))
         if not joint:
-            return dist.Normal(mean, variance.sqrt())
+            return dist.Normal(mean.to(X), _round_variance(variance, X).sqrt())
         covariance = gaussian_sites.predictive_covariance(self.posterior, K_new, new.covariance_matrix)
-        rounding = sum(K_new.shape[-2:]) * torch.finfo(X.dtype).eps * new._diagonal  # errors of the prior's covariance
-        covariance = covariance + torch.diag_embed(rounding)
-        return dist.MultivariateNormal(mean, scale_tril=safe_cholesky(covariance, name="posterior covariance"))
+        rounding = sum(K_new.shape[-2:]) * torch.finfo(K_new.dtype).eps * new._diagonal  # errors of the prior's covariance
+        scale_tril = safe_cholesky(covariance + torch.diag_embed(rounding), name="posterior covariance")
+        return dist.MultivariateNormal(mean.to(X), scale_tril=scale_tril.to(X))
 
 
 @register_kl(StructuredPosterior, GaussianProcess)
@@ -233,7 +256,13 @@ def _kl_from_prior(q, p):
     """Compute the KL from p, which must be the prior of q."""
     if _kernel(q.prior) is not _kernel(p):
         raise NotImplementedError
-    return gaussian_sites.kl_divergence(q.posterior).expand(q.batch_shape)
+    return gaussian_sites.kl_divergence(q.posterior).to(q.site_mean).expand(q.batch_shape)
+
+
+def _round_variance(variance: Tensor, like: Tensor) -> Tensor:
+    """Convert variances to the precision of a tensor, in which they stay positive."""
+    variance = variance.to(like)
+    return gaussian_sites.positive_variance(variance, torch.zeros_like(variance))
 
 
 def _kernel(prior: Any) -> Kernel | None:

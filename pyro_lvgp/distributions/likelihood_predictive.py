@@ -10,6 +10,7 @@ from jaxtyping import Bool
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
+from pyro_lvgp._utils.density_limits import log_prob_limit
 from pyro_lvgp.likelihoods import Likelihood, RowLikelihood
 
 __all__ = ["LikelihoodPredictive", "LikelihoodTerm", "ObservedRows"]
@@ -211,3 +212,13 @@ class ObservedRows(dist.TorchDistribution):
     @property
     def variance(self):
         return self.rows.variance
+
+
+@log_prob_limit.register
+def _limit(fn: LikelihoodPredictive, value: Tensor) -> Tensor:
+    return log_prob_limit(fn._given(fn.f_mean), value)
+
+
+@log_prob_limit.register
+def _limit_of_rows(fn: ObservedRows, value: Tensor) -> Tensor:
+    return log_prob_limit(fn.rows, value)

@@ -58,7 +58,11 @@ class StateSpacePosterior(StructuredPosterior):
     def posterior(self) -> Posterior:
         if self._unexpanded is not self:
             return self._unexpanded.posterior
-        return state_space.condition(self.prior.series, self.site_mean, self.site_precision)
+        return state_space.condition(self.prior.series, self.site_mean, self._bounded_precision())
+
+    @property
+    def _joint(self) -> Posterior:
+        return self.posterior  # draws have no jitter
 
     def rsample(self, sample_shape=()):
         drawn = self.prior.expand(self.batch_shape).rsample_state_space(sample_shape)

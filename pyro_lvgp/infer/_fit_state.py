@@ -43,7 +43,7 @@ class FitState:
 
     The arguments are those of :func:`~pyro_lvgp.infer.fit`.  The attributes are
 
-    - ``model``, ``guide``, and ``num_steps``, the number of steps at which the fit ends;
+    - ``model``, ``guide``, ``args``, the data, and ``num_steps``, the number of steps at which the fit ends;
     - ``svi``, the object whose ``step`` the fit calls: Pyro's ``SVI``, or a :class:`~pyro_lvgp.infer.BlockCoordinateVI`;
     - ``batches``, the iterator over the arguments of the steps;
     - ``history``, a :class:`~pyro_lvgp.infer.FitResult`;
@@ -96,7 +96,7 @@ class FitState:
         _check_model_and_guide(model, guide, args)
         tables = [arg for arg in args if arg.dim()] or [torch.empty(0)]
         data = next((arg for arg in reversed(tables) if arg.is_floating_point()), tables[-1])
-        self.model, self.guide, self.num_steps, self.seed = model, guide, num_steps, seed
+        self.model, self.guide, self.args, self.num_steps, self.seed = model, guide, args, num_steps, seed
         self.batches = MiniBatches(
             args, len(data), batch_size, model.mini_batch if isinstance(model, TakesMiniBatches) else None
         )

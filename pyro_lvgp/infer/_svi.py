@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyro_lvgp._utils.validation import check_bound
 from pyro_lvgp.infer._parameters import unconstrained
+from pyro_lvgp.infer.elbo._limits import BoundLimit, is_bound_of_pyro
 
 __all__ = ["CheckedSVI"]
 
@@ -41,6 +42,7 @@ class CheckedSVI(SVI):
 
     def __init__(self, model: Callable[..., Any], guide: Callable[..., Any], optim: PyroOptim, loss: ELBO):
         super().__init__(model, guide, optim, loss)
+        self.bound, self._limit = loss, BoundLimit()
         self.parameters: dict[str, Tensor] = {}
         self.reduce_gradients: Callable[[list[Tensor]], list[Tensor]] | None = None
 
@@ -48,11 +50,13 @@ class CheckedSVI(SVI):
         """Take a gradient step, and return the loss before it.
 
         :param args: arguments of model and guide.
-        :raises ValueError: if the loss is NaN or infinite.
+        :raises ValueError: if the loss is NaN or infinite, or the bound is above the largest log likelihood of the data.
         """
         with self._recorded() as used:
             loss = float(self.loss_and_grads(self.model, self.guide, *args, **kwargs))
         check_bound(loss)
+        if is_bound_of_pyro(self.bound):
+            self._limit.check(loss, self.model, self.guide, args, kwargs)
         params = list(dict.fromkeys(used.values()))  # without duplicates, in the order of use
         optimized = params if self.reduce_gradients is None else self.reduce_gradients(params)
         self.optim(optimized)
@@ -65,7 +69,10 @@ class CheckedSVI(SVI):
         :param args: arguments of model and guide.
         """
         with self._recorded():
-            return super().evaluate_loss(*args, **kwargs)
+            loss = super().evaluate_loss(*args, **kwargs)
+        if is_bound_of_pyro(self.bound):
+            self._limit.check(loss, self.model, self.guide, args, kwargs)
+        return loss
 
     @contextmanager
     def _recorded(self) -> Iterator[dict[str, Tensor]]:

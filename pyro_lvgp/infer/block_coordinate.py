@@ -17,7 +17,9 @@ from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_bound
 from pyro_lvgp.infer._parameters import Parameter, find_parameters, unconstrained, without_gradients
 from pyro_lvgp.infer.block import Block, Loss, partition
+from pyro_lvgp.infer.elbo._limits import BoundLimit, is_bound_of_pyro
 from pyro_lvgp.infer.elbo.handlers import EvaluateBound
+from pyro_lvgp.infer.optim import check_optimizer_state
 
 __all__ = ["BlockCoordinateVI"]
 
@@ -96,7 +98,7 @@ class BlockCoordinateVI:
         self._tensors: set[Tensor] = set()
         self._frozen: dict[str, Tensor] = {}
         self._loaded_states: Mapping[str, Any] = {}  # for optimisers that are made at the first step
-        self._num_sweeps = 0
+        self._num_sweeps, self._limit = 0, BoundLimit()
 
     def step(self, *args, **kwargs) -> float:
         """Sweep through the blocks once.
@@ -160,6 +162,9 @@ class BlockCoordinateVI:
     def _restore_optimizers(self) -> None:
         for name, optimizer in self.optimizers.items():
             if name in self._loaded_states:
+                params = [param for group in optimizer.param_groups for param in group["params"]]
+                for index, own in self._loaded_states[name]["state"].items():
+                    check_optimizer_state(own, params[index], f"block {name}")
                 optimizer.load_state_dict(self._loaded_states[name])
 
     def _start(self, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -195,6 +200,8 @@ class BlockCoordinateVI:
                 value = loss_and_grads(self.model, self.guide, *args, **kwargs)
             number = torch_item(value)
             check_bound(number)
+            if is_bound_of_pyro(loss):
+                self._limit.check(number, self.model, self.guide, args, kwargs)
             if isinstance(value, Tensor) and value.requires_grad:
                 value.backward()
             return number

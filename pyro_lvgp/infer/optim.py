@@ -13,6 +13,13 @@ from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_nor
 __all__ = ["JointAdam", "JointOptim"]
 
 _NORM_UPDATE_RATE = 0.05
+# States of torch's optimisers that have the shape of the parameter.
+_MOMENTS = frozenset(
+    {
+        *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg"),
+        *("grad_avg", "acc_delta", "sum", "ax", "prev", "step_size"),
+    }
+)
 _CLIP_FACTOR = 10.0  # a longer step, caused by a single rare draw, can undo hundreds of others
 
 
@@ -28,8 +35,8 @@ class JointOptim(PyroOptim):
     :param clip_factor: bound on the norm of the whole gradient, as a multiple of the usual norm, an exponential average over
         about twenty steps.  It limits the effect of rare draws with gradients much longer than all others.
     :raises TypeError: if ``optim_args`` is no dict, such as a function of the parameter's name.
-    :raises ValueError: for a ``clip_factor`` of 1 or less; with ``clip_factor``, for a gradient that is not finite, before any
-        parameter changes.
+    :raises ValueError: for a ``clip_norm`` that is not positive, or a ``clip_factor`` of 1 or less; with ``clip_factor``,
+        for a gradient that is not finite, before any parameter changes.
 
     Source: Seetharaman et al. (2020), "AutoClip: adaptive gradient clipping", for bounds relative to past norms.
 
@@ -55,6 +62,10 @@ class JointOptim(PyroOptim):
             )
         if clip_factor is not None and not clip_factor > 1.0:
             raise ValueError(f"expected a clip_factor above 1, got {clip_factor}; it is a multiple of the usual norm")
+        if clip_norm is not None and not (clip_norm > 0.0 and not isinstance(clip_norm, bool)):
+            raise ValueError(
+                f"expected a positive clip_norm, got {clip_norm}, with which steps would go uphill; None does not clip"
+            )
         super().__init__(optim_constructor, optim_args or {})
         self._clip_norm, self._clip_factor = clip_norm, clip_factor
         self._constructor, self._args = optim_constructor, dict(optim_args or {})
@@ -110,6 +121,7 @@ class JointOptim(PyroOptim):
             key = param if param in self._loaded_states else _stored_name(param)
             if key in self._loaded_states:
                 steps = param.device if on_device else torch.device("cpu")
+                check_optimizer_state(self._loaded_states[key], param, key if isinstance(key, str) else _stored_name(key))
                 optimizer.state[param] = _moved(self._loaded_states.pop(key), param.device, steps=steps)
 
     def get_state(self, names: Mapping[Tensor, str] | None = None) -> dict[str, Any]:
@@ -155,6 +167,27 @@ class JointAdam(JointOptim):
 
     def __init__(self, lr: float = 0.01):
         super().__init__(torch.optim.Adam, {"lr": lr, "fused": True}, clip_factor=_CLIP_FACTOR)
+
+
+def check_optimizer_state(state: Mapping[str, Any], param: Tensor, name: str) -> None:
+    """Raise unless the tensors of an optimiser's state fit its parameter: fused optimisers do not check their sizes.
+
+    :param state: state of the parameter, such as its moments.
+    :param param: the parameter.
+    :param name: name of the parameter, for the error.
+    :raises ValueError: for moments of another shape or dtype.
+
+    >>> check_optimizer_state({"step": torch.tensor(1.0), "exp_avg": torch.zeros(2)}, torch.zeros(2), "x")
+    """
+    for key in _MOMENTS & state.keys():
+        moment = state[key]
+        if moment is not None and (moment.shape, moment.dtype) != (param.shape, param.dtype):
+            raise ValueError(
+                f"expected the state of an optimiser of {name!r}, of shape {list(param.shape)} and {param.dtype}, got "
+                f"{key} of shape {list(moment.shape)} and {moment.dtype}; load the state of this model and guide"
+            )
+    if torch.is_tensor(step := state.get("step")) and step.numel() != 1:
+        raise ValueError(f"expected one number of steps of {name!r}, got {list(step.shape)}; load the state of this model")
 
 
 def _moved(state: dict[str, Any], device: torch.device, *, steps: torch.device) -> dict[str, Any]:

@@ -30,8 +30,8 @@ class _Parametric(Kernel):
         for name, (value, event_shape) in parameters.items():
             shape = (*batch_shape, *event_shape)
             tensor = torch.as_tensor(value, dtype=like.dtype, device=like.device)
-            if not (tensor > 0).all():
-                raise ValueError(f"expected {name} > 0, got {value}; give the value itself, not its logarithm.")
+            if isinstance(value, bool) or not ((tensor > 0) & (tensor < torch.inf)).all():
+                raise ValueError(f"expected {name} > 0 and finite, got {value}; give the value itself, not its logarithm.")
             try:
                 tensor = tensor.expand(shape)
             except RuntimeError as error:

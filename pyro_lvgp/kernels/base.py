@@ -78,6 +78,8 @@ class Kernel(StandaloneModule):
                 f"expected active_dims with input_dim={input_dim} columns, none negative, got {list(active_dims)}; "
                 f"input_dim is the number of active columns: try input_dim={len(active_dims)}."
             )
+        if active_dims is not None and len(set(active_dims)) < len(active_dims):
+            raise ValueError(f"expected active_dims that differ, got {list(active_dims)}; name each column once")
         self.input_dim = input_dim
         self.batch_shape = torch.Size(batch_shape)
         self.active_dims = None if active_dims is None else tuple(active_dims)

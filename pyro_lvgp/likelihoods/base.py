@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from pyro.distributions import constraints
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroParam
@@ -96,6 +96,13 @@ class Likelihood(StandaloneModule):
 
         :param y: data, NaN where missing.
         :param f: function values, fitted by a linear model to :meth:`initial_function` of the data.
+        """
+
+    def bound_noise(self, y: Float[Tensor, "N D"], columns: Int[Tensor, " D"] | None = None) -> None:
+        """Bound noise of each output from below, relative to the scale of its column; by default nothing is bounded.
+
+        :param y: training data, NaN where missing.
+        :param columns: indices of the columns among those of all data, for messages.
         """
 
     def forward(self, f: Float[Tensor, "*batch"]) -> TorchDistributionMixin:
@@ -266,11 +273,17 @@ class WithParameter(Likelihood):
     :raises ValueError: for a value that is not positive, or another number of values than ``data_dim``.
     """
 
+    noise_floor: Tensor | None
+
     def __init__(self, name: str, value: float | Tensor, data_dim: int | None, *, num_points: int = 20):
         super().__init__(num_points=num_points)
+        self.register_buffer("noise_floor", None, persistent=False)
+        if isinstance(value, bool):
+            raise TypeError(f"expected a number as {name}, got {value}")
         value = value if torch.is_tensor(value) else torch.tensor(value, dtype=torch.get_default_dtype())
-        if not (value > 0).all():
-            raise ValueError(f"expected a positive {name}, got {value.min().item():g}")
+        if not ((value > 0) & (value < torch.inf)).all():
+            bad = value[~((value > 0) & (value < torch.inf))]
+            raise ValueError(f"expected a positive {name}, and a finite one, got {bad[0].item():g}")
         shape = () if data_dim is None else (data_dim,)
         if (value.dim() and value.shape not in ((1,), shape)) or value.dim() > len(shape):
             raise ValueError(
@@ -282,5 +295,7 @@ class WithParameter(Likelihood):
 
     def params(self) -> Tensor:
         value = getattr(self, self._param_name)
+        if self.noise_floor is not None:
+            value = torch.maximum(value, self.noise_floor.to(value))
         # [D] broadcasts against [..., N, D] as it is; a scalar, or a plate's [..., 1], needs a new last dimension.
         return value if self._per_output else value[..., None]

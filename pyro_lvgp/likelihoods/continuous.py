@@ -1,6 +1,7 @@
 """Likelihoods of real and of positive numbers."""
 
 import math
+import warnings
 
 import pyro.distributions as dist
 import torch
@@ -15,7 +16,49 @@ from pyro_lvgp.ops.quadrature import log_student_t_plus_normal
 __all__ = ["Gaussian", "LogNormal", "StudentT", "as_likelihood"]
 
 
-class _AdditiveNoise(WithParameter):
+# Variances of the noise relative to those of columns, and for constant columns relative to the mean of all columns.
+_SMALLEST_NOISE, _NOISE_OF_CONSTANTS = 1e-8, 1e-4
+
+
+class _WithNoise(WithParameter):
+    """Base class of likelihoods whose parameter is the scale of noise, or its square."""
+
+    noise_power = 2
+
+    @torch.no_grad()
+    def bound_noise(self, y, columns=None):
+        """Bound a noise parameter of each output from below, at 1e-8 of the variance of its column.
+
+        Without a bound the noise of a column that the model reproduces exactly tends to zero, the bound on the evidence rises
+        without limit, and the model neglects all other columns.  The noise variance of a constant column is at least 1e-4 of
+        the mean variance of all columns, with a warning that names the column.  Shared noise is not bounded.
+
+        :param y: training data, NaN where missing.
+        :param columns: indices of the columns, for the warning; 0, 1, … by default.
+        """
+        if not self._per_output or len(y) < 2:
+            return
+        f = self.inverse_link(y)
+        deviation = f - f.nanmean(0)
+        variance = deviation.square().nanmean(0)
+        rounding = (torch.finfo(f.dtype).eps * f.nan_to_num().abs().amax(0)).square() * len(f)
+        is_constant = variance <= rounding
+        typical = variance.mean()
+        of_constants = _NOISE_OF_CONSTANTS * torch.where(typical > 0.0, typical, 1.0)
+        floor = torch.where(is_constant, of_constants, _SMALLEST_NOISE * variance)
+        if is_constant.any():
+            names = is_constant.nonzero().flatten() if columns is None else columns[is_constant]
+            warnings.warn(
+                f"columns {names.tolist()} of the data are constant: with a noise of their own the bound would rise without "
+                f"limit; their noise variance is at least {float(of_constants):.1e}: drop these columns, or share one noise "
+                "parameter (data_dim=None)",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        self.noise_floor = floor if self.noise_power == 2 else floor.sqrt()
+
+
+class _AdditiveNoise(_WithNoise):
     """Base class of likelihoods of real numbers with the identity link."""
 
     def check(self, y):
@@ -89,7 +132,7 @@ class Gaussian(_AdditiveNoise):
         return gaussian_quadratic(residual, observed, precision, u, u_scale_tril, incomplete)
 
 
-class LogNormal(WithParameter):
+class LogNormal(_WithNoise):
     """Log-normal likelihood ``log y ~ N(f, σ²)`` of positive y: f is the logarithm of the median.
 
     :param variance: initial variance σ² of log y.
@@ -145,6 +188,8 @@ class StudentT(_AdditiveNoise):
     Source: Lange, Little and Taylor (1989), "Robust statistical modeling using the t distribution"; Vanhatalo, Jylänki and
     Vehtari (2009), "Gaussian process regression with Student-t likelihood".
     """
+
+    noise_power = 1
 
     def __init__(self, scale: float | Tensor = 0.5, *, df: float = 4.0, data_dim: int | None = None, num_points: int = 20):
         super().__init__("scale", scale, data_dim, num_points=num_points)

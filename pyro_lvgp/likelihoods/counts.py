@@ -9,17 +9,48 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyro_lvgp.likelihoods.base import LogConcaveLikelihood, WithParameter
+from pyro_lvgp.ops.logistic import expected_logistic, expected_softplus
 
 __all__ = ["Bernoulli", "Binomial", "Logistic", "NegativeBinomial", "Poisson"]
+
+
+class _Poisson(dist.Poisson):
+    """Poisson distribution with the log density of large counts in double precision."""
+
+    def log_prob(self, value):
+        if self._validate_args:
+            self._validate_sample(value)
+        return dist.Poisson(self.rate.double(), validate_args=False).log_prob(value.double()).to(self.rate)
+
+
+class _Binomial(dist.Binomial):
+    """Binomial distribution with the log density of large counts in double precision."""
+
+    def log_prob(self, value):
+        if self._validate_args:
+            self._validate_sample(value)
+        exact = dist.Binomial(self.total_count.double(), logits=self.logits.double(), validate_args=False)
+        return exact.log_prob(value.double()).to(self.logits)
+
+
+class _NegativeBinomial(dist.NegativeBinomial):
+    """Negative binomial distribution with the log density of large counts in double precision."""
+
+    def log_prob(self, value):
+        if self._validate_args:
+            self._validate_sample(value)
+        exact = dist.NegativeBinomial(self.total_count.double(), logits=self.logits.double(), validate_args=False)
+        return exact.log_prob(value.double()).to(self.logits)
 
 
 class Logistic(LogConcaveLikelihood):
     """Base class of likelihoods with p(y | f) proportional to ``(eᶠ)ᵃ / (1 + eᶠ)ᵇ``.
 
-    A subclass implements :meth:`exponents` beside :meth:`distribution` and :meth:`inverse_link`.  The derivatives follow from
-    the exponents, and a :class:`~pyro_lvgp.models.RandomFeatureLVM` can marginalise its weights in the Pólya-gamma bound.
+    A subclass implements :meth:`exponents` beside :meth:`distribution` and :meth:`inverse_link`.  The derivatives and the
+    expected log likelihood follow from the exponents.  The latter has no error of quadrature, for any variance of f.  A
+    :class:`~pyro_lvgp.models.RandomFeatureLVM` can marginalise its weights in the Pólya-gamma bound.
 
-    :param num_points: number of quadrature nodes per entry.
+    :param num_points: number of quadrature nodes per entry, for the log predictive density.
 
     >>> class Geometric(Logistic):  # p(y) = eᶠ / (1 + eᶠ)ʸ⁺¹
     ...     def distribution(self, f, params):
@@ -45,6 +76,17 @@ class Logistic(LogConcaveLikelihood):
         :param params: the tensor that :meth:`~pyro_lvgp.likelihoods.Likelihood.params` returns.
         """
 
+    def expected_log_prob(self, y, mean, variance, params):
+        # log p(y | f) = log p(y | 0) + a f − b (log(1 + eᶠ) − log 2).  In single precision the terms of large counts would
+        # cancel to several nats.
+        y, mean, variance = torch.broadcast_tensors(y, mean, variance)
+        y64, mean64, variance64 = (x.double() for x in (y, mean, variance))
+        params = None if params is None else params.double()
+        a, b = self.exponents(y64, params)
+        at_zero = self.distribution(torch.zeros_like(mean64), params).log_prob(y64)
+        expected = at_zero + a * mean64 - b * (expected_softplus(mean64, variance64) - math.log(2.0))
+        return expected.to(mean)
+
     def log_prob_derivatives(self, y, f, params):
         (a, b), p = self.exponents(y, params), f.sigmoid()
         return a - b * p, -b * p * (1.0 - p)
@@ -62,6 +104,11 @@ class Bernoulli(Logistic):
 
     def distribution(self, f, params):
         return dist.Bernoulli(logits=f)
+
+    def moments(self, mean, variance, params):
+        p, _ = expected_logistic(mean, variance)
+        q, _ = expected_logistic(-mean, variance)
+        return p, p * q
 
     def inverse_link(self, y):
         return torch.logit((y + 0.5) / 2.0)
@@ -94,7 +141,14 @@ class Binomial(Logistic):
         return f"integers from 0 to {largest}"
 
     def distribution(self, f, params):
-        return dist.Binomial(self.total_count, logits=f)
+        return _Binomial(self.total_count, logits=f)
+
+    def moments(self, mean, variance, params):
+        # Var y = n E[p (1 − p)] + n² Var p, and Var p = E p (1 − E p) − E[p (1 − p)], whose terms may be nearly equal.
+        mean64, variance64 = mean.double(), variance.double()
+        (p, spread), (q, _) = expected_logistic(mean64, variance64), expected_logistic(-mean64, variance64)
+        y_variance = self.total_count * (spread + self.total_count * (p * q - spread).clamp_min(0.0))
+        return (self.total_count * p).to(mean), y_variance.to(mean)
 
     def inverse_link(self, y):
         return torch.logit((y + 0.5) / (self.total_count + 1.0))
@@ -124,7 +178,7 @@ class Poisson(LogConcaveLikelihood):
 
     def distribution(self, f, params):
         # For an infinite rate y log(rate) − rate is NaN.  The margin of 1 keeps exp from overflowing by rounding.
-        return dist.Poisson(f.clamp(max=math.log(torch.finfo(f.dtype).max) - 1.0).exp())
+        return _Poisson(f.clamp(max=math.log(torch.finfo(f.dtype).max) - 1.0).exp())
 
     def inverse_link(self, y):
         return torch.log(y + 0.5)
@@ -134,7 +188,8 @@ class Poisson(LogConcaveLikelihood):
         return y - rate, -rate
 
     def expected_log_prob(self, y, mean, variance, params):
-        return y * mean - (mean + 0.5 * variance).exp() - torch.lgamma(y + 1.0)
+        y64, mean64, variance64 = (x.double() for x in (y, mean, variance))  # the terms of large counts cancel
+        return (y64 * mean64 - (mean64 + 0.5 * variance64).exp() - torch.lgamma(y64 + 1.0)).to(mean)
 
     def moments(self, mean, variance, params):
         rate = (mean + 0.5 * variance).exp()
@@ -165,7 +220,7 @@ class NegativeBinomial(WithParameter, Logistic):
         super().__init__("dispersion", dispersion, data_dim, num_points=num_points)
 
     def distribution(self, f, params):
-        return dist.NegativeBinomial(params, logits=f)
+        return _NegativeBinomial(params, logits=f)
 
     def inverse_link(self, y):
         return torch.log((y + 0.5) / self.params().detach())

@@ -11,6 +11,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn.module import PyroModuleList
 from torch import Tensor, nn
 
+from pyro_lvgp._utils.density_limits import log_prob_limit
 from pyro_lvgp.likelihoods.base import Likelihood
 from pyro_lvgp.likelihoods.rows import check_independent_entries
 
@@ -108,6 +109,11 @@ class Heterogeneous(Likelihood):
             )
         super().check_outputs(data_dim, params)
 
+    def bound_noise(self, y, columns=None):
+        columns = torch.arange(y.shape[-1], device=y.device) if columns is None else columns
+        for part, _, inputs in self._by_part(None, y, columns):
+            part.bound_noise(*inputs)
+
     def check(self, y):
         for part, _, inputs in self._by_part(None, y):
             part.check(*inputs)
@@ -178,6 +184,12 @@ class _ByColumn(dist.TorchDistribution):
     def log_prob(self, value):
         pairs = zip(self._parts, self._columns.split(value), strict=True)
         return self._columns.join([part.log_prob(columns) for part, columns in pairs])
+
+
+@log_prob_limit.register
+def _limit_by_column(fn: _ByColumn, value: Tensor) -> Tensor:
+    pairs = zip(fn._parts, fn._columns.split(value), strict=True)
+    return fn._columns.join([log_prob_limit(part, columns) for part, columns in pairs])
 
 
 class _SupportByColumn(constraints.Constraint):

@@ -35,6 +35,8 @@ class RowModel(LatentVariableModel):
         check_index(None, len(Y), self.num_data)
         self._check_entries(Y)
         check_values(Y)
+        self.likelihood.bound_noise(Y)
+        self._training_rows = Y.detach()
 
     def _observed(self, y: Tensor, idx: Tensor | None) -> Tensor:
         """Mask of the observed entries of a batch; raise if the batch cannot be used."""

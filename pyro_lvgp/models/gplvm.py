@@ -272,8 +272,11 @@ class BayesianGPLVM(RowModel):
         :param ridge: noise variance of the ridge regression, relative to the prior variance of f.
         :param seed: seed of the linear model and of k-means.
         :returns: the model itself.
-        :raises ValueError: for data that cannot be used, or latents of another shape, not finite or with constant columns.
+        :raises ValueError: for data that cannot be used, latents of another shape, not finite or with constant columns, or a
+            ridge that is negative or not finite.
         """
+        if isinstance(ridge, bool) or not 0.0 <= ridge < math.inf:
+            raise ValueError(f"expected a ridge of 0 or more, and finite, got {ridge}; 0.1 is a common choice")
         with torch.no_grad():
             X, function = self._initialize_linear(Y, method, latents, seed)
             self.initial_values = {"X": X}

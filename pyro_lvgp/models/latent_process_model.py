@@ -31,6 +31,7 @@ from pyro_lvgp.kernels.composition import Combination
 from pyro_lvgp.likelihoods import Likelihood, as_likelihood
 from pyro_lvgp.likelihoods.rows import check_independent_entries
 from pyro_lvgp.models._decoded_rows import DecodedRows
+from pyro_lvgp.models._own_sites import OwnSites
 from pyro_lvgp.models.latent_variable_model import Guide, check_all_given
 from pyro_lvgp.models.prediction import Prediction
 from pyro_lvgp.networks.pyro_module import adopt
@@ -39,7 +40,7 @@ from pyro_lvgp.ops.quasi_monte_carlo import qmc_normal
 __all__ = ["LatentProcessModel", "as_inputs", "is_one_series"]
 
 
-class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
+class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
     """Base class of models with latent processes ``f`` over inputs, and a decoder that maps f to y at each point.
 
     A subclass implements ``forward(x, y, idx)``, which samples f and returns the result of :meth:`observe`; :meth:`by_point`;
@@ -232,6 +233,7 @@ class LatentProcessModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         check_series(x, y)
         self._check_dtype(y)
         self.likelihood.check(y)
+        self.likelihood.bound_noise(y.reshape(-1, y.shape[-1]))
 
     def _check_dtype(self, y: Tensor) -> None:
         like = next(self.parameters(), y)

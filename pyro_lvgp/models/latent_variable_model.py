@@ -27,6 +27,7 @@ from pyro_lvgp.infer.elbo.handlers import MarginalizeGaussians
 from pyro_lvgp.infer.protocols import HasEncoders, SamplesGlobals
 from pyro_lvgp.models._laplace import Entries
 from pyro_lvgp.models._new_rows import LogLikelihood, best_candidates, by_laplace, variational
+from pyro_lvgp.models._own_sites import OwnSites
 from pyro_lvgp.models.prediction import Coords, Prediction
 
 __all__ = ["LatentVariableModel", "check_all_given"]
@@ -37,7 +38,7 @@ Method = Literal["variational", "laplace"]
 _NUM_CANDIDATES = 500
 
 
-class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
+class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
     """Base class of models of rows y_n with one latent x_n for each row, in plate ``data`` at dim −1, and shared sites.
 
     A subclass implements ``forward(y=None, idx=None)`` with the sites ``X`` and ``y``, and :meth:`latent_candidates`, and
@@ -143,6 +144,7 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         check_sizes(num_samples=num_samples)
         self._check_rows(Y)
         check_index(idx, len(Y), self.num_data)
+        self._check_are_training_rows(guide, Y, idx)
         idx = torch.arange(len(Y), device=Y.device) if idx is None else idx
 
         def rows() -> Iterator[LikelihoodPredictive]:
@@ -306,6 +308,28 @@ class LatentVariableModel(UniquelyNamed, metaclass=AbstractModuleMeta):
         """Raise unless Y has the model's number of columns, dtype and device, and is in the support of its likelihood."""
         check_data(Y, self.data_dim, like=self.latent_candidates(), name="Y")
         self._check_entries(Y, name="Y")
+
+    def _check_are_training_rows(self, guide: Guide, Y: Tensor, idx: Tensor | None) -> None:
+        """Raise if most rows differ in most entries from the training rows of their latents, as far as these are known.
+
+        Under a guide with an encoder the latents are those of the given rows, whichever they are.
+        """
+        known = self.__dict__.get("_training_rows")
+        if known is None or (isinstance(guide, HasEncoders) and guide.encoder_of("X") is not None):
+            return
+        rows = known if idx is None else known[idx]
+        both = ~(torch.isnan(Y) | torch.isnan(rows))
+        differs = 2 * (both & torch.ne(Y, rows)).sum(-1) > both.sum(-1)
+        if 2 * int(differs.sum()) > len(Y):
+            raise ValueError(
+                f"expected training rows, got {len(Y)} rows of which {int(differs.sum())} differ in most entries from "
+                "the training rows of these indices, whose latents they would get; infer the latents of new rows first: "
+                "impute(guide, Y, latents=model.infer_latents(guide, Y))"
+            )
+
+    def __getstate__(self):
+        # Copies do not contain the data.
+        return {name: value for name, value in super().__getstate__().items() if name != "_training_rows"}
 
     def _check_entries(self, y: Tensor, name: str = "y") -> None:
         """Raise if an entry is infinite, or outside the support."""

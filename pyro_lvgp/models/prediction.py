@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from itertools import repeat
@@ -210,13 +211,13 @@ class Prediction:
     @property
     def mean(self) -> Float[Tensor, "*shape"]:
         """Mean of y."""
-        mean = self._y_moments.mean
+        mean = _warn_if_infinite(self._y_moments.mean, "mean")
         return mean if self._observed is None else torch.where(self._observed.isnan(), mean, self._observed)
 
     @property
     def variance(self) -> Float[Tensor, "*shape"]:
         """Variance of y, noise included, by the law of total variance."""
-        variance = self._y_moments.variance
+        variance = _warn_if_infinite(self._y_moments.variance, "variance")
         return variance if self._observed is None else torch.where(self._observed.isnan(), variance, 0.0)
 
     @property
@@ -374,6 +375,18 @@ def _sample_part(part: Any, counts: Int[Tensor, " draws"]) -> Float[Tensor, "sam
     with torch.no_grad():
         samples = part.sample((max_count,)).transpose(0, 1)
     return samples[(torch.arange(max_count, device=counts.device) < counts[:, None]).to(samples.device)]
+
+
+def _warn_if_infinite(moment: Tensor, name: str) -> Tensor:
+    """Return a moment, with a warning if entries are not finite."""
+    if num := int((~moment.isfinite()).sum()):
+        warnings.warn(
+            f"the predictive {name} is not finite at {num} of {moment.numel()} entries: exp(f) overflows at draws of the "
+            "posterior; take quantile(0.5), float64, or fit again with fewer latents or a smaller learning rate",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return moment
 
 
 def _pooled_f_moments(predictions: Sequence[Prediction], weights: Tensor | None) -> MixtureMoments | None:

@@ -27,6 +27,7 @@ from pyro_lvgp.ops.linalg import solve_lower
 
 __all__ = [
     "Posterior",
+    "bounded_precision",
     "bounded_variance",
     "condition",
     "expected_log_sites",
@@ -39,6 +40,8 @@ __all__ = [
     "sample_posterior",
     "whitened_sites",
 ]
+
+_LARGEST_RELATIVE_PRECISION = 1e11  # in double precision I + W K W and log densities of joint draws keep five digits
 
 
 class Posterior(NamedTuple):
@@ -142,7 +145,8 @@ def kl_divergence(posterior: Posterior) -> Float[Tensor, "*batch"]:
     """
     # At the posterior mean  W (f − m) − c = −B⁻¹c.
     expected = -0.5 * (posterior.alpha.square() + posterior.W.square() * posterior.variance)
-    return expected.sum(-1) - log_normaliser(posterior)
+    kl = expected.sum(-1) - log_normaliser(posterior)
+    return kl + (kl.clamp_min(0.0) - kl).detach()  # rounding may make a difference of large terms negative
 
 
 def predict(
@@ -227,6 +231,23 @@ def whitened_sites(
     # √ has no derivative at 0.
     W = torch.where(informative, torch.where(informative, site_precision, 1.0).sqrt(), 0.0)
     return W, W * site_mean
+
+
+def bounded_precision(
+    site_precision: Float[Tensor, "*#batch N"], prior_variance: Float[Tensor, "*#batch N"]
+) -> Float[Tensor, "*batch N"]:
+    """Clamp the precisions of sites to 1e11 times those of the prior.
+
+    Beyond that, rounding in double precision is larger than the densities of sites at draws of the posterior.
+
+    :param site_precision: 1/v.
+    :param prior_variance: diagonal of the prior covariance.
+
+    >>> bounded_precision(torch.tensor([2.0, 1e30]), torch.ones(2))
+    tensor([2.0000e+00, 1.0000e+11])
+    """
+    tiny = torch.finfo(prior_variance.dtype).tiny ** 0.5
+    return torch.minimum(site_precision, _LARGEST_RELATIVE_PRECISION / prior_variance.detach().clamp_min(tiny))
 
 
 def bounded_variance(

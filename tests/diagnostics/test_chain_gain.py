@@ -62,7 +62,5 @@ def test_joint_chains_have_one_gain():
 
 
 def test_other_guides_are_refused():
-    with pytest.raises(
-        TypeError, match=r"expected an AutoAnnealedLangevin, .* got MeanFieldGuide"
-    ):
+    with pytest.raises(TypeError, match=r"expected an AutoAnnealedLangevin, .* got MeanFieldGuide"):
         chain_gain(model, MeanFieldGuide(model), torch.zeros(5))

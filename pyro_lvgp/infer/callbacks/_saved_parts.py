@@ -11,7 +11,7 @@ from pyro.optim import PyroOptim
 from torch import Tensor
 
 from pyro_lvgp.infer._fit_state import Stateful
-from pyro_lvgp.infer.optim import JointOptim
+from pyro_lvgp.infer.optim import JointOptim, check_optimizer_state
 
 __all__ = ["SavedCallbacks", "SavedOptimizer", "SavedRandomState", "SavedTensors"]
 
@@ -31,11 +31,10 @@ class SavedTensors:
         """Return the values by path."""
         return {name: tensor.detach() for name, tensor in self.tensors.items()}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Write values into the tensors.
+    def check_state(self, state: Mapping[str, Tensor]) -> None:
+        """Raise a ``ValueError`` for values of other tensors.
 
         :param state: returned by :meth:`state_dict`.
-        :raises ValueError: for values of other tensors.
         """
         own = self.tensors
         different = own.keys() ^ state.keys()
@@ -44,8 +43,14 @@ class SavedTensors:
                 f"expected a checkpoint of this model and guide, got one that differs in {sorted(different)}; make them as "
                 "they were, or name another file"
             )
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Write values into the tensors.
+
+        :param state: returned by :meth:`state_dict`, and checked.
+        """
         with torch.no_grad():
-            for name, tensor in own.items():
+            for name, tensor in self.tensors.items():
                 tensor.copy_(state[name])
 
 
@@ -88,11 +93,10 @@ class SavedOptimizer:
             )
         return {path: state[name] for path, name in self._stored_names().items() if name in state}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state.
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise a ``ValueError`` for a state of other parameters.
 
         :param state: returned by :meth:`state_dict`.
-        :raises ValueError: for a state of other parameters.
         """
         saved = state["state"] if isinstance(self.optim, JointOptim) else state
         if others := saved.keys() - self.params.keys():
@@ -100,6 +104,16 @@ class SavedOptimizer:
                 f"expected a checkpoint of this model and guide, got one that differs in {sorted(others)}; make them as they "
                 "were, or name another file"
             )
+        for path, value in saved.items():
+            # Pyro's optimisers store the state_dict of one optimiser for each parameter.
+            own = value if isinstance(self.optim, JointOptim) else value.get("state", {}).get(0, {})
+            check_optimizer_state(own, self.params[path], path)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state.
+
+        :param state: returned by :meth:`state_dict`, and checked.
+        """
         if isinstance(self.optim, JointOptim):
             self.optim.set_state(state, self.params)
         else:

@@ -3,31 +3,36 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.infer._fit_state import FitState, Stateful
 from pyro_lvgp.infer.block_coordinate import BlockCoordinateVI
+from pyro_lvgp.infer.callbacks._fingerprint import SavedFingerprint, digest
 from pyro_lvgp.infer.callbacks._saved_parts import SavedCallbacks, SavedOptimizer, SavedRandomState, SavedTensors
 from pyro_lvgp.infer.callbacks.base import Callback
 
 __all__ = ["Checkpoint"]
+
+_DIGEST = "digest"
 
 
 class Checkpoint(Callback):
     """Save the state of a fit to a file at regular intervals, and resume from the file if it exists.
 
     If a script is run again after it was killed, its fit takes the remaining steps, with the mini-batches and random numbers
-    of an uninterrupted fit.  The file contains the state that changes during a fit; the script makes model, guide, data,
-    settings and callbacks.  To continue beyond the last step, increase ``num_steps``; to start again, remove the file.  A file
-    written with a GPU can be read without one, but the later random numbers differ.
+    of an uninterrupted fit.  The file contains the state that changes during a fit, and a fingerprint of data, structure of
+    model and guide, seed, bound and optimiser; the script makes all of these anew, and the callbacks.  To continue
+    beyond the last step, increase ``num_steps``; to start again, remove the file.  A file written with a GPU can be read
+    without one, but the later random numbers differ.
 
     :param path: path of the file; with several processes each has its own file, with its rank at the end of the name.
     :param every: number of steps between two saves.  The state after the last step or after Ctrl-C is saved too.
     :raises ValueError: if ``every`` is below 1, or the folder of the file does not exist; at the start of a fit, if the file
-        cannot be read or is of another fit.
+        cannot be read, was damaged, or is of a fit with other data or settings, which the error names.
+    :raises OSError: if the file cannot be written; the last one then is as it was.
     :raises RuntimeError: at the start of a fit in several processes, if their files are of different steps.
 
     >>> import tempfile
@@ -60,9 +65,10 @@ class Checkpoint(Callback):
         """
         processes = state.processes
         self._own_path = self.path if processes.size == 1 else Path(f"{self.path}.{processes.rank}")
+        self._fingerprint: SavedFingerprint | None = None
         if self._own_path.exists():
             state.initialize_parameters()
-            self._read(_parts(state))
+            self._read(self._parts(state))
         if processes.any(processes.mean(float(state.step)) != state.step):
             raise RuntimeError(
                 f"expected checkpoints of one step in all processes, got one of step {state.step} here; remove them"
@@ -74,27 +80,61 @@ class Checkpoint(Callback):
         :param state: the fit.
         """
         if state.is_finished or state.step % self.every == 0:
-            unfinished = Path(f"{self._own_path}.unfinished")
-            torch.save({name: part.state_dict() for name, part in _parts(state).items()}, unfinished)
+            states: dict[str, Any] = {name: part.state_dict() for name, part in self._parts(state).items()}
+            self._write({_DIGEST: digest(states), **states})
+
+    def _parts(self, state: FitState) -> dict[str, Stateful]:
+        if self._fingerprint is None:  # guides make modules at the first step
+            self._fingerprint = SavedFingerprint(state)
+        return _parts(state) | {"fingerprint": self._fingerprint}
+
+    def _write(self, states: Mapping[str, Any]) -> None:
+        """Write to a new file, which then replaces the last one."""
+        unfinished = Path(f"{self._own_path}.unfinished")
+        try:
+            torch.save(states, unfinished)
             unfinished.replace(self._own_path)
+        except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError where the disk is full
+            unfinished.unlink(missing_ok=True)
+            raise OSError(
+                f"expected to write a checkpoint to {self._own_path}, got an error ({error}); the last checkpoint is as it "
+                "was: make room on the disk, or name a file on another"
+            ) from error
 
     def _read(self, parts: Mapping[str, Stateful]) -> None:
         path = os.fspath(self._own_path)
         try:
-            states = torch.load(path, map_location=None if torch.cuda.is_available() else "cpu")
+            states = torch.load(path, map_location=None if torch.cuda.is_available() else "cpu", weights_only=True)
         except Exception as error:  # a damaged file can raise anything
             raise ValueError(
                 f"expected the states of a fit in {path}, got a file that cannot be read ({type(error).__name__}); name "
                 "another file, or remove this one to start anew"
             ) from error
-        if not isinstance(states, Mapping) or states.keys() != parts.keys():
+        if not isinstance(states, Mapping) or states.keys() != {_DIGEST, *parts}:
             found = sorted(states) if isinstance(states, Mapping) else type(states).__name__
             raise ValueError(
                 f"expected the states of a fit in {path}, which are {sorted(parts)}, got {found}; set up the fit as it was, "
                 "or name another file"
             )
+        if states[_DIGEST] != digest({name: value for name, value in states.items() if name != _DIGEST}):
+            raise ValueError(
+                f"expected the states of a fit in {path}, got a file that was changed since it was written, or damaged; take "
+                "a copy of the file, or remove this one to start anew"
+            )
+        for name in sorted(parts, key=lambda name: name != "tensors"):  # other parts depend on the tensors
+            if isinstance(part := parts[name], _Checked):
+                part.check_state(states[name])
         for name, part in parts.items():
             part.load_state_dict(states[name])
+
+
+@runtime_checkable
+class _Checked(Protocol):
+    """Part that checks a state before any part is loaded."""
+
+    def check_state(self, state: Any) -> None:
+        """Raise if the state is one of another fit."""
+        ...
 
 
 def _parts(state: FitState) -> dict[str, Stateful]:

@@ -12,7 +12,17 @@ from pyro.poutine.guide import GuideMessenger
 from torch import Tensor
 from torch.distributions import kl_divergence
 
-__all__ = ["Sites", "check_reparameterised", "equals", "log_prob_sum", "log_ratio", "mask_of", "share_masks", "trace_guide"]
+__all__ = [
+    "Sites",
+    "check_in_guide",
+    "check_reparameterised",
+    "equals",
+    "log_prob_sum",
+    "log_ratio",
+    "mask_of",
+    "share_masks",
+    "trace_guide",
+]
 
 Sites = Mapping[str, Mapping[str, Any]]
 
@@ -24,6 +34,16 @@ def trace_guide(guide: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any
         for name in trace.observation_nodes:
             trace.remove_node(name)
     return trace
+
+
+def check_in_guide(model_sites: Sites, guide_sites: Sites) -> None:
+    """Raise if the guide lacks a latent site of the model, whose density would be counted although it is not under q."""
+    lacking = [name for name, site in model_sites.items() if not (site["is_observed"] or name in guide_sites)]
+    if lacking:
+        raise ValueError(
+            f"expected a guide with all latent sites of the model, got none for {lacking}, without which the value is no "
+            "bound; add pyro.sample statements of these names to the guide, or observe the sites"
+        )
 
 
 def check_reparameterised(guide_sites: Sites) -> None:

@@ -20,6 +20,7 @@ from pyro_lvgp._compile.compilation import Compiled, compile_graph
 from pyro_lvgp._compile.recording import record
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.infer._parameters import unconstrained
+from pyro_lvgp.infer.elbo._limits import BoundLimit
 from pyro_lvgp.infer.elbo.base import DifferentiableELBO
 
 __all__ = ["CompiledELBO"]
@@ -76,6 +77,7 @@ class CompiledELBO(ELBO):
         self.bound: Any = bound
         self.backend, self.options = backend, dict(options or {})
         self._steps: dict[Hashable, _Step] = {}
+        self._limit = BoundLimit()
 
     def loss(self, model: Any, guide: Any, *args, **kwargs) -> float:
         """Compute minus an estimate of the bound, without gradients and without compilation."""
@@ -87,6 +89,12 @@ class CompiledELBO(ELBO):
 
     def loss_and_grads(self, model: Any, guide: Any, *args, **kwargs) -> float:
         """Compute minus an estimate of the bound, and add its gradients to those of the parameters."""
+        value = self._loss_and_grads(model, guide, args, kwargs)
+        if not isinstance(self.bound, DifferentiableELBO) or self.bound.is_bound:
+            self._limit.check(value, model, guide, args, kwargs)
+        return value
+
+    def _loss_and_grads(self, model: Any, guide: Any, args: tuple, kwargs: dict) -> float:
         leaves, structure = tree_flatten((args, kwargs))
         signature = (model, guide, str(structure), *map(_signature, leaves))
         step = self._steps.get(signature)

@@ -10,6 +10,7 @@ from pyro.distributions import Delta, Unit
 from pyro.distributions.util import detach, scale_and_mask
 from torch import Tensor
 
+from pyro_lvgp._utils.control_flow import holds
 from pyro_lvgp.distributions.normal import without_independent
 from pyro_lvgp.distributions.path_delta import PathDelta
 from pyro_lvgp.infer.elbo._terms import Sites, log_ratio
@@ -40,9 +41,12 @@ class ImportanceWeightedELBO(LocalELBO):
         less noise; False draws the globals, as in the formula.
     :param num_particles: number of draws of the globals to average over.
     :param max_plate_nesting: as for Pyro's bounds; found by running model and guide once if omitted.
-    :raises ValueError: if the plate is missing or a loop, a plate inside it is subsampled, a guide site cannot be
-        reparameterised, the guide draws all data jointly, as ``AutoMultivariateNormal`` does, or
-        ``gradient_estimator="dreg"`` meets local guide sites that are annealed or depend on each other.
+    :raises ValueError: if the plate is missing or a loop, a plate inside it is subsampled, the guide lacks a latent site of
+        the model, a guide site cannot be reparameterised, the guide draws all data jointly, as ``AutoMultivariateNormal``
+        does, the sites of a datum have different weights, or ``gradient_estimator="dreg"`` meets local guide sites that are
+        annealed or depend on each other.
+
+    Weights of data, by ``poutine.scale`` around model and guide or inside the plate, multiply the logarithm of each datum.
 
     >>> import pyro, pyro.distributions as dist
     >>> from pyro.infer.autoguide import AutoNormal
@@ -115,8 +119,10 @@ class ImportanceWeightedELBO(LocalELBO):
                 f"draws {outside} outside of it: take a guide such as AutoNormal or MeanFieldGuide, or weigh all data jointly"
             )
 
-    def _weights(self, model_sites: Sites, guide_sites: Sites, *, path_only: bool = False) -> tuple[Tensor, float, list[int]]:
-        """Compute log w [S, *plates]; return it with the scale of the plates that have weights and their dimensions.
+    def _weights(
+        self, model_sites: Sites, guide_sites: Sites, *, path_only: bool = False
+    ) -> tuple[Tensor, float | Tensor, list[int]]:
+        """Compute log w [S, *plates]; return it with the scale of each datum and the dimensions of the plates.
 
         Log w has size one at all other plates, which are summed over.
 
@@ -124,15 +130,15 @@ class ImportanceWeightedELBO(LocalELBO):
         """
         self._check_local_plate(model_sites)
         frames = self._plates_of_weights([*model_sites.values(), *guide_sites.values()])
-        scale = math.prod((frame.full_size or frame.size) / frame.size for frame in frames)
         dims = sorted(frame.dim for frame in frames)
+        scale = self._shared_scale({**model_sites, **{f"{name} of the guide": s for name, s in guide_sites.items()}}, dims)
         total = torch.zeros(())
         for site in model_sites.values():
-            total = total + self._log_prob_of_weights(site, site["fn"], scale, dims)
+            total = total + self._log_prob_of_weights(site, site["fn"], dims)
         for site in guide_sites.values():
             # The density of a Delta is a function of other draws.
             fixed = path_only and not isinstance(_base(site["fn"]), Delta)
-            total = total - self._log_prob_of_weights(site, detach(site["fn"]) if fixed else site["fn"], scale, dims)
+            total = total - self._log_prob_of_weights(site, detach(site["fn"]) if fixed else site["fn"], dims)
         return total, scale, dims
 
     def _check_local_plate(self, sites: Sites) -> None:
@@ -163,19 +169,53 @@ class ImportanceWeightedELBO(LocalELBO):
                 )
         return list(shared.values())
 
-    def _log_prob_of_weights(self, site: Mapping[str, Any], fn: Any, scale: float, dims: Sequence[int]) -> Tensor:
-        """Compute the log density of a site without the scale of the plates of the weights, summed over other plates.
+    def _shared_scale(self, sites: Sites, dims: Sequence[int]) -> float | Tensor:
+        """Return the scale of each datum: the factor of subsampling times the weight, which all sites must share.
+
+        :raises ValueError: for different scales of two sites, or of two terms of one datum.
+        """
+        scales = {name: site["scale"] for name, site in sites.items()}
+        (first, scale), *others = scales.items()
+        if torch.is_tensor(scale) and any(size > 1 and dim not in dims for dim, size in _sizes(scale)):
+            raise ValueError(
+                f"expected one weight for each datum of plate {self.local_plate!r}, got a scale of {first!r} of shape "
+                f"{list(scale.shape)}, which differs within a datum; weigh whole data by poutine.scale"
+            )
+        for name, other in others:
+            if not _are_equal(scale, other):
+                raise ValueError(
+                    f"expected one scale for all sites in plate {self.local_plate!r}, since a weight multiplies the logarithm "
+                    f"of a datum, got other scales at {first!r} and {name!r}; put poutine.scale around all of its sites, "
+                    "in model and guide"
+                )
+        return scale
+
+    def _log_prob_of_weights(self, site: Mapping[str, Any], fn: Any, dims: Sequence[int]) -> Tensor:
+        """Compute the log density of a site without its scale, summed over plates other than those of the weights.
 
         :param fn: distribution of the site.
         :param dims: dimensions of the plates of the weights.
         """
-        log_prob = scale_and_mask(fn.log_prob(site["value"]), site["scale"] / scale, site["mask"])
+        log_prob = scale_and_mask(fn.log_prob(site["value"]), 1.0, site["mask"])
         log_prob = log_prob.reshape((1,) * (1 + int(self.max_plate_nesting) - log_prob.dim()) + log_prob.shape)
         inner = [dim for dim in range(1 - log_prob.dim(), 0) if dim not in dims]
         return log_prob.sum(inner, keepdim=True) if inner else log_prob
 
 
 _base = partial(without_independent, masks=True)
+
+
+def _sizes(x: Tensor) -> list[tuple[int, int]]:
+    """Return pairs of a negative dimension and its size."""
+    return [(dim, x.shape[dim]) for dim in range(-x.dim(), 0)]
+
+
+def _are_equal(scale: float | Tensor, other: float | Tensor) -> bool:
+    """Return whether two scales are equal up to rounding."""
+    if not torch.is_tensor(scale) and not torch.is_tensor(other):
+        return math.isclose(scale, other, rel_tol=1e-6)
+    scale, other = (x if torch.is_tensor(x) else torch.tensor(x) for x in (scale, other))
+    return scale is other or holds(torch.isclose(scale, other.to(scale), rtol=1e-6, atol=0.0).all())
 
 
 def _independent_draws(sites: Sites) -> list[Tensor]:

@@ -18,13 +18,14 @@ from torch import Tensor
 
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.infer._sites import is_deterministic, is_undeclared
-from pyro_lvgp.infer.elbo._terms import Sites, check_reparameterised, share_masks, trace_guide
+from pyro_lvgp.infer.elbo._terms import Sites, check_in_guide, check_reparameterised, share_masks, trace_guide
 from pyro_lvgp.infer.elbo.base import DifferentiableELBO
 from pyro_lvgp.infer.elbo.handlers import EvaluateBound, MarginalizeGaussians
 
 __all__ = ["LocalELBO"]
 
 SAMPLES = "_local_samples"
+_DEFAULT_PLATE = "data"
 
 
 class _LocalSamples(Messenger):
@@ -90,7 +91,10 @@ class LocalELBO(DifferentiableELBO):
 
     def _sample_sites(self, model: Any, guide: Any, args: tuple, kwargs: dict) -> tuple[Sites, Sites]:
         model_trace, guide_trace = self._get_trace(model, guide, args, kwargs)
-        return _sample_sites(model_trace), _sample_sites(guide_trace)
+        model_sites, guide_sites = _sample_sites(model_trace), _sample_sites(guide_trace)
+        check_in_guide(model_sites, guide_sites)
+        self._check_plate(model_sites)
+        return model_sites, guide_sites
 
     def _get_trace(self, model: Any, guide: Any, args: tuple, kwargs: dict) -> tuple[Trace, Trace]:
         if self.max_plate_nesting == math.inf:
@@ -108,6 +112,14 @@ class LocalELBO(DifferentiableELBO):
                 _check_batch_shapes(_sample_sites(trace))
             check_model_guide_match(model_trace, guide_trace, self.max_plate_nesting + 1)
         return pruned
+
+    def _check_plate(self, model_sites: Sites) -> None:
+        """Raise if a plate is named that is not among those of the model; a model need not have one of the default name."""
+        names = {frame.name for site in model_sites.values() for frame in site["cond_indep_stack"]} - {SAMPLES}
+        if self.local_plate != _DEFAULT_PLATE and self.local_plate not in names:
+            raise ValueError(
+                f"expected the name of a plate of the model, one of {sorted(names)}, got local_plate={self.local_plate!r}"
+            )
 
     def _split(self, sites: Sites) -> tuple[Sites, Sites]:
         """Split sites into those inside and outside the local plate; raise if one outside depends on draws inside."""

@@ -20,7 +20,15 @@ from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes, position_of_data
 from pyro_lvgp.distributions.gaussian_process import GaussianProcess, StructuredPosterior
 from pyro_lvgp.distributions.normal import without_independent
-from pyro_lvgp.infer.elbo._terms import Sites, check_reparameterised, equals, log_ratio, share_masks, trace_guide
+from pyro_lvgp.infer.elbo._terms import (
+    Sites,
+    check_in_guide,
+    check_reparameterised,
+    equals,
+    log_ratio,
+    share_masks,
+    trace_guide,
+)
 from pyro_lvgp.infer.elbo.base import DifferentiableELBO
 from pyro_lvgp.infer.elbo.handlers import EvaluateBound, MarginalizeGaussians
 from pyro_lvgp.networks.corruption import Corruption
@@ -114,7 +122,13 @@ class StructuredELBO(DifferentiableELBO):
     def loss(self, model: Any, guide: Any, *args, **kwargs) -> float:
         """Compute minus an estimate of the bound, without gradients, ``rescale`` or ``corruption``."""
         with torch.no_grad():
-            return torch_item(self._loss(model, guide, 1.0, args, kwargs))
+            loss = torch_item(self._loss(model, guide, 1.0, args, kwargs))
+        self._limit.check(loss, model, guide, args, kwargs)
+        return loss
+
+    @property
+    def is_bound(self) -> bool:
+        return not self.rescale
 
     def differentiable_loss(self, model: Any, guide: Any, *args, **kwargs) -> Tensor:
         """Compute minus an estimate of the bound with ``rescale`` and ``corruption``, to differentiate."""
@@ -155,6 +169,7 @@ class StructuredELBO(DifferentiableELBO):
         """Compute the sum of the bound over the vectorised particles."""
         guide_sites: Sites = {name: site for name, site in guide_trace.nodes.items() if site["type"] == "sample"}
         check_reparameterised(guide_sites)
+        check_in_guide({name: site for name, site in model_trace.nodes.items() if site["type"] == "sample"}, guide_sites)
         processes = _processes(guide_trace)
         observed: dict[str, Any] = {}
         latent: dict[str, Any] = {}
