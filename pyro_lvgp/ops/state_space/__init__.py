@@ -10,6 +10,7 @@ from pyro_lvgp.ops.state_space.inference import (
     sample_prior,
     sort_inputs,
 )
+from pyro_lvgp.ops.state_space.joint import joint_log_normaliser
 from pyro_lvgp.ops.state_space.models import StateSpaceModel, add, constant, matern, multiply, pad
 from pyro_lvgp.ops.state_space.scan import Maps, prefix
 
@@ -21,6 +22,7 @@ __all__ = [
     "add",
     "condition",
     "constant",
+    "joint_log_normaliser",
     "log_normaliser",
     "log_prob",
     "matern",
