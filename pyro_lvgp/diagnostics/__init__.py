@@ -2,7 +2,13 @@
 
 from pyro_lvgp.diagnostics.arviz import to_arviz
 from pyro_lvgp.diagnostics.importance_weights import effective_sample_size, log_weights, pareto_k
-from pyro_lvgp.diagnostics.model_selection import gap_folds, held_out_log_prob, held_out_nll, stacking_weights
+from pyro_lvgp.diagnostics.model_selection import (
+    gap_folds,
+    held_out_log_prob,
+    held_out_nll,
+    shifted_folds,
+    stacking_weights,
+)
 from pyro_lvgp.diagnostics.sandwich import Sandwich, bound_sandwich
 
 __all__ = [
@@ -14,6 +20,7 @@ __all__ = [
     "held_out_nll",
     "log_weights",
     "pareto_k",
+    "shifted_folds",
     "stacking_weights",
     "to_arviz",
 ]

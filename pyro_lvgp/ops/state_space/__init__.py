@@ -11,7 +11,7 @@ from pyro_lvgp.ops.state_space.inference import (
     sort_inputs,
 )
 from pyro_lvgp.ops.state_space.joint import joint_log_normaliser
-from pyro_lvgp.ops.state_space.models import StateSpaceModel, add, constant, matern, multiply, pad
+from pyro_lvgp.ops.state_space.models import StateSpaceModel, add, constant, cosine, matern, multiply, pad
 from pyro_lvgp.ops.state_space.scan import Maps, prefix
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "add",
     "condition",
     "constant",
+    "cosine",
     "joint_log_normaliser",
     "log_normaliser",
     "log_prob",
