@@ -32,12 +32,13 @@ __all__ = [
     "LatentMoments",
     "Table",
     "WhiteGivenProcesses",
-    "decoder_bound",
+    "divergence",
     "extrapolate",
     "initial_factors",
     "latent_sites",
     "marginalize_white",
     "rescale_latents",
+    "site_constant",
     "update_dof",
     "update_noise",
     "update_relevance",
@@ -361,31 +362,37 @@ def _whitening(
     return (R, R_inverse) if gain > 0.0 else None
 
 
-def decoder_bound(table: Table, q: DecoderFactors, log_normaliser: Float[Tensor, ""], num_white: int) -> Float[Tensor, ""]:
-    """Compute the bound on the log evidence, given the log normaliser of the latents under :func:`latent_sites`.
+def site_constant(table: Table, q: DecoderFactors, num_white: int) -> Float[Tensor, ""]:
+    """Compute the part of the expected log likelihood that does not depend on the latents, and is not in their sites.
 
     :param table: the data.
     :param q: the factors.
-    :param log_normaliser: log Z of processes and white latents.
     :param num_white: number R of white latents.
     """
-    N = len(table.y)
-    # Terms of the expected log likelihood without latents
-    log_scale, log_noise = _mean_log(q.row_scale), _mean_log(q.noise)
-    bias, bias_square = q.mean[:, -1], q.second_moment[:, -1, -1]
-    squares = table.y.square() - 2.0 * table.y * bias + bias_square
-    entries = log_noise + log_scale[:, None] - math.log(2.0 * math.pi) - q.noise.mean * q.row_scale.mean[:, None] * squares
-    data = 0.5 * (table.observed * entries).sum()
-    # E log N(s; 0, 1/u) is log N(s; 0, 1/E u) and this difference of constants
-    white = 0.5 * num_white * (log_scale - q.row_scale.mean.log()).sum()
+    log_scale, scale = _mean_log(q.row_scale), q.row_scale.mean
+    squares = table.y.square() - 2.0 * table.y * q.mean[:, -1] + q.second_moment[:, -1, -1]
+    log_precision = _mean_log(q.noise) + log_scale[:, None] - math.log(2.0 * math.pi)
+    # E log N(s; 0, 1/u) is log N(s; 0, 1/E u) plus a difference of logarithms for each white latent.
+    white = num_white * (log_scale - scale.log()).sum()
+    return 0.5 * ((table.observed * log_precision).sum() - (q.precision(table) * squares).sum() + white)
+
+
+def divergence(q: DecoderFactors) -> Float[Tensor, ""]:
+    """Compute the KL divergence of the factors from their priors.
+
+    The bound on the log evidence is the log normaliser of the latents under :func:`latent_sites`, plus
+    :func:`site_constant`, minus this divergence.
+
+    :param q: the factors.
+    """
     precision = _prior_precision(q)
     log_precision = torch.cat([_mean_log(q.relevance), precision[-1:].log()])
-    log_det = torch.linalg.slogdet(q.covariance)[1].sum()
-    weights = 0.5 * ((1.0 + log_precision - precision * _weight_squares(q)).sum() + log_det)
-    prior = Gamma(q.mean.new_tensor(PRIOR_SHAPE), q.mean.new_tensor(PRIOR_RATE))
-    scales = _gamma(*(0.5 * q.dof.expand(N) for _ in range(2)))
-    divergences = kl_divergence(q.relevance, prior).sum() + kl_divergence(q.noise, prior).sum()
-    return log_normaliser + data + white + weights - divergences - kl_divergence(q.row_scale, scales).sum()
+    log_dets = torch.linalg.slogdet(q.covariance)[1]
+    weights = 0.5 * ((precision * _weight_squares(q) - 1.0 - log_precision).sum() - log_dets.sum())
+    prior = _gamma(q.mean.new_tensor(PRIOR_SHAPE), q.mean.new_tensor(PRIOR_RATE))
+    half_dof = 0.5 * q.dof.expand_as(q.row_scale.mean)
+    gammas = ((q.relevance, prior), (q.noise, prior), (q.row_scale, _gamma(half_dof, half_dof)))
+    return weights + sum(kl_divergence(*pair).sum() for pair in gammas)
 
 
 def _residual_squares(table: Table, q: DecoderFactors, z: LatentMoments) -> Float[Tensor, "N D"]:

@@ -168,7 +168,8 @@ class LinearGPVAE:
         best, step, updated = -torch.inf, 1.0, self.factors
         while True:
             z, log_normaliser, squares, gradients = self._condition(self.x, self.table, self.factors)
-            bound = linear_decoder.decoder_bound(self.table, self.factors, log_normaliser, self.independent_dim).item()
+            constant = linear_decoder.site_constant(self.table, self.factors, self.independent_dim)
+            bound = (log_normaliser + constant - linear_decoder.divergence(self.factors)).item()
             if bound < best and step > 1.0:
                 self.factors, step = updated, 1.0
                 continue
