@@ -80,7 +80,7 @@ def gap_folds(
     return folds
 
 
-def shifted_folds(y: Float[Tensor, "N D"], num_folds: int = 3) -> Bool[Tensor, "folds N D"]:
+def shifted_folds(y: Float[Tensor, "..."], num_folds: int = 3) -> Bool[Tensor, "folds N D"]:
     """Make folds of entries to hold out, each of which has all gaps of the data at another place along the rows.
 
     Fold k = 1 … K shifts the gaps by k N / (K + 1) rows, cyclically, so that blocks of time remain blocks.  For data without

@@ -13,11 +13,12 @@ from pyro_lvgp._utils.validation import check_new_inputs, check_series, check_si
 from pyro_lvgp.conjugate import linear_decoder
 from pyro_lvgp.conjugate.linear_decoder import DecoderFactors, LatentMoments, Table
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
-from pyro_lvgp.kernels import Kernel
+from pyro_lvgp.kernels import Kernel, Stack
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models.initialization import linear_latents
 from pyro_lvgp.models.prediction import Prediction
 from pyro_lvgp.ops import joint_sites, state_space
+from pyro_lvgp.ops.state_space import StateSpaceModel
 
 __all__ = ["LinearGPVAE"]
 
@@ -159,7 +160,7 @@ class LinearGPVAE:
         X, filled = linear_latents(y, min(max(Q, R), y.shape[1]), num_iterations=100)
         columns = torch.cat([torch.arange(Q), torch.arange(R)]).to(y.device) % X.shape[1]
         X = X[:, columns]
-        noise = 0.1 * filled.var(0)
+        noise = (0.1 * filled.var(0)).clamp_min(1e-3)
         q = linear_decoder.initial_factors(self.table, X.new_ones(y.shape[1], Q + R), noise)
         return linear_decoder.update_weights(self.table, q, LatentMoments(X, torch.zeros_like(X[:, :, None] * X[:, None, :])))
 
@@ -211,9 +212,13 @@ class LinearGPVAE:
         assert self.kernel is not None
         if self.kernel.is_markov and x.shape[1] == 1:
             steps, order, _ = state_space.sort_inputs(x.squeeze(-1))
-            model = self.kernel.state_space_model(steps, self.kernel.params())
-            model = model._replace(P=scale[:, None, None] * model.P, Q=scale[:, None, None, None] * model.Q)
-            return state_space.joint_log_normaliser(model, linear[order], precision[order])
+            models = _state_space_models(self.kernel, steps)
+            scales = scale.split([len(model.emission) for model in models])
+            scaled = [
+                model._replace(P=own[:, None, None] * model.P, Q=own[:, None, None, None] * model.Q)
+                for model, own in zip(models, scales, strict=True)
+            ]
+            return state_space.joint_log_normaliser(scaled, linear[order], precision[order])
         return joint_sites.joint_log_normaliser(scale[:, None, None] * self.kernel(x), linear, precision)
 
 
@@ -230,6 +235,15 @@ class _Conditioned(NamedTuple):
     log_normaliser: Float[Tensor, ""]
     process_squares: Float[Tensor, " Q"]
     gradients: tuple[Tensor, ...]
+
+
+def _state_space_models(kernel: Kernel, steps: Float[Tensor, " T"]) -> list[StateSpaceModel]:
+    """Models of the processes by groups with one size of their states, each with a batch dimension."""
+    params = kernel.params()
+    models = (
+        kernel.state_space_models(steps, params) if isinstance(kernel, Stack) else [kernel.state_space_model(steps, params)]
+    )
+    return [model if model.emission.dim() > 1 else StateSpaceModel(*(part.unsqueeze(0) for part in model)) for model in models]
 
 
 def _extended(row_scale: Gamma, half_dof: Float[Tensor, " M"]) -> Gamma:

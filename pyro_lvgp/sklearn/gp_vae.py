@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from sklearn.base import BaseEstimator
@@ -63,7 +64,7 @@ class GPVAERegressor(BaseEstimator):
     weights_: dict[str, float]
     held_out_nll_: dict[str, float]
 
-    def __init__(self, *, period: float | None = None, n_folds: int = 3, max_iter: int = 200, verbose: bool = False):
+    def __init__(self, *, period: float | None = None, n_folds: int = 3, max_iter: int = 100, verbose: bool = False):
         self.period = period
         self.n_folds = n_folds
         self.max_iter = max_iter
@@ -133,11 +134,11 @@ class GPVAERegressor(BaseEstimator):
         kernels: dict[str, Callable[[], Kernel] | None] = {
             "white": None,
             "rough": lambda: _processes(x, num_processes, 0.5),
-            "smooth": lambda: _processes(x, num_processes, 1.5),
+            "smooth": lambda: _processes(x, (num_processes + 1) // 2, 1.5),
         }
         if self.period is not None:
             period = self.period / self._spread.item()
-            kernels["periodic"] = lambda: Stack(_processes(x, num_processes, 0.5), _cycles(period))
+            kernels["periodic"] = lambda: Stack(_processes(x, (num_processes + 1) // 2, 0.5), _cycles(period))
         return {name: partial(make, kernel) for name, kernel in kernels.items()}
 
 
@@ -172,5 +173,6 @@ def _as_inputs(X: Any) -> Float[Tensor, "N P"]:
 
 def _as_matrix(values: Any) -> Tensor:
     """Tensor of double precision."""
-    values = values.to_numpy() if hasattr(values, "to_numpy") else values
-    return torch.as_tensor(values, dtype=torch.float64)
+    if torch.is_tensor(values):
+        return values.double()
+    return torch.tensor(np.asarray(values, dtype=np.float64))

@@ -40,8 +40,14 @@ def test_dense_and_linear_time_forms_equal_the_joint_gaussian(sites):
     t = torch.tensor([0.0, 0.2, 0.25, 0.7, 1.0, 1.1, 1.9])
     with torch.no_grad():
         K, model = kernel(t[:, None]), kernel.state_space_model(t.diff(), kernel.params())
+        parts = kernel.state_space_models(t.diff(), kernel.params())
+    groups = [state_space.StateSpaceModel(*(part[None] for part in model)) for model in parts]
     expected = oracle(K, *sites)
-    for value in (joint_sites.joint_log_normaliser(K, *sites), state_space.joint_log_normaliser(model, *sites)):
+    for value in (
+        joint_sites.joint_log_normaliser(K, *sites),
+        state_space.joint_log_normaliser([model], *sites),
+        state_space.joint_log_normaliser(groups, *sites),
+    ):
         for found, exact in zip(moments(value, *sites), expected, strict=True):
             torch.testing.assert_close(found, exact, rtol=1e-8, atol=1e-9)
 
@@ -52,7 +58,7 @@ def test_inputs_may_coincide(sites):
     with torch.no_grad():
         K, model = kernel(t[:, None]), kernel.state_space_model(t.diff(), kernel.params())
     dense = moments(joint_sites.joint_log_normaliser(K, *sites), *sites)
-    linear_time = moments(state_space.joint_log_normaliser(model, *sites), *sites)
+    linear_time = moments(state_space.joint_log_normaliser([model], *sites), *sites)
     for found, exact in zip(linear_time, dense, strict=True):
         torch.testing.assert_close(found, exact, rtol=1e-8, atol=1e-9)
 
@@ -65,7 +71,7 @@ def test_gradients_of_kernel_parameters_agree(sites):
     gradients = []
     for value in (
         joint_sites.joint_log_normaliser(kernel(t[:, None]), linear, precision),
-        state_space.joint_log_normaliser(model, linear, precision),
+        state_space.joint_log_normaliser([model], linear, precision),
     ):
         gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(value, list(kernel.parameters()))]))
     torch.testing.assert_close(*gradients, rtol=1e-8, atol=1e-9)

@@ -8,6 +8,8 @@ state.  With predicted covariance P and mean m of the state, the site makes them
 Source: Särkkä and García-Fernández (2021), "Temporal parallelization of Bayesian smoothers".
 """
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -20,21 +22,22 @@ __all__ = ["joint_log_normaliser"]
 
 
 def joint_log_normaliser(
-    model: StateSpaceModel, linear: Float[Tensor, "N Q"], precision: Float[Tensor, "N Q Q"]
+    models: Sequence[StateSpaceModel], linear: Float[Tensor, "N Q"], precision: Float[Tensor, "N Q Q"]
 ) -> Float[Tensor, ""]:
     """Compute ``log Z`` as :func:`pyro_lvgp.ops.joint_sites.joint_log_normaliser`, by a Kalman filter.
 
-    :param model: model of each process, of batch shape [Q], at N inputs in increasing order.
+    :param models: models of groups of processes, of batch shapes [q] with q = Q in total, at N inputs in increasing order.
     :param linear: h of each point.
     :param precision: Λ of each point.
 
     >>> from pyro_lvgp.ops.state_space import matern
     >>> model = matern(torch.tensor([0.5]), torch.ones(2), torch.ones(2), 0.5)
-    >>> joint_log_normaliser(model, torch.zeros(2, 2), torch.stack([torch.eye(2), torch.zeros(2, 2)]))  # −log 2
+    >>> joint_log_normaliser([model], torch.zeros(2, 2), torch.stack([torch.eye(2), torch.zeros(2, 2)]))  # −log 2
     tensor(-0.6931)
     """
-    A, C, P = (_block_diagonal(part) for part in (model.A, model.Q, model.P[:, None]))
-    H = _block_diagonal(model.emission[:, None, None, :]).squeeze(0)
+    A, C = _block_diagonal([model.A for model in models]), _block_diagonal([model.Q for model in models])
+    P = _block_diagonal([model.P[:, None] for model in models])
+    H = _block_diagonal([model.emission[:, None, None, :] for model in models]).squeeze(0)
     J, j = H.mT @ precision @ H, (linear @ H)[..., None]
     predicted = torch.cat([P, predicted_covariances(A, C, P, J)])
     identity = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
@@ -49,7 +52,10 @@ def joint_log_normaliser(
     return 0.5 * squares.sum() - 0.5 * LU.diagonal(dim1=-2, dim2=-1).abs().log().sum()
 
 
-def _block_diagonal(blocks: Float[Tensor, "Q T a b"]) -> Float[Tensor, "T Qa Qb"]:
-    """Block-diagonal matrices of the blocks of each process."""
-    identity = torch.eye(len(blocks), dtype=blocks.dtype, device=blocks.device)
-    return torch.einsum("qtij,qr->tqirj", blocks, identity).flatten(3).flatten(1, 2)
+def _block_diagonal(groups: Sequence[Float[Tensor, "q T _ _"]]) -> Float[Tensor, "T _ _"]:
+    """Block-diagonal matrices of the blocks of all processes."""
+    blocks = [block for group in groups for block in group]
+    widths = [block.shape[-1] for block in blocks]
+    before = [sum(widths[:i]) for i in range(len(blocks))]
+    rows = [F.pad(block, (left, sum(widths) - left - block.shape[-1])) for block, left in zip(blocks, before, strict=True)]
+    return torch.cat(rows, -2)
