@@ -25,15 +25,15 @@ PUBLISHED: list[Row] = []
 OURS = "GPVAERegressor"
 NOTES = """\
 The estimator has its defaults, as at the top of docs/gp_vae.md, with period=24 for hourly data. It has no seeds; spreads are
-those over trials. "eeg_trials": ten trials of other subjects and conditions than that of the benchmark "gpvae"; the last 100 of
-256 samples of FZ, F1 and F2 are hidden. "motion": joint angles of walking and running, every second frame of the first eight
-training sequences and of the first test sequence, of which the right leg, the upper body or twelve whole frames are hidden;
-sequences are far apart in time. "air": 1500 hours from hour 5500, logarithms of positive columns; the analysers are hidden for
-every fifth day, or all columns for the last 12 hours of every fifth day.
+those over trials. "eeg_trials": ten trials of other subjects and conditions than that of the benchmark "gpvae"; the last 100
+of 256 samples of FZ, F1 and F2 are hidden. "motion": joint angles of walking and running, every second frame of the first
+eight training sequences and of the first test sequence, of which the right leg, the upper body or six whole frames (twelve of
+the recording) are hidden; sequences are far apart in time. "air": 1500 hours from hour 5500, logarithms of positive columns;
+the analysers are hidden on every fifth day, or all columns for the last 12 hours of every fifth day.
 
-SMSE is the mean squared error of a column divided by the variance of its hidden entries, averaged over columns. NLL is minus the
-mean log density of a hidden entry, coverage the share of hidden entries in the central 90 % interval of a Gaussian with the
-predictive moments. Columns with constant hidden entries are left out."""
+SMSE is the mean squared error of a column divided by the variance of its hidden entries, averaged over columns. RMSE is over
+all hidden entries in the units of the data (degrees for joints). NLL is minus the mean log density of a hidden entry; coverage
+is the share of hidden entries within 1.645 predictive standard deviations, 0.9 if the prediction is calibrated."""
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def joint_log_normaliser(
     return 0.5 * squares.sum() - 0.5 * LU.diagonal(dim1=-2, dim2=-1).abs().log().sum()
 
 
-def _block_diagonal(groups: Sequence[Float[Tensor, "q T _ _"]]) -> Float[Tensor, "T _ _"]:
+def _block_diagonal(groups: Sequence[Float[Tensor, "_ T _ _"]]) -> Float[Tensor, "T _ _"]:
     """Block-diagonal matrices of the blocks of all processes."""
     blocks = [block for group in groups for block in group]
     widths = [block.shape[-1] for block in blocks]
