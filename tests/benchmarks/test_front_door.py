@@ -51,6 +51,7 @@ def test_list_names_every_benchmark_with_its_first_line(capsys):
         "minibatches",
         "oilflow",
         "processes",
+        "recordings",
         "srflvm",
         "srflvm_large",
         "srflvm_scaling",
