@@ -41,7 +41,8 @@ class LinearGPVAE:
     an encoder nor a learning rate except for the parameters of the kernels.  The cost of a sweep is linear in N for Markov
     kernels of one input (:class:`~pyro_lvgp.kernels.Matern`, sums and products), and :math:`O((N Q)^3)` for others.
 
-    Computations are in double precision.
+    Several series that share the decoder are one series if they are far apart on the axis of the inputs.  Computations are in
+    double precision.
 
     :param kernel: covariance with a batch dimension over the Q processes; None for white latents alone.  Parameters that
         require gradients are learned.  The weights have the scale of a process, so that a variance can be frozen.
@@ -61,6 +62,13 @@ class LinearGPVAE:
     (torch.Size([50, 3]), torch.Size([1, 3]))
     """
 
+    x: Float[Tensor, "N P"]
+    table: Table
+    factors: DecoderFactors | None = None
+    centre: Float[Tensor, " D"]
+    scale: Float[Tensor, " D"]
+    dtype: torch.dtype
+
     def __init__(self, kernel: Kernel | None, *, independent_dim: int = 0):
         if independent_dim < 0 or (kernel is None and not independent_dim):
             raise ValueError(
@@ -75,6 +83,7 @@ class LinearGPVAE:
         self.independent_dim = independent_dim
         self.process_dim = 0 if kernel is None else kernel.batch_shape[0]
 
+    @torch.inference_mode(False)  # moments are derivatives wherever the method is called
     def fit(
         self,
         x: Float[Tensor, "N P"],
@@ -96,18 +105,20 @@ class LinearGPVAE:
         """
         check_sizes(num_sweeps=num_sweeps)
         check_series(x, y)
-        self.x, self.dtype, y = x.double(), y.dtype, y.double()
+        # Tensors of inference mode cannot be differentiated, but copies of them can.
+        self.x, self.dtype, y = x.double().clone(), y.dtype, y.double().clone()
         self.centre = y.nanmean(0)
         scale = (y - self.centre).square().nanmean(0).sqrt()
         self.scale = torch.where(scale > 0.0, scale, 1.0)
         y = (y - self.centre) / self.scale
         self.table = Table.of(y)
-        self.factors = self._initial_factors(y)
+        factors = self._initial_factors(y)
         parameters = self._trained()
         optim = torch.optim.Adam(parameters, learning_rate) if parameters else None
         least = tolerance * self.table.observed.sum().item()
         bounds: list[float] = []
-        for bound, gradients in self._sweeps():
+        for q, bound, gradients in self._sweeps(factors):
+            self.factors = q
             bounds.append(bound)
             if len(bounds) == num_sweeps or (len(bounds) > 1 and abs(bounds[-1] - bounds[-2]) < least):
                 break
@@ -117,15 +128,18 @@ class LinearGPVAE:
                 optim.step()
         return bounds
 
+    @torch.inference_mode(False)
     def predict(self, x_new: Float[Tensor, "M P"] | None = None, *, num_samples: int = 100, seed: int = 0) -> Prediction:
         """Predict y, as a mixture over draws of the decoder in which the latents are integrated out.
 
         :param x_new: inputs; those of the data by default.
         :param num_samples: number of draws of weights, noise and row scales.
         :param seed: seed of the draws.
-        :raises ValueError: if ``num_samples`` is not positive, or inputs do not fit.
+        :raises ValueError: before :meth:`fit`, if ``num_samples`` is not positive, or if inputs do not fit.
         """
         check_sizes(num_samples=num_samples)
+        if self.factors is None:
+            raise ValueError("expected a fitted model, got one without data; call fit(x, y)")
         x, table, q = self.x, self.table, self.factors
         if x_new is not None:
             check_new_inputs(x_new, x, table.y)
@@ -164,21 +178,21 @@ class LinearGPVAE:
         q = linear_decoder.initial_factors(self.table, X.new_ones(y.shape[1], Q + R), noise)
         return linear_decoder.update_weights(self.table, q, LatentMoments(X, torch.zeros_like(X[:, :, None] * X[:, None, :])))
 
-    def _sweeps(self) -> Iterator[tuple[float, tuple[Tensor, ...]]]:
-        """Update all factors in turn; yield the bound, and the gradients of the kernel's parameters, before each update."""
-        best, step, updated = -torch.inf, 1.0, self.factors
+    def _sweeps(self, q: DecoderFactors) -> Iterator[tuple[DecoderFactors, float, tuple[Tensor, ...]]]:
+        """Update all factors in turn; yield them with their bound, and the gradients of the kernel's parameters."""
+        best, step, updated = -torch.inf, 1.0, q
         while True:
-            z, log_normaliser, squares, gradients = self._condition(self.x, self.table, self.factors)
-            constant = linear_decoder.site_constant(self.table, self.factors, self.independent_dim)
-            bound = (log_normaliser + constant - linear_decoder.divergence(self.factors)).item()
+            z, log_normaliser, squares, gradients = self._condition(self.x, self.table, q)
+            constant = linear_decoder.site_constant(self.table, q, self.independent_dim)
+            bound = (log_normaliser + constant - linear_decoder.divergence(q)).item()
             if bound < best and step > 1.0:
-                self.factors, step = updated, 1.0
+                q, step = updated, 1.0
                 continue
-            yield bound, gradients
+            yield q, bound, gradients
             best = bound
-            rescaled, z = linear_decoder.rescale_latents(self.factors, z, squares)
+            rescaled, z = linear_decoder.rescale_latents(q, z, squares)
             updated = self._updated(rescaled, z)
-            self.factors = linear_decoder.extrapolate(rescaled, updated, step)
+            q = linear_decoder.extrapolate(rescaled, updated, step)
             step *= _STEP_GROWTH
 
     def _updated(self, q: DecoderFactors, z: LatentMoments) -> DecoderFactors:

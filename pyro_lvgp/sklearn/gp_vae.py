@@ -85,9 +85,7 @@ class GPVAERegressor(BaseEstimator):
             raise ValueError(
                 f"expected a positive period for one column of inputs, got {self.period} for {x.shape[1]} columns"
             )
-        # Lengthscales are relative to the range of the inputs, since their steps of learning are.
-        spread = x.amax(0) - x.amin(0)
-        self._inputs, self._spread = x, torch.where(spread > 0.0, spread, 1.0)
+        self._inputs, self._spread = x, _spread(x)
         x = x / self._spread
         candidates = self._candidates(x, data.shape[1])
 
@@ -142,8 +140,14 @@ class GPVAERegressor(BaseEstimator):
         return {name: partial(make, kernel) for name, kernel in kernels.items()}
 
 
+def _spread(x: Float[Tensor, "N P"]) -> Float[Tensor, " P"]:
+    """Range of each input without wide gaps, which is the unit of lengthscales: N times the median step of times."""
+    spread = len(x) * x.sort(0).values.diff(dim=0).median(0).values if x.shape[1] == 1 else x.amax(0) - x.amin(0)
+    return torch.where(spread > 0.0, spread, 1.0)
+
+
 def _processes(x: Float[Tensor, "N P"], num: int, nu: float) -> Matern:
-    """Matérn kernels with lengthscales from four steps to a tenth of the range of the inputs, which is 1."""
+    """Matérn kernels with lengthscales from four steps to a tenth of the spread of the inputs, which is 1."""
     shares = torch.logspace(math.log10(min(4.0 / len(x), 0.1)), -1.0, num, dtype=x.dtype)
     return _with_unit_variance(Matern(x.shape[1], nu, lengthscale=shares[:, None], ard=False, batch_shape=(num,)))
 

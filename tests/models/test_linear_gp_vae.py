@@ -157,9 +157,20 @@ def test_bad_sizes_raise(make, message):
         make()
 
 
+def test_it_works_in_inference_mode(series):
+    t, _, y = series
+    expected, model = (LinearGPVAE(rough(), independent_dim=1) for _ in range(2))
+    bounds = expected.fit(t, y, num_sweeps=2)
+    with torch.inference_mode():
+        assert model.fit(t.clone(), y.clone(), num_sweeps=2) == bounds
+        torch.testing.assert_close(model.predict().mean, expected.predict().mean)
+
+
 def test_bad_data_raise(series):
     t, _, y = series
     model = LinearGPVAE(rough())
+    with pytest.raises(ValueError, match="expected a fitted model"):
+        model.predict()
     with pytest.raises(ValueError, match="num_sweeps"):
         model.fit(t, y, num_sweeps=0)
     y[:, 1] = torch.nan
