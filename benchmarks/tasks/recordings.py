@@ -99,20 +99,22 @@ def eeg_trials() -> Iterator[tuple[str, Recording]]:
 def motion() -> Iterator[tuple[str, Recording]]:
     """A test sequence with hidden joints, or with twelve hidden frames."""
     data = _load("cmu35_walkjog")
-    train = data["sequence"] < 8
-    Y = np.concatenate([data["Y"][train], data["Y_test"][data["sequence_test"] == 0]])
-    sequence = np.concatenate([data["sequence"][train], np.full((data["sequence_test"] == 0).sum(), 8)])
-    Y, sequence = torch.as_tensor(Y[::2]).double(), torch.as_tensor(sequence[::2]).double()
+    train, test_rows = data["sequence"] < 8, data["sequence_test"] == 0
+    rows = np.concatenate([data["Y"][train], data["Y_test"][test_rows]])[::2]
+    number = np.concatenate([data["sequence"][train], np.full(test_rows.sum(), 8)])[::2]
+    Y, sequence = torch.as_tensor(rows).double(), torch.as_tensor(number).double()
     t = torch.arange(len(Y), dtype=torch.float64) + 1000.0 * sequence
-    Y = Y[:, torch.arange(Y.shape[1]) != 0]
-    Y = Y[:, torch.arange(Y.shape[1]) != 1]  # without the position of the root in the plane
-    Y = Y[:, Y.std(0) > 1e-3]
+    moves = Y.std(0) > 1e-3
+    moves[[0, 2]] = False  # the position of the root in the plane
+    right_leg, upper_body = torch.zeros_like(moves), torch.zeros_like(moves)
+    right_leg[13:20] = upper_body[20:] = True
+    Y, right_leg, upper_body = Y[:, moves], right_leg[moves], upper_body[moves]
     test = (sequence == 8.0).nonzero().squeeze(1)
     hidden = torch.zeros(Y.shape, dtype=torch.bool)
     masks = {"right leg": hidden.clone(), "upper body": hidden.clone(), "whole frames": hidden.clone()}
-    masks["right leg"][test, 11:18] = True
-    masks["upper body"][test, 18:] = True
-    middle = test[len(test) // 2]
+    masks["right leg"][test] = right_leg
+    masks["upper body"][test] = upper_body
+    middle = int(test[len(test) // 2])
     masks["whole frames"][middle - 3 : middle + 3] = True
     for name, mask in masks.items():
         over_time = ("linear interpolation", "cubic spline") if name == "whole frames" else ()
@@ -157,9 +159,10 @@ def measure(name: str, recording: Recording, max_iter: int | None) -> Iterator[M
         for metric, value in recording.scores(mean, stddev, None):
             yield Measurement(name, peer, metric, value, seconds, {})
     start = time.perf_counter()
-    options = {} if max_iter is None else {"max_iter": max_iter}
-    estimator = GPVAERegressor(period=recording.period, **options).fit(t, Y.masked_fill(hidden, torch.nan))
-    predicted = estimator.predict()
+    estimator = GPVAERegressor(period=recording.period)
+    if max_iter is not None:
+        estimator.set_params(max_iter=max_iter, n_folds=1)
+    predicted = estimator.fit(t, Y.masked_fill(hidden, torch.nan)).predict()
     seconds = time.perf_counter() - start
     for metric, value in recording.scores(predicted.mean, predicted.stddev, predicted.log_prob(Y)):
         yield Measurement(name, OURS, metric, value, seconds, {})

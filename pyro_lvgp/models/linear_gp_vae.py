@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Gamma, MultivariateNormal
+from torch.nn import functional as F
 
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_new_inputs, check_series, check_sizes
@@ -144,15 +145,15 @@ class LinearGPVAE:
         if x_new is not None:
             check_new_inputs(x_new, x, table.y)
             x = torch.cat([x, x_new.double()])
-            table = Table(*(torch.cat([part, part.new_zeros(len(x_new), part.shape[1])]) for part in table))
+            table = Table(*(F.pad(part, (0, 0, 0, len(x_new))) for part in table))
             q = q._replace(row_scale=_extended(q.row_scale, 0.5 * q.dof.expand(len(x_new))))
-        z = self._condition(x, table, q).latents
+        z, row_scale = self._condition(x, table, q).latents, q.row_scale
         if x_new is not None:
-            z = LatentMoments(*(part[-len(x_new) :] for part in z))
-            q = q._replace(row_scale=Gamma(*(part[-len(x_new) :] for part in (q.row_scale.concentration, q.row_scale.rate))))
+            z = LatentMoments(z.mean[-len(x_new) :], z.covariance[-len(x_new) :])
+            row_scale = Gamma(row_scale.concentration[-len(x_new) :], row_scale.rate[-len(x_new) :])
         with seeded(seed):
             weights = MultivariateNormal(q.mean, q.covariance, validate_args=False).sample((num_samples,))
-            noise = q.noise.sample((num_samples,))[:, None, :] * q.row_scale.sample((num_samples,))[:, :, None]
+            noise = q.noise.sample((num_samples,))[:, None, :] * row_scale.sample((num_samples,))[:, :, None]
         mean = torch.einsum("sdi,ni->snd", weights, z.with_constant()[0])
         loadings = weights[..., :-1]
         pairs = (loadings[..., :, None] * loadings[..., None, :]).flatten(-2)
