@@ -1,11 +1,13 @@
 """Imputation of a table whose rows are points in time: ridge regression by pattern, neighbours, interpolation, processes."""
 
+import warnings
 from collections.abc import Callable
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from scipy.interpolate import CubicSpline
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, ExpSineSquared, Matern, WhiteKernel
 from sklearn.linear_model import BayesianRidge
@@ -79,7 +81,9 @@ def daily_processes(t: Float[Tensor, " N"], Y: Float[Tensor, "N D"], hidden: Boo
         rough = ConstantKernel(0.5) * Matern(24.0, (1.0, 1e3), nu=0.5)
         daily = ConstantKernel(0.5) * ExpSineSquared(1.0, 24.0, (0.1, 10.0), "fixed")
         prior = rough + daily + WhiteKernel(0.1, (1e-4, 10.0))
-        model = GaussianProcessRegressor(prior, normalize_y=True, random_state=0).fit(t[:, None], y)
+        with warnings.catch_warnings():  # a noise variance may be at its bound
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            model = GaussianProcessRegressor(prior, normalize_y=True, random_state=0).fit(t[:, None], y)
         return model.predict(t_new[:, None], return_std=True)
 
     return _by_column(t, Y, hidden, column)

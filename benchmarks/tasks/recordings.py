@@ -2,7 +2,6 @@
 
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 from torch.distributions import Normal
 from tqdm import tqdm
@@ -152,9 +150,7 @@ def measure(name: str, recording: Recording, max_iter: int | None) -> Iterator[M
     t, Y, hidden = recording.t, recording.Y, recording.hidden
     for peer in recording.peers:
         start = time.perf_counter()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            mean, stddev = PEERS[peer](t, Y, hidden)
+        mean, stddev = PEERS[peer](t, Y, hidden)
         seconds = time.perf_counter() - start
         for metric, value in recording.scores(mean, stddev, None):
             yield Measurement(name, peer, metric, value, seconds, {})
