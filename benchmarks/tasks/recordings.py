@@ -59,7 +59,7 @@ class Recording:
         yield "RMSE", (mean - self.Y)[hidden].square().mean().sqrt().item()
         yield "SMSE", float(np.mean([((a - b).square().mean() / b.var(correction=0)).item() for a, b in columns]))
         if stddev is not None:
-            density = Normal(mean, stddev).log_prob(self.Y.nan_to_num()) if log_prob is None else log_prob
+            density = Normal(mean.nan_to_num(), stddev).log_prob(self.Y.nan_to_num()) if log_prob is None else log_prob
             yield "NLL", -density[hidden].mean().item()
             yield "coverage", ((mean - self.Y).abs() < 1.645 * stddev)[hidden].double().mean().item()
 

@@ -50,7 +50,8 @@ def test_scores_of_a_known_prediction(recording):
     assert scores["coverage"] == 1.0
 
 
-def test_all_methods_are_measured(recording):
+def test_all_methods_are_measured_on_data_with_gaps_of_their_own(recording):
+    recording.Y[5, 1] = torch.nan
     measured = list(measure("toy", recording, 3))
     assert {"Bayesian ridge", "linear interpolation", OURS} <= {m.method for m in measured}
     assert all(torch.tensor(m.value).isfinite() for m in measured)
