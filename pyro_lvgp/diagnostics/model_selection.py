@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from pyro_lvgp._utils.validation import check_tensors
 
-__all__ = ["Predictive", "gap_folds", "held_out_log_prob", "held_out_nll", "stacking_weights"]
+__all__ = ["Predictive", "gap_folds", "held_out_log_prob", "held_out_nll", "shifted_folds", "stacking_weights"]
 
 
 @runtime_checkable
@@ -77,6 +77,41 @@ def gap_folds(
     if not consecutive and gaps_of_observed_rows.any():  # keep one entry of rows that would have none
         emptied, first_observed = (folds | missing).all(-1, keepdim=True), ~missing & ((~missing).cumsum(-1) == 1)
         folds &= ~(emptied & first_observed)
+    return folds
+
+
+def shifted_folds(y: Float[Tensor, "..."], num_folds: int = 3) -> Bool[Tensor, "folds N D"]:
+    """Make folds of entries to hold out, each of which has all gaps of the data at another place along the rows.
+
+    Fold k = 1 … K shifts the gaps by k N / (K + 1) rows, cyclically, so that blocks of time remain blocks.  For data without
+    gaps, a fold hides a tenth of the rows, in one block.
+
+    :param y: data, NaN where missing.
+    :param num_folds: number of folds K.
+    :raises ValueError: if the data are no matrix, have fewer rows than K + 1, or a fold would hide all entries of an output.
+    :raises TypeError: if the data are no tensor.
+
+    >>> y = torch.ones(6, 2)
+    >>> y[4:, 0] = torch.nan
+    >>> shifted_folds(y, 2)[:, :, 0].long()
+    tensor([[1, 1, 0, 0, 0, 0],
+            [0, 0, 1, 1, 0, 0]])
+    """
+    check_tensors([y])
+    if y.dim() != 2 or not 1 <= num_folds < len(y):
+        raise ValueError(f"expected data [rows, columns] with more rows than folds, got {list(y.shape)} and {num_folds} folds")
+    missing = torch.isnan(y)
+    gaps = missing
+    if not missing.any():
+        gaps = missing.clone()
+        gaps[: -(-len(y) // 10)] = True
+    shifts = [len(y) * fold // (num_folds + 1) for fold in range(1, num_folds + 1)]
+    folds = torch.stack([gaps.roll(shift, 0) & ~missing for shift in shifts])
+    if (emptied := (folds | missing).all(1).any(0)).any():
+        raise ValueError(
+            f"expected entries that remain of each output, got folds that hide all of outputs {emptied.nonzero().flatten()}; "
+            "use gap_folds"
+        )
     return folds
 
 

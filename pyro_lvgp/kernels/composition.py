@@ -114,7 +114,12 @@ class _StateSpaceCombination(Combination):
     def is_markov(self) -> bool:
         return all(k.is_markov for k in self.kernels)
 
-    def _state_space_models(self, steps: Tensor, params: KernelParams) -> list[StateSpaceModel]:
+    def state_space_models(self, steps: Float[Tensor, "*#batch T"], params: KernelParams) -> list[StateSpaceModel]:
+        """State-space model of each part, for parts with ``is_markov``.
+
+        :param steps: differences of successive inputs.
+        :param params: parameters of each part.
+        """
         return [k.state_space_model(steps, part) for k, part in zip(self.kernels, params, strict=True)]
 
 
@@ -139,7 +144,7 @@ class Sum(_StateSpaceCombination):
         return reduce(operator.add, self.diagonals(X, params))
 
     def state_space_model(self, steps: Float[Tensor, "*#batch T"], params: KernelParams) -> StateSpaceModel:
-        return add(self._state_space_models(steps, params))
+        return add(self.state_space_models(steps, params))
 
 
 class Product(_StateSpaceCombination):
@@ -163,7 +168,7 @@ class Product(_StateSpaceCombination):
         return reduce(operator.mul, self.diagonals(X, params))
 
     def state_space_model(self, steps: Float[Tensor, "*#batch T"], params: KernelParams) -> StateSpaceModel:
-        return reduce(multiply, self._state_space_models(steps, params))
+        return reduce(multiply, self.state_space_models(steps, params))
 
 
 class Stack(_StateSpaceCombination):
@@ -196,7 +201,7 @@ class Stack(_StateSpaceCombination):
         return self._concatenate(self.diagonals(X, params), 1)
 
     def state_space_model(self, steps: Float[Tensor, "*#batch T"], params: KernelParams) -> StateSpaceModel:
-        models = self._state_space_models(steps, params)
+        models = self.state_space_models(steps, params)
         size = max(model.emission.shape[-1] for model in models)
         P, A, Q, h = zip(*(pad(model, size) for model in models), strict=True)
         return StateSpaceModel(

@@ -5,6 +5,7 @@ from pyro_lvgp.models.gplvm import BayesianGPLVM
 from pyro_lvgp.models.initialization import cluster_centres, latent_mixture, linear_latents
 from pyro_lvgp.models.latent_process_model import LatentProcessModel
 from pyro_lvgp.models.latent_variable_model import LatentVariableModel
+from pyro_lvgp.models.linear_gp_vae import LinearGPVAE
 from pyro_lvgp.models.prediction import Prediction
 from pyro_lvgp.models.random_feature import RandomFeatureLVM
 from pyro_lvgp.models.sparse_gp_vae import SparseGPVAE
@@ -14,6 +15,7 @@ __all__ = [
     "BayesianGPLVM",
     "LatentProcessModel",
     "LatentVariableModel",
+    "LinearGPVAE",
     "Prediction",
     "RandomFeatureLVM",
     "SparseGPVAE",

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["exact_squared_distance", "linear", "matern", "periodic", "rbf", "squared_distance"]
+__all__ = ["cosine", "exact_squared_distance", "linear", "matern", "periodic", "rbf", "squared_distance"]
 
 
 def squared_distance(X: Float[Tensor, "*#batch N Q"], Z: Float[Tensor, "*#batch M Q"]) -> Float[Tensor, "*batch N M"]:
@@ -140,6 +140,26 @@ def periodic(
     X = torch.cat([X.cos() / ell, X.sin() / ell], -1)
     Z = torch.cat([Z.cos() / ell, Z.sin() / ell], -1)
     return variance[..., None, None] * (-0.5 * squared_distance(X, Z)).exp()
+
+
+def cosine(
+    X: Float[Tensor, "*#batch N Q"],
+    Z: Float[Tensor, "*#batch M Q"],
+    period: Float[Tensor, "*#batch #Q"],
+    variance: Float[Tensor, "*#batch"],
+) -> Float[Tensor, "*batch N M"]:
+    """Cosine covariance ``σ² Π_q cos(2π (x_q − z_q) / p_q)``.
+
+    :param X: N inputs.
+    :param Z: M inputs.
+    :param period: p, one per column or one for all, in units of the inputs.
+    :param variance: σ².
+
+    >>> cosine(torch.zeros(1, 1), torch.tensor([[0.5], [3.0]]), torch.ones(1), torch.tensor(2.0))
+    tensor([[-2.,  2.]])
+    """
+    X, Z = (2.0 * math.pi * x for x in _centre_and_scale(period, X, Z))
+    return variance[..., None, None] * (X[..., :, None, :] - Z[..., None, :, :]).cos().prod(-1)
 
 
 def linear(

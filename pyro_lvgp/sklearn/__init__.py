@@ -1,5 +1,6 @@
 """Estimators for scikit-learn."""
 
+from pyro_lvgp.sklearn.gp_vae import GPVAERegressor
 from pyro_lvgp.sklearn.gplvm import GPLVM
 
-__all__ = ["GPLVM"]
+__all__ = ["GPLVM", "GPVAERegressor"]

@@ -52,6 +52,7 @@ def test_list_names_every_benchmark_with_its_first_line(capsys):
         "minibatches",
         "oilflow",
         "processes",
+        "recordings",
         "schedules",
         "srflvm",
         "srflvm_large",

@@ -10,7 +10,8 @@ from pyro_lvgp.ops.state_space.inference import (
     sample_prior,
     sort_inputs,
 )
-from pyro_lvgp.ops.state_space.models import StateSpaceModel, add, constant, matern, multiply, pad
+from pyro_lvgp.ops.state_space.joint import joint_log_normaliser
+from pyro_lvgp.ops.state_space.models import StateSpaceModel, add, constant, cosine, matern, multiply, pad
 from pyro_lvgp.ops.state_space.scan import Maps, prefix
 
 __all__ = [
@@ -21,6 +22,8 @@ __all__ = [
     "add",
     "condition",
     "constant",
+    "cosine",
+    "joint_log_normaliser",
     "log_normaliser",
     "log_prob",
     "matern",

@@ -13,7 +13,16 @@ from torch.nn import functional as F
 from pyro_lvgp.ops.state_space.models import StateSpaceModel
 from pyro_lvgp.ops.state_space.scan import Maps, prefix
 
-__all__ = ["KalmanFilter", "factorise", "output_row", "precision_ahead", "recursion", "run_filter", "solve"]
+__all__ = [
+    "KalmanFilter",
+    "factorise",
+    "output_row",
+    "precision_ahead",
+    "predicted_covariances",
+    "recursion",
+    "run_filter",
+    "solve",
+]
 
 
 class KalmanFilter(NamedTuple):
@@ -43,7 +52,7 @@ def factorise(model: StateSpaceModel, W: Float[Tensor, "*#batch N"]) -> KalmanFi
     W, h = W[..., None, None], output_row(model).mT
     # In float32, rounding makes I + C J singular for states of sums of kernels and sites of high precision.
     A, Q, P, J = (x.double() for x in (model.A, model.Q, model.P[..., None, :, :], W.square() * h @ h.mT))
-    predicted = prefix((A, Q, J[..., :-1, :, :]), P, _compose_updates, _update)
+    predicted = predicted_covariances(A, Q, P, J)
     Ph = (torch.cat([P.expand(*predicted.shape[:-3], -1, -1, -1), predicted], -3) @ h.double()).to(h)
     # Rounding may make a variance negative.
     s = 1.0 + W.square() * (h.mT @ Ph).clamp_min(0.0)
@@ -51,6 +60,11 @@ def factorise(model: StateSpaceModel, W: Float[Tensor, "*#batch N"]) -> KalmanFi
     k = W * p
     Psi = model.A - (W * k)[..., 1:, :, :] @ (h.mT @ model.A)
     return KalmanFilter(W, s, p, k, Psi)
+
+
+def predicted_covariances(A: Tensor, Q: Tensor, P: Tensor, J: Tensor) -> Tensor:
+    """Covariances of the states after the first, each given the sites before it, whose precisions in the state are J."""
+    return prefix((A, Q, J[..., :-1, :, :]), P, _compose_updates, _update)
 
 
 def _update(maps: Maps, P: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ _MATERN = {
 _LARGEST_TAU = 1e3  # exp(−τ) is zero in every precision, and τʲ is finite
 
 
-__all__ = ["StateSpaceModel", "add", "constant", "matern", "multiply", "pad"]
+__all__ = ["StateSpaceModel", "add", "constant", "cosine", "matern", "multiply", "pad"]
 
 
 class StateSpaceModel(NamedTuple):
@@ -98,6 +98,29 @@ def constant(steps: Float[Tensor, "*batch T"], value: float) -> StateSpaceModel:
     one = steps.new_ones(()).expand(*steps.shape[:-1], 1)
     A = one[..., None, None].expand(*steps.shape, 1, 1)
     return StateSpaceModel(value * one[..., None], A, torch.zeros_like(A), one)
+
+
+def cosine(
+    steps: Float[Tensor, "*#batch T"], period: Float[Tensor, "*#batch"], variance: Float[Tensor, "*#batch"]
+) -> StateSpaceModel:
+    """State-space model of the cosine kernel: an oscillator without damping or noise.
+
+    :param steps: differences of the inputs.
+    :param period: p, in units of the inputs.
+    :param variance: σ².
+
+    Source: Solin and Särkkä (2014), "Explicit link between periodic covariance functions and state space models".
+
+    >>> cosine(torch.tensor([0.5]), torch.tensor(1.0), torch.tensor(3.0)).A[0, 0]  # half a cycle
+    tensor([-1.0000e+00,  8.7423e-08])
+    """
+    angle = 2.0 * math.pi * steps / period[..., None]
+    batch = torch.broadcast_shapes(angle.shape[:-1], variance.shape)
+    rows = torch.stack([angle.cos(), -angle.sin()], -1), torch.stack([angle.sin(), angle.cos()], -1)
+    A = torch.stack(rows, -2).expand(*batch, -1, 2, 2)
+    identity = torch.eye(2, dtype=A.dtype, device=A.device)
+    P = (variance[..., None, None] * identity).expand(*batch, 2, 2)
+    return StateSpaceModel(P, A, torch.zeros_like(A), identity[0].expand(*batch, 2))
 
 
 def add(models: Sequence[StateSpaceModel]) -> StateSpaceModel:

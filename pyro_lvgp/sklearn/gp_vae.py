@@ -1,0 +1,182 @@
+"""GP-VAE of series with missing entries as an estimator that selects its own latents."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from pyro_lvgp._utils.validation import check_series, check_sizes
+from pyro_lvgp.diagnostics.model_selection import held_out_log_prob, shifted_folds, stacking_weights
+from pyro_lvgp.kernels import Cosine, Kernel, Matern, Stack
+from pyro_lvgp.models import LinearGPVAE, Prediction
+
+__all__ = ["GPVAERegressor"]
+
+_MAX_DIM = 8  # latents of each kind
+_NUM_HARMONICS = 3
+_LEAST_WEIGHT = 0.01
+
+
+class GPVAERegressor(BaseEstimator):
+    r"""GP-VAE with a linear decoder that chooses its latents by predictions of hidden entries.
+
+    Candidates are :class:`~pyro_lvgp.models.LinearGPVAE` models of Gaussian noise with
+
+    - ``"white"``: white latents alone, as in factor analysis;
+    - ``"rough"``: Matérn-½ processes and white latents;
+    - ``"smooth"``: Matérn-3⁄2 processes and white latents;
+    - ``"periodic"``: Matérn-½ processes, quasi-periodic processes and white latents, if a ``period`` is given.
+
+    The numbers of latents are upper limits: relevances shrink the weights of those that the data do not need.  Each candidate
+    is fitted to data with additional gaps (:func:`~pyro_lvgp.diagnostics.shifted_folds`).  The prediction is a mixture of the
+    candidates, with the weights under which the hidden entries have the highest density
+    (:func:`~pyro_lvgp.diagnostics.stacking_weights`).
+
+    :param period: length of a cycle in units of the inputs, such as 24.0 for hourly data with a daily cycle.
+    :param n_folds: number of folds.
+    :param max_iter: maximum number of sweeps of a fit.
+    :param verbose: whether to show a progress bar.
+
+    A fitted estimator has the attributes
+
+    - ``models_``: fitted models by the name of the candidate;
+    - ``weights_``: their weights in the mixture;
+    - ``held_out_nll_``: mean negative log densities of hidden entries, in nats.
+
+    Source: Ashman (2020) for the model; Yao, Vehtari, Simpson and Gelman (2018) for stacking.
+
+    >>> t = torch.linspace(0.0, 1.0, 40, dtype=torch.float64)
+    >>> Y = torch.sin(9.0 * t[:, None] + torch.arange(3)) + 0.1 * torch.randn(40, 3, dtype=torch.float64)
+    >>> Y[25:35, 0] = torch.nan
+    >>> gpvae = GPVAERegressor(n_folds=2, max_iter=5).fit(t, Y)
+    >>> gpvae.predict().mean.shape, gpvae.predict(torch.tensor([1.1], dtype=torch.float64)).stddev.shape
+    (torch.Size([40, 3]), torch.Size([1, 3]))
+    """
+
+    models_: dict[str, LinearGPVAE]
+    weights_: dict[str, float]
+    held_out_nll_: dict[str, float]
+
+    def __init__(self, *, period: float | None = None, n_folds: int = 3, max_iter: int = 100, verbose: bool = False):
+        self.period = period
+        self.n_folds = n_folds
+        self.max_iter = max_iter
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any) -> "GPVAERegressor":
+        """Compare the candidates on hidden entries, and fit them to all data.
+
+        :param X: inputs [N] or [N, P]: tensor, array, series or data frame.
+        :param y: data [N, D], NaN where missing.
+        :raises ValueError: for data of another shape, inputs that are not finite, outputs without an observation, or a period
+            that is not positive or comes with several input columns.
+        """
+        check_sizes(n_folds=self.n_folds, max_iter=self.max_iter)
+        x, data = _as_inputs(X), _as_matrix(y)
+        check_series(x, data)
+        if self.period is not None and not (self.period > 0.0 and x.shape[1] == 1):
+            raise ValueError(
+                f"expected a positive period for one column of inputs, got {self.period} for {x.shape[1]} columns"
+            )
+        self._inputs, self._spread = x, _spread(x)
+        x = x / self._spread
+        candidates = self._candidates(x, data.shape[1])
+
+        def fit_and_predict(make: Callable[[], LinearGPVAE], data: Tensor) -> Prediction:
+            model = make()
+            model.fit(x, data, num_sweeps=self.max_iter)
+            return model.predict()
+
+        log_prob = held_out_log_prob(
+            {name: partial(fit_and_predict, make) for name, make in candidates.items()},
+            data,
+            shifted_folds(data, self.n_folds),
+            progress=self.verbose,
+        )
+        self.held_out_nll_ = {name: -values.mean().item() for name, values in log_prob.items()}
+        weights = {name: weight for name, weight in stacking_weights(log_prob).items() if weight >= _LEAST_WEIGHT}
+        self.weights_ = {name: weight / sum(weights.values()) for name, weight in weights.items()}
+        self.models_ = {name: candidates[name]() for name in weights}
+        for model in self.models_.values():
+            model.fit(x, data, num_sweeps=self.max_iter)
+        return self
+
+    def predict(self, X: Any = None, *, num_samples: int = 100) -> Prediction:
+        """Predict y in the units of the data, as a :class:`~pyro_lvgp.models.Prediction`.
+
+        :param X: inputs; those of the data by default.
+        :param num_samples: number of draws of each model.
+        """
+        check_is_fitted(self)
+        inputs = self._inputs if X is None else _as_inputs(X)
+        x_new = None if X is None else inputs / self._spread
+        predictions = [model.predict(x_new, num_samples=num_samples) for model in self.models_.values()]
+        pooled = Prediction.pool(predictions, self.weights_.values())
+        pooled.coords["x"] = (("points", "input"), inputs)
+        return pooled
+
+    def _candidates(self, x: Float[Tensor, "N P"], data_dim: int) -> dict[str, Callable[[], LinearGPVAE]]:
+        """Functions that make a new model of each candidate."""
+        num_processes, num_white = min(data_dim, _MAX_DIM), min((data_dim + 1) // 2, _MAX_DIM)
+
+        def make(kernel: Callable[[], Kernel] | None) -> LinearGPVAE:
+            return LinearGPVAE(kernel and kernel(), independent_dim=num_white)
+
+        kernels: dict[str, Callable[[], Kernel] | None] = {
+            "white": None,
+            "rough": lambda: _processes(x, num_processes, 0.5),
+            "smooth": lambda: _processes(x, (num_processes + 1) // 2, 1.5),
+        }
+        if self.period is not None:
+            period = self.period / self._spread.item()
+            kernels["periodic"] = lambda: Stack(_processes(x, (num_processes + 1) // 2, 0.5), _cycles(period))
+        return {name: partial(make, kernel) for name, kernel in kernels.items()}
+
+
+def _spread(x: Float[Tensor, "N P"]) -> Float[Tensor, " P"]:
+    """Range of each input without wide gaps, which is the unit of lengthscales: N times the median step of times."""
+    spread = len(x) * x.sort(0).values.diff(dim=0).median(0).values if x.shape[1] == 1 else x.amax(0) - x.amin(0)
+    return torch.where(spread > 0.0, spread, 1.0)
+
+
+def _processes(x: Float[Tensor, "N P"], num: int, nu: float) -> Matern:
+    """Matérn kernels with lengthscales from four steps to a tenth of the spread of the inputs, which is 1."""
+    shares = torch.logspace(math.log10(min(4.0 / len(x), 0.1)), -1.0, num, dtype=x.dtype)
+    return _with_unit_variance(Matern(x.shape[1], nu, lengthscale=shares[:, None], ard=False, batch_shape=(num,)))
+
+
+def _cycles(period: float) -> Kernel:
+    """Quasi-periodic kernel: harmonics of the cycle, whose amplitudes change over ten cycles."""
+    harmonics = [
+        _with_unit_variance(Cosine(1, period=period / order, variance=0.5**order, batch_shape=(2,)))
+        for order in range(1, _NUM_HARMONICS + 1)
+    ]
+    lengthscale = period * torch.tensor([[3.0], [30.0]], dtype=torch.float64)
+    return _with_unit_variance(Matern(1, 0.5, lengthscale=lengthscale, batch_shape=(2,))) * sum(harmonics[1:], harmonics[0])
+
+
+def _with_unit_variance(kernel: Any) -> Any:
+    """Freeze the variance of a kernel, since the weights have the scale of a process; also the period of a cycle."""
+    for name, parameter in kernel.named_parameters():
+        if not name.startswith("lengthscale"):
+            parameter.requires_grad_(False)
+    return kernel
+
+
+def _as_inputs(X: Any) -> Float[Tensor, "N P"]:
+    x = _as_matrix(X)
+    return x[:, None] if x.dim() == 1 else x
+
+
+def _as_matrix(values: Any) -> Tensor:
+    """Tensor of double precision."""
+    if torch.is_tensor(values):
+        return values.double()
+    return torch.tensor(np.asarray(values, dtype=np.float64))

@@ -1,0 +1,82 @@
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.base import clone
+
+from pyro_lvgp.models import Prediction
+from pyro_lvgp.sklearn import GPVAERegressor
+
+N = 40
+
+
+@pytest.fixture
+def series(float64):
+    t = torch.linspace(0.0, 2.0, N)
+    Y = torch.sin(6.0 * t[:, None] + torch.arange(3)) * 10.0 + 100.0 + torch.randn(N, 3)
+    gapped = Y.clone()
+    gapped[25:33, 0] = torch.nan
+    return t, Y, gapped
+
+
+def quick(**kwargs):
+    return GPVAERegressor(n_folds=2, max_iter=10, **kwargs)
+
+
+def test_predictions_are_a_mixture_of_the_candidates_in_units_of_the_data(series):
+    t, Y, gapped = series
+    gpvae = quick().fit(t, gapped)
+    assert set(gpvae.held_out_nll_) == {"white", "rough", "smooth"}
+    assert gpvae.models_.keys() == gpvae.weights_.keys()
+    assert sum(gpvae.weights_.values()) == pytest.approx(1.0)
+    predicted = gpvae.predict()
+    assert isinstance(predicted, Prediction)
+    error = (predicted.mean - Y)[25:33, 0]
+    assert error.square().mean().sqrt() < 0.5 * (Y[25:33, 0] - gapped[:, 0].nanmean()).square().mean().sqrt()
+    torch.testing.assert_close(predicted.coords["x"][1], t[:, None])
+    by_hand = sum(weight * gpvae.models_[name].predict().mean for name, weight in gpvae.weights_.items())
+    torch.testing.assert_close(predicted.mean, by_hand)
+
+
+def test_the_best_candidate_is_the_one_with_the_process_for_a_rough_series(float64):
+    t = torch.arange(80.0)
+    walk = torch.randn(80).cumsum(0)[:, None]
+    Y = walk * torch.tensor([1.0, -1.0, 0.5]) + 0.05 * torch.randn(80, 3)
+    Y[30:34] = torch.nan
+    scores = GPVAERegressor(n_folds=2, max_iter=30).fit(t, Y).held_out_nll_
+    assert scores["rough"] < scores["white"] - 0.3
+
+
+def test_a_period_adds_a_candidate_that_continues_cycles(float64):
+    t = torch.arange(120.0)
+    Y = torch.sin(2.0 * np.pi * t / 24.0)[:, None] * torch.tensor([1.0, 2.0]) + 0.1 * torch.randn(120, 2)
+    Y[70:94] = torch.nan
+    gpvae = GPVAERegressor(period=24.0, n_folds=2, max_iter=30).fit(t, Y)
+    assert min(gpvae.held_out_nll_, key=gpvae.held_out_nll_.__getitem__) == "periodic"
+    truth = 2.0 * torch.sin(2.0 * np.pi * t[70:94] / 24.0)
+    assert (gpvae.predict().mean[70:94, 1] - truth).square().mean().sqrt() < 0.5
+
+
+def test_arrays_and_data_frames_give_the_result_of_tensors(series):
+    t, _, gapped = series
+    expected = quick().fit(t, gapped).predict().mean
+    frame = pd.DataFrame(gapped.numpy(), columns=["a", "b", "c"])
+    for X, y in ((t.numpy(), gapped.numpy()), (pd.Series(t.numpy()), frame)):
+        torch.testing.assert_close(quick().fit(X, y).predict().mean, expected)
+
+
+def test_it_has_the_parameters_of_scikit_learn():
+    gpvae = clone(GPVAERegressor(period=24.0, max_iter=7))
+    assert gpvae.get_params() == {"period": 24.0, "n_folds": 3, "max_iter": 7, "verbose": False}
+
+
+def test_bad_arguments_raise(series):
+    t, _, gapped = series
+    with pytest.raises(ValueError, match="positive period"):
+        quick(period=-1.0).fit(t, gapped)
+    with pytest.raises(ValueError, match="positive period"):
+        quick(period=1.0).fit(torch.rand(N, 2), gapped)
+    with pytest.raises(ValueError, match="n_folds"):
+        GPVAERegressor(n_folds=0).fit(t, gapped)
+    with pytest.raises(ValueError, match="points, outputs"):
+        quick().fit(t[:-1], gapped)
