@@ -12,6 +12,7 @@ from torch import Tensor
 from benchmarks.core.contestant import Case, Contestant, train_in_turn
 from benchmarks.core.report import Measurement, Row, Settings
 from benchmarks.peers.numpyro_dais import NumPyroDAIS
+from benchmarks.tasks.annealed import paper_chain
 from benchmarks.tasks.oilflow import BATCH_SIZE, LATENT_DIM, LEARNING_RATE, NUM_INDUCING, standardised
 from pyro_lvgp.guides import AutoAnnealedLangevin
 from pyro_lvgp.infer import CompiledELBO, MeanFieldELBO
@@ -37,7 +38,8 @@ class Ours(Contestant):
     def __init__(self, Y: Float[Tensor, "N D"], *, num_steps: int, batch_size: int | None, seed: int, compile: bool):
         def make() -> Case:
             model = BayesianGPLVM(len(Y), Y.shape[1], LATENT_DIM, num_inducing=NUM_INDUCING).to(Y)
-            guide = AutoAnnealedLangevin(model.initialize(Y, seed=seed), num_steps=num_steps)
+            chain = paper_chain(model.initialize(Y, seed=seed))
+            guide = AutoAnnealedLangevin(model, num_steps=num_steps, step_size=0.4, **chain)
             bound = MeanFieldELBO(num_samples=1, max_plate_nesting=1)
             return Case(model, guide, CompiledELBO(bound) if compile else bound, (Y,), batch_size, LEARNING_RATE)
 

@@ -61,6 +61,7 @@ def test_joint_chains_have_one_gain():
     assert len(gain.worse) <= 1
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_other_guides_are_refused():
     with pytest.raises(TypeError, match=r"expected an AutoAnnealedLangevin, .* got MeanFieldGuide"):
         chain_gain(model, MeanFieldGuide(model), torch.zeros(5))

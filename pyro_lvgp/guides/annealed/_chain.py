@@ -12,7 +12,7 @@ from torch import Tensor
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.guides.annealed import transitions
 from pyro_lvgp.guides.annealed._targets import PureTarget, Target
-from pyro_lvgp.guides.annealed.transitions import Coordinates, DivergedChainError, State, Transition
+from pyro_lvgp.guides.annealed.transitions import Coordinates, DivergedChainError, Score, State, Transition
 from pyro_lvgp.infer._compiled_loop import CompiledLoop
 
 _NUM_PROBES, _NUM_CHAINS, _NUM_HALVINGS = 8, 4, 12
@@ -80,26 +80,26 @@ class Chain:
             with seeded(seed):
                 try:
                     _, last = self.run(tuple(map(torch.randn_like, z)))
-                    transitions.check_finite(last.z)
+                    transitions.check_finite((*last.z, *last.log_ratio))
                 except DivergedChainError:
                     return torch.tensor(-math.inf)
                 total = total + self.target.log_joint(last.z).cpu() + sum(x.sum() for x in last.log_ratio).cpu()
         return total
 
 
-def curvatures(target: Target, z: Coordinates) -> Coordinates:
+def curvatures(score: Score, z: Coordinates) -> Coordinates:
     r"""Estimate the curvatures :math:`-\partial^2 \log p / \partial z_i^2` around the base's mean by differences of scores.
 
     .. math:: c \approx -\tfrac12\, v \odot \big(s(v) - s(-v)\big), \qquad v_i = \pm 1
 
     Random signs v cancel the contributions of the other coordinates (Hutchinson).
 
-    :param target: the target.
+    :param score: z ↦ ∇ log p(z).
     :param z: coordinates, of which only the shapes matter.
     """
     total: Coordinates = tuple(map(torch.zeros_like, z))
     for _ in range(_NUM_PROBES):
         v = tuple(torch.randn_like(x).sign() for x in z)
-        above, below = target.score(v), target.score(tuple(-x for x in v))
+        above, below = score(v), score(tuple(-x for x in v))
         total = tuple(t - 0.5 * x * (a - b) / _NUM_PROBES for t, x, a, b in zip(total, v, above, below, strict=True))
     return total

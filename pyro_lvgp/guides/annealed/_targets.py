@@ -174,8 +174,12 @@ class TracedTarget:
                     )
 
     def _log_joint(self, z: Coordinates) -> Tensor:
-        sites, log_dets = self._trace(z)
-        terms = [self._log_prob(name, site) for name, site in sites.items()]
+        try:
+            sites, log_dets = self._trace(z)
+            terms = [self._log_prob(name, site) for name, site in sites.items()]
+        except ValueError:  # such as one for invalid parameters of a distribution, after divergence
+            check_finite(z)
+            raise
         return sum(terms, torch.zeros(())) + sum(x.sum() for x in log_dets.values())
 
     def _trace(self, z: Coordinates) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -183,11 +187,7 @@ class TracedTarget:
         values, log_dets = self.sites.values(z, self.bases)
         model = poutine.condition(self.model, values)
         model = MarginalizeGaussians(self.drawn)(model) if self.marginalize else model
-        try:
-            trace = poutine.trace(poutine.replay(model, self.drawn)).get_trace(*self.args, **self.kwargs)
-        except ValueError:  # such as one for invalid parameters of a distribution, after divergence
-            check_finite(z)
-            raise
+        trace = poutine.trace(poutine.replay(model, self.drawn)).get_trace(*self.args, **self.kwargs)
         return {name: site for name, site in trace.nodes.items() if site["type"] == "sample"}, log_dets
 
     def _log_prob(self, name: str, site: Any) -> Tensor:

@@ -280,8 +280,8 @@ class DivergedChainError(ValueError):
 def check_finite(z: Coordinates) -> None:
     """Raise if a chain has diverged.
 
-    :param z: last position of the chain.
-    :raises DivergedChainError: if a coordinate is not finite.
+    :param z: last position of the chain, or anything computed from it.
+    :raises DivergedChainError: if a number is not finite.
 
     >>> check_finite((torch.zeros(3),))
     """
