@@ -285,8 +285,8 @@ class AutoAnnealedLangevin(SampledGuide):
         """Sample all sites; chains start at the base, or, if ``end`` is given, run in reverse from there."""
         if torch.jit.is_tracing():
             raise ValueError(
-                "expected a bound that runs the guide, got one that torch.jit traces, such as JitTrace_ELBO, which cannot record "
-                "the gradients that scores are; use CompiledELBO(Trace_ELBO()), or fit(compile=True)"
+                "expected a bound that runs the guide, got one that torch.jit traces, such as JitTrace_ELBO, which cannot "
+                "record the gradients that scores are; use CompiledELBO(Trace_ELBO()), or fit(compile=True)"
             )
         # Scores need gradients even if Pyro or the user has disabled them.
         differentiable = torch.is_grad_enabled()
@@ -334,9 +334,8 @@ class AutoAnnealedLangevin(SampledGuide):
             if self._adapts_scales:
                 found = curvatures(self._make_target(bases, drawn, args, kwargs).score, noise)
                 for (name, _), c, (loc, _) in zip(self._whitened.sites, found, bases, strict=True):
-                    self.base_guide.multiply_scale(
-                        name, c.reshape(-1, *loc.shape).mean(0).nan_to_num(1.0).clamp_min(1.0).rsqrt()
-                    )
+                    c = c.reshape(-1, *loc.shape).mean(0).nan_to_num(1.0)
+                    self.base_guide.multiply_scale(name, c.clamp_min(1.0).rsqrt())
                 bases = self._read_bases(args)
             if self._adapts_step_size:
                 self._multiply_step_sizes(self._make_chain(bases, drawn, args, kwargs).best_scale(noise))
@@ -391,10 +390,7 @@ class AutoAnnealedLangevin(SampledGuide):
                 # Hide the draw from traces and provenance: the Delta has its density.
                 untraced: Any = {"is_auxiliary": True, "_do_not_trace": True}
                 noise.append(detach_provenance(pyro.sample(f"_pyro_lvgp_start_of_{name}", prior, infer=untraced)))
-        if (
-            len(num_draws := {int(z.numel()) // max(int(loc.numel()), 1) for z, (loc, _) in zip(noise, bases, strict=True)})
-            > 1
-        ):
+        if len(num_draws := {z.numel() // max(loc.numel(), 1) for z, (loc, _) in zip(noise, bases, strict=True)}) > 1:
             raise ValueError(
                 f"expected as many draws of each annealed site, got {sorted(num_draws)}: the bound draws the sites of its "
                 "plate several times and others once, but a joint chain has one weight for all; take num_samples=1 or "
