@@ -70,9 +70,10 @@ class SampledGuide(ModelGuide):
         """Return whether the log joint of two draws along a dimension is the sum of those of the draws."""
         draws = [self._trace_once(args, kwargs)[1] for _ in range(2)]
         stacked = draws[0].copy()
-        for name, site in stacked.nodes.items():
+        sites: Any = stacked.nodes
+        for name, site in sites.items():
             if site["type"] == "sample" and not site["is_observed"] and not site_is_subsample(site):
-                values = [draw.nodes[name]["value"] for draw in draws]
+                values: Any = [draw.nodes[name]["value"] for draw in draws]
                 num_plates = -dim - 1 + site["fn"].event_dim
                 site["value"] = torch.stack([x.reshape((1,) * (num_plates - x.dim()) + x.shape) for x in values])
         try:

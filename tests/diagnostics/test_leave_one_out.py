@@ -105,7 +105,7 @@ def y():
 def test_posterior_guide_gives_exact_densities(y):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Estimated shape parameter")  # of one row or two
-        result = loo(factor_analysis, gaussian_guide(), y, local_plate="rows", num_samples=400)
+        result = loo(factor_analysis, gaussian_guide(), y, local_plate="rows", num_samples=400, num_local_samples=400)
     exact = exact_loo(y)
     assert result.elpd_i.dims == ("rows",)
     assert torch.allclose(torch.tensor(result.elpd_i.values), exact, atol=0.12)
@@ -118,10 +118,13 @@ def test_posterior_guide_gives_exact_densities(y):
 
 def test_weights_of_the_globals_correct_the_guide(y):
     guide, exact = gaussian_guide(shift=0.7, stretch=1.3), exact_loo(y).sum()
-    result = quietly(factor_analysis, guide, y, local_plate="rows", num_samples=500, reweight=True)
-    assert result.approx_posterior
-    assert "Posterior approximation correction used." in str(result)
-    assert abs(result.elpd - exact) < 0.3
+    options = {"local_plate": "rows", "num_samples": 250, "reweight": True}
+    results = [quietly(factor_analysis, guide, y, seed=seed, **options) for seed in range(6)]
+    assert results[0].approx_posterior
+    assert "Posterior approximation correction used." in str(results[0])
+    elpd = torch.tensor([float(result.elpd) for result in results])
+    assert elpd.std() < 0.6
+    assert abs(elpd.mean() - exact) < 3.5 * elpd.std() / len(elpd) ** 0.5
     assert abs(quietly(factor_analysis, guide, y, local_plate="rows").elpd - exact) > 1.0
 
 

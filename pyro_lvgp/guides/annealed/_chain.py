@@ -83,7 +83,8 @@ class Chain:
                     transitions.check_finite((*last.z, *last.log_ratio))
                 except DivergedChainError:
                     return torch.tensor(-math.inf)
-                total = total + self.target.log_joint(last.z).cpu() + sum(x.sum() for x in last.log_ratio).cpu()
+                log_ratio = torch.stack([x.sum() for x in last.log_ratio]).sum()
+                total = total + (self.target.log_joint(last.z) + log_ratio).cpu()
         return total
 
 

@@ -146,10 +146,10 @@ class TracedTarget:
         """Raise if the weights of chains would be wrong: if the density is random, or not that of separate local chains."""
         z = tuple(torch.zeros_like(loc) for loc, _ in self.bases)
         with forked():
-            values = [self.log_joint(z) for _ in range(2)]
-        if not torch.allclose(*values, rtol=1e-3, atol=1e-3, equal_nan=True):
+            once, again = self.log_joint(z), self.log_joint(z)
+        if not torch.allclose(once, again, rtol=1e-3, atol=1e-3, equal_nan=True):
             raise ValueError(
-                f"expected a log density that is a function of the latent sites, got {values[0]:g} and {values[1]:g} at the "
+                f"expected a log density that is a function of the latent sites, got {once:g} and {again:g} at the "
                 "same values: the model draws sites that poutine.block hides, as for a part of an AutoGuideList, or draws "
                 "random numbers itself; pass the whole model, and the names of the sites to anneal by sites=[...]"
             )

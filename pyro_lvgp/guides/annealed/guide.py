@@ -410,12 +410,13 @@ class AutoAnnealedLangevin(SampledGuide):
         """Return the chain from the bases to the target."""
         if self._compile and self._compiled is None:
             self._compiled = CompiledLoop(partial(pure_transition, self.transition, self.model, self._whitened))
+        momentum_persistence: Any = self.momentum_persistence if self.transition.has_momentum else torch.zeros(())
         return Chain(
             self._make_target(bases, drawn, args, kwargs),
             self.transition,
             self.beta if self._annealing_schedule != "learned" else schedules.increasing_schedule(self.increments),
             [attrgetter(name)(self.step_sizes) for name in self.annealed],
-            self.momentum_persistence if self.transition.has_momentum else torch.zeros(()),
+            momentum_persistence,
             self._compiled,
         )
 
