@@ -101,7 +101,7 @@ def loo(
     ...         pyro.sample("y", dist.Normal(x, 1.0), obs=y)
     >>> y, guide = torch.linspace(-1.0, 1.0, 20), MeanFieldGuide(model)
     >>> history = fit(model, guide, y, num_steps=300, progress=False)
-    >>> result = loo(model, guide, y, num_samples=100, local_plate="data", reweight=True)
+    >>> result = loo(model, guide, y, local_plate="data")
     >>> result.elpd_i.sizes, bool((result.pareto_k < 0.7).all())
     (Frozen({'data': 20}), True)
 

@@ -32,7 +32,7 @@ def expected_softplus(mean: Float[Tensor, "*#batch"], variance: Float[Tensor, "*
     :param variance: variances, zero allowed.
 
     >>> expected_softplus(torch.zeros(2), torch.tensor([0.0, 1e4]))  # log 2, and 100 / √(2π)
-    tensor([ 0.6931, 39.9025])
+    tensor([ 0.6931, 39.9008])
     """
     z, tau, weights = _standardised(mean, variance)
     return (weights * tau * (z * torch.special.ndtr(z) + _normal_density(z))).sum(0)
