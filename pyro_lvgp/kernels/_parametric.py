@@ -31,7 +31,7 @@ class _Parametric(Kernel):
             shape = (*batch_shape, *event_shape)
             tensor = torch.as_tensor(value, dtype=like.dtype, device=like.device)
             if isinstance(value, bool) or not ((tensor > 0) & (tensor < torch.inf)).all():
-                raise ValueError(f"expected {name} > 0 and finite, got {value}; give the value itself, not its logarithm.")
+                raise ValueError(f"expected finite {name} > 0, got {value}; give the value itself, not its logarithm.")
             try:
                 tensor = tensor.expand(shape)
             except RuntimeError as error:
