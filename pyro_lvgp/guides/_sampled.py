@@ -51,10 +51,11 @@ class SampledGuide(ModelGuide):
                 for size in sizes:
                     with pyro.plate("_pyro_lvgp_draws", size, dim=outermost) if vectorize else nullcontext():
                         chunks.append(self._trace_once(args, kwargs)[1])
+        latents = {name for name, _ in self.prototype_trace.iter_stochastic_nodes()}
         layouts = {
             name: SiteLayout.of(site)
             for name, site in model_trace.nodes.items()
-            if site["type"] == "sample" and (not site["is_observed"] or is_deterministic(site)) and not site_is_subsample(site)
+            if name in latents or (site["type"] == "sample" and is_deterministic(site))
         }
         return {
             name: torch.cat([layout.stack(chunk.nodes[name], size) for chunk, size in zip(chunks, sizes, strict=True)])

@@ -12,6 +12,7 @@ from pyro_lvgp.likelihoods import Bernoulli, Gaussian, Likelihood, Ordinal
 
 X, Y = torch.randn(6, 2), torch.rand(6, 3)
 KERNELS = {
+    "Cosine": lambda scale: kernels.Cosine(2, variance=scale),
     "Linear": lambda scale: kernels.Linear(2, variance=scale),
     "Matern": lambda scale: Matern(2, 1.5, variance=scale),
     "Periodic": lambda scale: kernels.Periodic(2, variance=scale),
@@ -26,6 +27,7 @@ LIKELIHOODS = {
     "Gaussian": Gaussian,
     "Heterogeneous": lambda scale: likelihoods.Heterogeneous([(Gaussian(scale), [0, 2]), (Bernoulli(), [1])]),
     "LogNormal": likelihoods.LogNormal,
+    "LowRankGaussian": lambda scale: likelihoods.LowRankGaussian(1, 3, variance=scale),
     "NegativeBinomial": likelihoods.NegativeBinomial,
     "Ordinal": lambda scale: Ordinal(torch.tensor([0.0, 1.0]), scale),
     "Poisson": lambda scale: likelihoods.Poisson(),
@@ -67,7 +69,7 @@ def test_likelihoods(make):
     first, second = make(0.1), make(1.0)
     for likelihood, scale in ((first, 0.1), (second, 1.0)):
         entries = likelihood(torch.zeros(6, 3))
-        assert entries.batch_shape == (6, 3)
+        assert entries.shape() == (6, 3)
         if likelihood.params() is not None:
             params = likelihood.params().flatten()
             assert torch.isclose(params, torch.tensor(scale)).any()

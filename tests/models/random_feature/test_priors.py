@@ -26,7 +26,7 @@ def test_a_prior_on_the_noise_is_one_site_outside_the_rows(Y, holes):
     assert [name for name in nodes if "variance" in name and nodes[name]["type"] == "sample"] == ["likelihood.variance"]
     assert nodes["likelihood.variance"]["fn"].batch_shape == ()
     rows = nodes["y"]["fn"]
-    slow = dist.Normal(rows.base_dist.base_dist.f_mean, nodes["likelihood.variance"]["value"].sqrt())
+    slow = dist.Normal(rows.rows.base_dist.base_dist.f_mean, nodes["likelihood.variance"]["value"].sqrt())
     expected = torch.where(torch.isnan(Y), 0.0, slow.log_prob(torch.nan_to_num(Y))).sum(-1)
     torch.testing.assert_close(rows.log_prob(nodes["y"]["value"]), expected)
 
