@@ -39,7 +39,7 @@ def test_columns_named_twice():
 @pytest.mark.parametrize("value", [math.inf, math.nan, -1.0])
 @pytest.mark.parametrize("make_part", [lambda x: RBF(1, lengthscale=x), lambda x: Matern(1, 1.5, variance=torch.tensor(x))])
 def test_parameters_of_kernels(make_part, value):
-    with pytest.raises(ValueError, match="expected finite .* > 0"):
+    with pytest.raises(ValueError, match=r"expected finite .* > 0"):
         make_part(value)
 
 
