@@ -97,7 +97,7 @@ Guides = dict[str, AutoGuide]
 
 def make_guides() -> Guides:
     """Guides by name."""
-    chain: dict[str, Any] = {"local_plate": "persons", "num_steps": 8, "step_size": 0.2, "create_plates": plates}
+    chain: dict[str, Any] = {"local_plate": "persons", "num_steps": 8, "create_plates": plates}
     return {
         AUTO_NORMAL: AutoNormal(model, init_loc_fn=init_to_median, create_plates=plates),
         FULL: MeanFieldGuide(model, covariance={"ability": "full"}, create_plates=plates),
