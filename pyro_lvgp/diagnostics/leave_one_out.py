@@ -18,7 +18,7 @@ from pyro_lvgp._utils.eval_mode import eval_mode
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.diagnostics.importance_weights import find_local_plate, pareto_k
-from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, LikelihoodTerm
+from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, LikelihoodTerm, ObservedRows
 from pyro_lvgp.infer import ImportanceWeightedELBO
 from pyro_lvgp.infer.elbo._terms import Sites, log_prob_sum
 
@@ -156,7 +156,7 @@ class _DatumTerms(ImportanceWeightedELBO):
         """Draw the globals once and the local latents ``num_chunks`` times ``num_samples`` times."""
         model_sites, guide_sites = self._sample_sites(model, guide, args, kwargs)
         (_, global_model), (_, global_guide) = self._split(model_sites), self._split(guide_sites)
-        _check_sites(model_sites, guide_sites, global_guide, self.local_plate)
+        _check_sites(model_sites, global_guide, self.local_plate)
         log_p, log_q = (sum(map(log_prob_sum, s.values()), torch.zeros(())) for s in (global_model, global_guide))
         given = Trace()
         for name, site in global_guide.items():
@@ -200,10 +200,13 @@ def _replace_terms(sites: Sites, terms: Mapping[LikelihoodTerm, LikelihoodTerm])
 
 
 def _with_term(fn: Any, terms: Mapping[LikelihoodTerm, LikelihoodTerm]) -> Any:
-    """Replace the likelihood term inside ``Independent`` and masks; return other distributions unchanged."""
+    """Replace the likelihood term inside ``Independent``, masks and observed rows; return other distributions unchanged."""
     if isinstance(fn, LikelihoodPredictive):
         term = terms.get(fn.term)
         return fn if term is None else LikelihoodPredictive(fn.likelihood, fn.f_mean, fn.f_variance, term, fn.params)
+    if isinstance(fn, ObservedRows):
+        rows = _with_term(fn.rows, terms)
+        return fn if rows is fn.rows else rows
     if isinstance(fn, torch.distributions.Independent):
         base = _with_term(fn.base_dist, terms)
         return fn if base is fn.base_dist else base.to_event(fn.reinterpreted_batch_ndims)
@@ -213,13 +216,8 @@ def _with_term(fn: Any, terms: Mapping[LikelihoodTerm, LikelihoodTerm]) -> Any:
     return fn
 
 
-def _check_sites(model_sites: Sites, guide_sites: Sites, global_guide: Sites, plate: str) -> None:
+def _check_sites(model_sites: Sites, global_guide: Sites, plate: str) -> None:
     """Raise if leave-one-out densities of the data of a plate cannot be estimated from these sites."""
-    latents = {name for name, site in model_sites.items() if not site["is_observed"]}
-    if missing := sorted(latents - guide_sites.keys()):
-        raise ValueError(
-            f"expected a guide of all latent sites of the model, got one without {missing}; add them to the guide"
-        )
     if not global_guide:
         raise ValueError(
             f"expected latent sites outside plate {plate!r}, whose posterior changes if a datum is left out, got none: "

@@ -30,7 +30,7 @@ def test_sandwich_holds_the_evidence_and_closes_with_longer_chains():
         sandwich = bound_sandwich(model, guide, y, latents={"x": x}, num_samples=1)
         assert sandwich.lower.mean() < evidence < sandwich.upper.mean()
         gaps.append(sandwich.gap.mean())
-    assert gaps[0] > 1.5 * gaps[1] > 1.5**2 * gaps[2]
+    assert gaps[0] > 1.3 * gaps[1] > 1.3**2 * gaps[2]  # 1.4 to 2.4 over seeds
 
 
 def test_sandwich_of_a_mini_batch():

@@ -39,13 +39,14 @@ class BoundLimit:
     An estimate p(y, f) / q(f) of the evidence exceeds this limit by t nats with a probability of at most exp(−t).  A bound
     that exceeds it by 30 nats and by rounding is an error of computation.
 
-    The limit is computed, by a run of model and guide, for bounds that exceed the last limit alone, so that most steps compare
-    two numbers.  A limit that depends on draws, as under noise with a prior, is no limit, and then bounds are not checked.
+    The limit is computed, by a run of model and guide, for bounds that exceed zero and the last limit alone, so that most
+    steps compare two numbers.  A limit that depends on draws, as under noise with a prior, is no limit, and then bounds are
+    not checked.
     """
 
     def __init__(self) -> None:
         self._parts: tuple[Any, Any] | None = None
-        self._limit = -math.inf
+        self._limit = 0.0
 
     def check(self, loss: float, model: Any, guide: Any, args: tuple, kwargs: Mapping[str, Any]) -> None:
         """Raise a ``ValueError`` if minus the loss is impossible.
@@ -57,7 +58,7 @@ class BoundLimit:
         :param kwargs: keyword arguments of both.
         """
         if self._parts != (model, guide):
-            self._parts, self._limit = (model, guide), -math.inf
+            self._parts, self._limit = (model, guide), 0.0
         if not -loss > self._limit:
             return
         first, second = (_limit(model, guide, args, kwargs, seed) for seed in range(2))

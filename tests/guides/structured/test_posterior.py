@@ -65,7 +65,8 @@ def test_sharp_sites_in_float32_do_not_lift_the_bound():
         guide.scales.f = torch.full_like(guide.locs.f, scale)
         q = posterior_of(guide, x, y)
         assert (kl_divergence(q, model.prior(x).base_dist) > 10.0).all()
-        assert (q.variance <= 1.001 * scale**2).all()
+        # Precisions of sites are at most 1e11 times that of the prior.
+        assert (q.variance <= 1.001 * torch.maximum(torch.tensor(scale**2), 1e-11 * model.prior(x).variance)).all()
 
 
 def test_a_normal_prior_is_multiplied_in_closed_form():

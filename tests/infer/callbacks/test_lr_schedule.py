@@ -1,5 +1,6 @@
 """Schedules of learning rates against their formulas, for optimisers of every kind."""
 
+import itertools
 import math
 
 import numpy as np
@@ -47,7 +48,7 @@ def test_schedules(make):
 
 @pytest.mark.parametrize("make", [lambda: JointOptim(torch.optim.SGD, {"lr": 1.0}), lambda: SGD({"lr": 1.0})])
 def test_parameters_that_come_late_have_the_rate_of_their_step(make):
-    steps = iter(range(3))
+    steps = itertools.count()
 
     def model():
         total = pyro.param("a", torch.tensor(0.0))
