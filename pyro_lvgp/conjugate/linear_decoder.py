@@ -167,9 +167,9 @@ def latent_sites(table: Table, q: DecoderFactors) -> tuple[Float[Tensor, "N Q"],
 class WhiteGivenProcesses(NamedTuple):
     r"""White latents given the processes, :math:`s_n \mid f_n \sim N(c_n + G_n f_n, C_n)`.
 
-    :param constant: c.
-    :param gain: G.
-    :param covariance: C.
+    :param constant: the constant c.
+    :param gain: the gain G.
+    :param covariance: the covariance C.
     """
 
     constant: Float[Tensor, "N R"]

@@ -6,15 +6,13 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from pyro import poutine
-from pyro.infer.autoguide import AutoGuide
 from pyro.ops.stats import fit_generalized_pareto
 from torch import Tensor
 
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes
+from pyro_lvgp.diagnostics._local_plate import find_local_plate
 from pyro_lvgp.infer import ImportanceWeightedELBO, sample_traces
-from pyro_lvgp.infer.protocols import HasLocalPlate
 
 __all__ = ["effective_sample_size", "log_weights", "pareto_k"]
 
@@ -63,17 +61,6 @@ def log_weights(
     bound = ImportanceWeightedELBO(plate, chunk_size, marginalize=False)
     with torch.no_grad(), seeded(seed):
         return torch.cat([bound.log_weights(model, guide, *args, **kwargs) for _ in range(num_calls)])
-
-
-def find_local_plate(
-    model: Any, guide: Any, local_plate: str | None, args: tuple, kwargs: dict, *, seed: int | None
-) -> str | None:
-    """Return the name of the plate over data: the one given, or else that of the guide or of the model; None without one."""
-    if isinstance(guide, AutoGuide) and guide.prototype_trace is None:
-        with torch.no_grad(), seeded(seed), poutine.block():
-            guide(*args, **kwargs)  # an annealed guide sets its local_plate at the first call
-    owners: tuple[Any, ...] = (guide, model)
-    return local_plate or next((owner.local_plate for owner in owners if isinstance(owner, HasLocalPlate)), None)
 
 
 def effective_sample_size(log_weights: Float[Tensor, "S *batch"]) -> Float[Tensor, "*batch"]:

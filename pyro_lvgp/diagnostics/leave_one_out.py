@@ -17,7 +17,8 @@ from torch import Tensor
 from pyro_lvgp._utils.eval_mode import eval_mode
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes
-from pyro_lvgp.diagnostics.importance_weights import find_local_plate, pareto_k
+from pyro_lvgp.diagnostics._local_plate import find_local_plate
+from pyro_lvgp.diagnostics.importance_weights import pareto_k
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, LikelihoodTerm, ObservedRows
 from pyro_lvgp.infer import ImportanceWeightedELBO
 from pyro_lvgp.infer.elbo._terms import Sites, log_prob_sum

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_bound
+from pyro_lvgp.infer._optimizer_state import check_optimizer_state
 from pyro_lvgp.infer._parameters import Parameter, find_parameters, unconstrained, without_gradients
 from pyro_lvgp.infer.block import Block, Loss, partition
 from pyro_lvgp.infer.elbo._limits import BoundLimit, is_bound_of_pyro
 from pyro_lvgp.infer.elbo.handlers import EvaluateBound
-from pyro_lvgp.infer.optim import check_optimizer_state
 
 __all__ = ["BlockCoordinateVI"]
 

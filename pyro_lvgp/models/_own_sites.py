@@ -14,11 +14,15 @@ class OwnSites(PyroModule):
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        is_site = name in self.__dict__.get("event_dims", ()) and not hasattr(self, name)
-        if is_site and isinstance(value, PyroSample | PyroParam):
+        is_site = name in self.__dict__.get("event_dims", ())
+        if is_site and isinstance(value, PyroSample | PyroParam) and name not in self._own_names():
             raise ValueError(
                 f"expected a prior or value of a parameter of {type(self).__name__}, got a {type(value).__name__} at "
                 f"{name!r}, a site whose distribution is a part of the model: it would have no effect; override forward in a "
                 "subclass, or use pyro.poutine.condition"
             )
         super().__setattr__(name, value)
+
+    def _own_names(self) -> set[str]:
+        """Return the names of attributes, parameters and submodules."""
+        return {*vars(self), *self._parameters, *self._buffers, *self._modules, *self._pyro_params, *self._pyro_samples}

@@ -19,7 +19,7 @@ _NUM_PROBES, _NUM_CHAINS, _NUM_HALVINGS = 8, 4, 12
 
 
 @dataclass(frozen=True)
-class Chain:
+class AnnealedChain:
     """Annealed chain from the base to a target.
 
     :param target: the target in whitened coordinates.
@@ -37,15 +37,15 @@ class Chain:
     momentum_persistence: Tensor
     loop: CompiledLoop | None
 
-    def reversed(self) -> "Chain":
+    def reversed(self) -> "AnnealedChain":
         """Return the chain with its transitions in reverse order."""
         return replace(self, beta=self.beta.flip(0), step_size=[eta.flip(0) for eta in self.step_size])
 
-    def shortened(self, num_steps: int) -> "Chain":
+    def shortened(self, num_steps: int) -> "AnnealedChain":
         """Return the chain of the first transitions."""
         return replace(self, beta=self.beta[:num_steps], step_size=[eta[:num_steps] for eta in self.step_size])
 
-    def scaled(self, factor: float) -> "Chain":
+    def scaled(self, factor: float) -> "AnnealedChain":
         """Return the chain with other step sizes."""
         return replace(self, step_size=[factor * eta for eta in self.step_size])
 

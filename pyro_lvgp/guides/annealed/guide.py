@@ -29,7 +29,7 @@ from pyro_lvgp.guides._coordinates import SiteCoordinates
 from pyro_lvgp.guides._handlers import ShareSubsamples
 from pyro_lvgp.guides._sampled import SampledGuide
 from pyro_lvgp.guides.annealed import schedules, transitions
-from pyro_lvgp.guides.annealed._chain import Chain, curvatures
+from pyro_lvgp.guides.annealed._chain import AnnealedChain, curvatures
 from pyro_lvgp.guides.annealed._targets import (
     Bases,
     PureTarget,
@@ -406,12 +406,12 @@ class AutoAnnealedLangevin(SampledGuide):
                 bases.append(self.base_guide.loc_and_scale(name, args))
         return tuple(bases)
 
-    def _make_chain(self, bases: Bases, drawn: Trace, args: tuple, kwargs: dict) -> Chain:
+    def _make_chain(self, bases: Bases, drawn: Trace, args: tuple, kwargs: dict) -> AnnealedChain:
         """Return the chain from the bases to the target."""
         if self._compile and self._compiled is None:
             self._compiled = CompiledLoop(partial(pure_transition, self.transition, self.model, self._whitened))
         momentum_persistence: Any = self.momentum_persistence if self.transition.has_momentum else torch.zeros(())
-        return Chain(
+        return AnnealedChain(
             self._make_target(bases, drawn, args, kwargs),
             self.transition,
             self.beta if self._annealing_schedule != "learned" else schedules.increasing_schedule(self.increments),

@@ -1,6 +1,7 @@
 """Fingerprints of what a script makes anew when a fit is resumed: data, structure of model and guide, and settings."""
 
 import hashlib
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -90,7 +91,7 @@ def _update(found: Any, value: Any) -> None:
 def _structure(name: str, part: Any) -> dict[str, str]:
     """Classes and settings of a model or guide and of all its modules."""
     if not isinstance(part, nn.Module):
-        return {name: getattr(part, "__qualname__", type(part).__qualname__)}
+        return {name: part.__qualname__ if inspect.isroutine(part) else type(part).__qualname__}
     found: dict[str, str] = {}
     for path, module in part.named_modules(prefix=name):
         found |= _settings(path, module)

@@ -11,7 +11,8 @@ from pyro.optim import PyroOptim
 from torch import Tensor
 
 from pyro_lvgp.infer._fit_state import Stateful
-from pyro_lvgp.infer.optim import JointOptim, check_optimizer_state
+from pyro_lvgp.infer._optimizer_state import check_optimizer_state
+from pyro_lvgp.infer.optim import JointOptim
 
 __all__ = ["SavedCallbacks", "SavedOptimizer", "SavedRandomState", "SavedTensors"]
 

@@ -167,14 +167,14 @@ class StructuredELBO(DifferentiableELBO):
 
     def _bound(self, model_trace: Trace, guide_trace: Trace, weight: float | Tensor) -> Tensor:
         """Compute the sum of the bound over the vectorised particles."""
-        guide_sites: Sites = {name: site for name, site in guide_trace.nodes.items() if site["type"] == "sample"}
+        model_sites, guide_sites = _sample_sites(model_trace), _sample_sites(guide_trace)
         check_reparameterised(guide_sites)
-        check_in_guide({name: site for name, site in model_trace.nodes.items() if site["type"] == "sample"}, guide_sites)
+        check_in_guide(model_sites, guide_sites)
         processes = _processes(guide_trace)
         observed: dict[str, Any] = {}
         latent: dict[str, Any] = {}
-        for name, site in model_trace.nodes.items():
-            if site["type"] == "sample" and name not in processes:
+        for name, site in model_sites.items():
+            if name not in processes:
                 (observed if site["is_observed"] else latent)[name] = site
         bound = log_ratio(latent, {name: site for name, site in guide_sites.items() if name not in processes})
         likelihoods = [
@@ -299,6 +299,10 @@ def _first_moments(prior: Any) -> tuple[Tensor, Tensor]:
     if isinstance(prior, GaussianProcess):
         return prior.mean[..., :_NUM_COMPARED_POINTS], prior.at(prior.X[..., :_NUM_COMPARED_POINTS, :]).covariance_matrix
     return prior.mean[..., :_NUM_COMPARED_POINTS], prior.scale_tril[..., :_NUM_COMPARED_POINTS, :_NUM_COMPARED_POINTS]
+
+
+def _sample_sites(trace: Trace) -> Sites:
+    return {name: site for name, site in trace.nodes.items() if site["type"] == "sample"}
 
 
 def _processes(guide_trace: Trace) -> Sites:

@@ -260,7 +260,7 @@ class TestRefuses:
         assert log_weights(model, guide, y).shape == (100,)
 
     def test_plate_and_arguments(self):
-        with pytest.raises(ValueError, match="plate named 'cells', got none"):
+        with pytest.raises(ValueError, match="got local_plate='cells'"):
             ImportanceWeightedELBO("cells", 5).loss(self.model, self.guide, torch.tensor(0.0))
         with pytest.raises(ValueError, match="expected num_samples of 1 or more, got 0"):
             ImportanceWeightedELBO("data", 0)
