@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_lvgp._utils.validation import check_bound
 from pyro_lvgp.infer._parameters import unconstrained
-from pyro_lvgp.infer.elbo._limits import BoundLimit, is_bound_of_pyro
+from pyro_lvgp.infer.elbo._limits import BoundLimit, needs_check
 
 __all__ = ["CheckedSVI"]
 
@@ -55,7 +55,7 @@ class CheckedSVI(SVI):
         with self._recorded() as used:
             loss = float(self.loss_and_grads(self.model, self.guide, *args, **kwargs))
         check_bound(loss)
-        if is_bound_of_pyro(self.bound):
+        if needs_check(self.bound, self.model):
             self._limit.check(loss, self.model, self.guide, args, kwargs)
         params = list(dict.fromkeys(used.values()))  # without duplicates, in the order of use
         optimized = params if self.reduce_gradients is None else self.reduce_gradients(params)
@@ -70,7 +70,7 @@ class CheckedSVI(SVI):
         """
         with self._recorded():
             loss = super().evaluate_loss(*args, **kwargs)
-        if is_bound_of_pyro(self.bound):
+        if needs_check(self.bound, self.model):
             self._limit.check(loss, self.model, self.guide, args, kwargs)
         return loss
 

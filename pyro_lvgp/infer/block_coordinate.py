@@ -18,7 +18,7 @@ from pyro_lvgp._utils.validation import check_bound
 from pyro_lvgp.infer._optimizer_state import check_optimizer_state
 from pyro_lvgp.infer._parameters import Parameter, find_parameters, unconstrained, without_gradients
 from pyro_lvgp.infer.block import Block, Loss, partition
-from pyro_lvgp.infer.elbo._limits import BoundLimit, is_bound_of_pyro
+from pyro_lvgp.infer.elbo._limits import BoundLimit, needs_check
 from pyro_lvgp.infer.elbo.handlers import EvaluateBound
 
 __all__ = ["BlockCoordinateVI"]
@@ -200,7 +200,7 @@ class BlockCoordinateVI:
                 value = loss_and_grads(self.model, self.guide, *args, **kwargs)
             number = torch_item(value)
             check_bound(number)
-            if is_bound_of_pyro(loss):
+            if needs_check(loss, self.model):
                 self._limit.check(number, self.model, self.guide, args, kwargs)
             if isinstance(value, Tensor) and value.requires_grad:
                 value.backward()

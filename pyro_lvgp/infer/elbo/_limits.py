@@ -8,13 +8,14 @@ import torch
 from pyro import poutine
 from pyro.distributions.util import scale_and_mask
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from torch import nn
 
 from pyro_lvgp._utils.density_limits import log_prob_limit
 from pyro_lvgp._utils.eval_mode import eval_mode
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.infer.elbo._terms import trace_guide
 
-__all__ = ["BoundLimit", "is_bound_of_pyro"]
+__all__ = ["BoundLimit", "needs_check"]
 
 _NATS_OF_CHANCE = 30.0
 
@@ -88,6 +89,9 @@ def _limit(model: Any, guide: Any, args: tuple, kwargs: Mapping[str, Any], seed:
     return _Limit(value, scale, eps)
 
 
-def is_bound_of_pyro(loss: Any) -> bool:
-    """Return whether the loss is a bound of Pyro's, which does not check its own values."""
-    return type(loss) in (Trace_ELBO, TraceMeanField_ELBO)
+def needs_check(loss: Any, model: Any) -> bool:
+    """Return whether the loss is a bound of Pyro's, which does not check its own values, of a module.
+
+    A model that is a function may count its calls or read data, so that a fit must not run it more often than it has steps.
+    """
+    return type(loss) in (Trace_ELBO, TraceMeanField_ELBO) and isinstance(model, nn.Module)
