@@ -35,6 +35,7 @@ from torch.nn.functional import softplus
 from pyro_lvgp import plots
 from pyro_lvgp.diagnostics import effective_sample_size, log_weights, pareto_k, to_arviz
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
+from pyro_lvgp.guides.annealed.transitions import OverdampedLangevin, UnderdampedLangevin
 from pyro_lvgp.infer import FitResult, ImportanceWeightedELBO, JointAdam, LRSchedule, MeanFieldELBO, fit
 
 NUM_PERSONS, NUM_DRAWS, NUM_REPEATS = 400, 1000, 20
@@ -92,17 +93,23 @@ def simulate() -> Tensor:
 # %%
 AUTO_NORMAL, FULL, ANNEALED = "AutoNormal", "full covariance", "annealed, underdamped"
 COLOURS = {AUTO_NORMAL: "#332288", FULL: "#CC6677", ANNEALED: "#117733"}
+PAPER = {"step_size": 0.2, "base_weight": 0.0}  # with bases of fixed first scales and transitions that are not tamed
 Guides = dict[str, AutoGuide]
+
+
+def base() -> MeanFieldGuide:
+    """Base of an annealed guide."""
+    return MeanFieldGuide(model, create_plates=plates)
 
 
 def make_guides() -> Guides:
     """Guides by name."""
-    chain: dict[str, Any] = {"local_plate": "persons", "num_steps": 8, "create_plates": plates}
+    chain: dict[str, Any] = {"local_plate": "persons", "num_steps": 8, "create_plates": plates, **PAPER}
     return {
         AUTO_NORMAL: AutoNormal(model, init_loc_fn=init_to_median, create_plates=plates),
         FULL: MeanFieldGuide(model, covariance={"ability": "full"}, create_plates=plates),
-        ANNEALED: AutoAnnealedLangevin(model, **chain),
-        "annealed, overdamped": AutoAnnealedLangevin(model, dynamics="overdamped", **chain),
+        ANNEALED: AutoAnnealedLangevin(model, dynamics=UnderdampedLangevin(math.inf), base_guide=base(), **chain),
+        "annealed, overdamped": AutoAnnealedLangevin(model, dynamics=OverdampedLangevin(math.inf), base_guide=base(), **chain),
     }
 
 
