@@ -51,7 +51,7 @@ class FactorPosterior(NamedTuple):
     :param precision: diagonal of Ψ⁻¹, 0 where missing.
     :param loadings: K = W L⁻ᵀ, of all entries.
     :param scale_tril: L.
-    :param log_det: log |2π Σ_oo|.
+    :param log_det: ``log |2π Σ_oo|``.
     """
 
     precision: Float[Tensor, "*batch D"]

@@ -97,8 +97,12 @@ class ImportanceWeightedELBO(LocalELBO):
         local_model, global_model = self._split(model_sites)
         local_guide, global_guide = self._split(guide_sites)
         self._check_draws(local_guide, global_guide)
-        log_w, scale, _ = self._weights(local_model, local_guide, path_only=dreg)
         globals_ = log_ratio(global_model, global_guide)
+        if self.num_samples == 1 and not dreg:  # the ordinary bound, which is linear in the terms, whatever their scales
+            self._check_local_plate(local_model)
+            self._plates_of_weights([*local_model.values(), *local_guide.values()])
+            return log_ratio(local_model, local_guide) + globals_
+        log_w, scale, _ = self._weights(local_model, local_guide, path_only=dreg)
         bound = (scale * (torch.logsumexp(log_w, 0) - math.log(self.num_samples))).sum() + globals_
         if not dreg:
             return bound
