@@ -60,7 +60,7 @@ class AnnealedChain:
         if self.loop is None or not isinstance(self.target, PureTarget) or not len(self.beta):
             step = partial(self.transition, self.target.score, momentum_persistence=self.momentum_persistence)
             return first, transitions.anneal(step, first, self.beta, step_size)
-        noise = [tuple(map(torch.randn_like, z)) for _ in self.beta]
+        noise = [tuple(map(torch.randn_like, z)) for _ in range(len(self.beta))]
         shared = (self.target.bases, self.target.statistics, self.momentum_persistence, self.target.differentiable)
         return first, self.loop(shared, first, (self.beta, step_size), noise)
 
@@ -70,7 +70,8 @@ class AnnealedChain:
         :param z: coordinates, of which only the shapes matter.
         """
         factors = [0.5**j for j in range(_NUM_HALVINGS)]
-        bounds = torch.stack([self.scaled(factor)._bound(z) for factor in factors])
+        eager = replace(self, loop=None)  # a graph without gradients would be compiled for this search alone
+        bounds = torch.stack([eager.scaled(factor)._bound(z) for factor in factors])
         return factors[int(bounds.nan_to_num(-torch.inf).argmax())]
 
     def _bound(self, z: Coordinates) -> Tensor:
