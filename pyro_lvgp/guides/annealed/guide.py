@@ -330,6 +330,9 @@ class AutoAnnealedLangevin(SampledGuide):
     @torch.no_grad()
     def _adapt(self, noise: Coordinates, bases: Bases, drawn: Trace, args: tuple, kwargs: dict) -> None:
         """Fit the initial scales of the base and the initial step sizes to the target."""
+        first = [attrgetter(name)(self.step_sizes) for name in self.annealed]
+        if not all(torch.allclose(eta, torch.full_like(eta, self._step_size), rtol=1e-4) for eta in first):
+            self._adapts_scales = self._adapts_step_size = False  # the parameters were loaded
         with seeded(0):
             if self._adapts_scales:
                 found = curvatures(self._make_target(bases, drawn, args, kwargs).score, noise)

@@ -1,7 +1,8 @@
 """Check of bounds against the largest log likelihood that the data can have."""
 
 import math
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -46,8 +47,11 @@ class BoundLimit:
     """
 
     def __init__(self) -> None:
-        self._parts: tuple[Any, Any] | None = None
+        self._parts: tuple[Callable[[], Any], ...] = ()
         self._limit = 0.0
+
+    def __reduce__(self):
+        return BoundLimit, ()
 
     def check(self, loss: float, model: Any, guide: Any, args: tuple, kwargs: Mapping[str, Any]) -> None:
         """Raise a ``ValueError`` if minus the loss is impossible.
@@ -58,8 +62,8 @@ class BoundLimit:
         :param args: arguments of both.
         :param kwargs: keyword arguments of both.
         """
-        if self._parts != (model, guide):
-            self._parts, self._limit = (model, guide), 0.0
+        if [part() for part in self._parts] != [model, guide]:
+            self._parts, self._limit = (_weak(model), _weak(guide)), 0.0
         if not -loss > self._limit:
             return
         first, second = (_limit(model, guide, args, kwargs, seed) for seed in range(2))
@@ -72,6 +76,14 @@ class BoundLimit:
                 "are those before this step; standardise the data, and try model and data in torch.float64, a smaller "
                 "learning rate, or more quadrature points (num_points) of the likelihood"
             )
+
+
+def _weak(part: Any) -> Callable[[], Any]:
+    """Return a weak reference: the names of the parameters of a deleted guide are free."""
+    try:
+        return weakref.ref(part)
+    except TypeError:  # an object without weak references
+        return lambda: part
 
 
 @torch.no_grad()
