@@ -16,6 +16,7 @@ from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.guides._model_guide import ModelGuide
 from pyro_lvgp.infer._sites import SiteLayout, is_deterministic
+from pyro_lvgp.infer.sampling import log_weights_of_draws
 
 
 class SampledGuide(ModelGuide):
@@ -25,41 +26,72 @@ class SampledGuide(ModelGuide):
     """
 
     def sample_posterior(
-        self, num_samples: int, *args, chunk_size: int = 100, vectorize: bool | None = None, **kwargs
+        self,
+        num_samples: int,
+        *args,
+        num_candidates: int | None = None,
+        chunk_size: int = 100,
+        vectorize: bool | None = None,
+        **kwargs,
     ) -> dict[str, Tensor]:
-        """Draw all latent and deterministic sites, along a new first dimension.
+        r"""Draw all latent and deterministic sites, along a new first dimension.
 
-        If a plate of the model draws its own subsample, all draws have the same rows.
+        Each draw is one of C candidates :math:`z_c \sim q`, chosen with the probabilities
+        :math:`w_c / \sum_{c'} w_{c'}` of their importance weights :math:`w_c = p(y, z_c) / q(z_c)`, which brings it closer to
+        the posterior the larger C is.  If a plate of the model draws its own subsample, all draws have the same rows.
 
         :param num_samples: number of draws.
         :param args: arguments of the model, which encoders and chains need.
-        :param chunk_size: number of draws in memory at once.
+        :param num_candidates: C; by default 4 for an annealed guide without a local plate, else 1, which are draws from q.
+        :param chunk_size: number of candidates that are computed at once.
         :param vectorize: False draws one by one, for models that do not broadcast over dimensions left of their plates.  By
             default two draws at once are compared with the same draws one by one.
         :raises ValueError: if a number is not positive.
         :raises TypeError: if a number is no integer.
+
+        Source of the choice: Rubin (1987), "The calculation of posterior distributions by data augmentation: comment"; Cremer,
+        Morris and Duvenaud (2017), "Reinterpreting importance-weighted autoencoders".
         """
-        check_sizes(num_samples=num_samples, chunk_size=chunk_size)
+        num_candidates = self._num_candidates if num_candidates is None else num_candidates
+        check_sizes(num_samples=num_samples, num_candidates=num_candidates, chunk_size=chunk_size)
+        num_draws = num_samples * num_candidates
         with torch.no_grad(), poutine.block():
             trace, model_trace = self._trace_once(args, kwargs)
+            layouts = self._layouts(model_trace)
+            outermost = -1 - _max_plate_nesting(model_trace)
             with _ReplaySubsamples(trace):
-                outermost = -1 - _max_plate_nesting(model_trace)
                 if vectorize is None:
-                    vectorize = num_samples > 1 and self._broadcasts(outermost, args, kwargs)
-                sizes = [len(chunk) for chunk in torch.arange(num_samples).split(chunk_size if vectorize else 1)]
-                chunks = []
-                for size in sizes:
+                    vectorize = num_draws > 1 and self._broadcasts(outermost, args, kwargs)
+                values: dict[str, list[Tensor]] = {name: [] for name in layouts}
+                log_w = []
+                for chunk in torch.arange(num_draws).split(chunk_size if vectorize else 1):
+                    size = len(chunk)
                     with pyro.plate("_pyro_lvgp_draws", size, dim=outermost) if vectorize else nullcontext():
-                        chunks.append(self._trace_once(args, kwargs)[1])
+                        guide_trace, model_trace = self._trace_once(args, kwargs)
+                    for name, layout in layouts.items():
+                        values[name].append(layout.stack(model_trace.nodes[name], size))
+                    if num_candidates > 1:
+                        log_w.append(log_weights_of_draws(model_trace, guide_trace, size))
+        draws = {name: torch.cat(chunks) for name, chunks in values.items()}
+        if num_candidates == 1:
+            return draws
+        logits = torch.cat(log_w).reshape(num_samples, num_candidates)
+        chosen = torch.distributions.Categorical(logits=logits).sample()
+        rows = chosen + num_candidates * torch.arange(num_samples, device=chosen.device)
+        return {name: value[rows.to(value.device)] for name, value in draws.items()}
+
+    @property
+    def _num_candidates(self) -> int:
+        """Number of candidates of a draw of ``sample_posterior`` by default."""
+        return 1
+
+    def _layouts(self, model_trace: Trace) -> dict[str, SiteLayout]:
+        """Return the layouts of the latent and deterministic sites of the model, by name."""
         latents = {name for name, _ in self.prototype_trace.iter_stochastic_nodes()}
-        layouts = {
+        return {
             name: SiteLayout.of(site)
             for name, site in model_trace.nodes.items()
             if name in latents or (site["type"] == "sample" and is_deterministic(site))
-        }
-        return {
-            name: torch.cat([layout.stack(chunk.nodes[name], size) for chunk, size in zip(chunks, sizes, strict=True)])
-            for name, layout in layouts.items()
         }
 
     def _trace_once(self, args: tuple, kwargs: dict) -> tuple[Trace, Trace]:
@@ -70,20 +102,21 @@ class SampledGuide(ModelGuide):
     def _broadcasts(self, dim: int, args: tuple, kwargs: dict) -> bool:
         """Return whether the log joint of two draws along a dimension is the sum of those of the draws."""
         draws = [self._trace_once(args, kwargs)[1] for _ in range(2)]
-        stacked = draws[0].copy()
-        sites: Any = stacked.nodes
-        for name, site in sites.items():
-            if site["type"] == "sample" and not site["is_observed"] and not site_is_subsample(site):
-                values: Any = [draw.nodes[name]["value"] for draw in draws]
-                num_plates = -dim - 1 + site["fn"].event_dim
-                site["value"] = torch.stack([x.reshape((1,) * (num_plates - x.dim()) + x.shape) for x in values])
+        apart = torch.as_tensor(sum(draw.log_prob_sum() for draw in draws))
+        stacked = Trace()
+        for name, site in draws[0].nodes.items():
+            if site["type"] != "sample" or site["is_observed"] or site_is_subsample(site):
+                continue
+            values = [draw.nodes[name]["value"] for draw in draws]
+            num_plates = -dim - 1 + site["fn"].event_dim
+            value = torch.stack([x.reshape((1,) * (num_plates - x.dim()) + x.shape) for x in values])
+            stacked.add_node(name, **site | {"value": value})
         try:
             with pyro.plate("_pyro_lvgp_draws", 2, dim=dim):
                 trace = poutine.trace(poutine.replay(self.model, stacked)).get_trace(*args, **kwargs)
                 together = torch.as_tensor(trace.log_prob_sum())
         except Exception:  # whatever the model raises for more dimensions: draws one by one have none
             return False
-        apart = torch.as_tensor(sum(draw.log_prob_sum() for draw in draws))
         return torch.allclose(together, apart, rtol=1e-3, atol=1e-3, equal_nan=True)
 
     def quantiles(

@@ -91,7 +91,7 @@ class MeanFieldGuide(ModelGuide):
         self._explicit_subsamples = explicit_subsamples
         self._initial = initial
         self._requested = dict(covariance or {})
-        self._init_scale = init_scale
+        self.init_scale = init_scale
 
     def _make_parameters(self, *args, **kwargs) -> None:
         sites = dict(self.prototype_trace.iter_stochastic_nodes())
@@ -150,10 +150,10 @@ class MeanFieldGuide(ModelGuide):
         # PyroParam optimises the logarithms of scales, which range over orders of magnitude.
         deep_setattr(self.locs, name, PyroParam(loc, constraints.real, event_dim))
         if self.coordinates[name].covariance == "full":
-            scale = self._init_scale * eye_like(loc, loc.shape[-1]).expand(*loc.shape, loc.shape[-1]).contiguous()
+            scale = self.init_scale * eye_like(loc, loc.shape[-1]).expand(*loc.shape, loc.shape[-1]).contiguous()
             parameter = PyroParam(scale, constraints.lower_cholesky, event_dim + 1)
         else:
-            parameter = PyroParam(torch.full_like(loc, self._init_scale), constraints.positive, event_dim)
+            parameter = PyroParam(torch.full_like(loc, self.init_scale), constraints.positive, event_dim)
         deep_setattr(self.scales, name, parameter)
 
     def loc_and_scale(self, name: str, args: tuple) -> tuple[Tensor, Tensor]:
@@ -179,6 +179,27 @@ class MeanFieldGuide(ModelGuide):
                 f"{error}: expected the data of the first call, which the parameters of {name!r} are for, got others; give "
                 "the site an encoder for other data"
             ) from error
+
+    def loc_and_stddev(self, name: str, args: tuple) -> tuple[Tensor, Tensor]:
+        """Return the mean and the standard deviations of a site in unconstrained space, as :meth:`loc_and_scale`.
+
+        :param name: name of a latent site.
+        :param args: arguments of the model, for encoders.
+        """
+        base = self._posterior(name, args)
+        return base.mean, base.stddev
+
+    @torch.no_grad()
+    def set_loc_and_stddev(self, name: str, loc: Tensor, stddev: Tensor) -> None:
+        """Give a site that has parameters of its own a diagonal Gaussian in unconstrained space.
+
+        :param name: name of a latent site that has no encoder.
+        :param loc: mean, of all rows.
+        :param stddev: standard deviations, of all rows; under a full covariance, those of uncorrelated coordinates.
+        """
+        is_full = self.coordinates[name].covariance == "full"
+        deep_setattr(self.locs, name, loc)
+        deep_setattr(self.scales, name, torch.diag_embed(stddev) if is_full else stddev)
 
     @torch.no_grad()
     def multiply_scale(self, name: str, factor: Tensor) -> None:

@@ -252,6 +252,18 @@ def _sampled(trace: Trace) -> dict[str, Any]:
     return {name: s for name, s in trace.nodes.items() if s["type"] == "sample" and not _is_subsample(s)}
 
 
+def log_weights_of_draws(model_trace: Trace, guide_trace: Trace, num: int) -> Float64[Tensor, " S"]:
+    """Compute log p(y, z) − log q(z) of ``num`` draws along the outermost plate of two traces.
+
+    :param model_trace: trace of the model, replayed on that of the guide.
+    :param guide_trace: trace of a guide that has all latent sites.
+    :param num: number of draws.
+    """
+    share_masks(model_trace, guide_trace)
+    log_p, log_q = (_log_prob(trace, num) for trace in (model_trace, guide_trace))
+    return sum(log_p.values()) - sum(log_q.values())
+
+
 def _log_prob(trace: Trace, num: int) -> dict[str, Tensor]:
     """Compute the log density [num] of every site, scaled and masked, summed in float64."""
     trace.compute_log_prob(lambda _, site: not _is_subsample(site))

@@ -1,7 +1,7 @@
 """Annealed chain of a target: its transitions, schedule and step sizes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,7 +15,7 @@ from pyro_lvgp.guides.annealed._targets import PureTarget, Target
 from pyro_lvgp.guides.annealed.transitions import Coordinates, DivergedChainError, Score, State, Transition
 from pyro_lvgp.infer._compiled_loop import CompiledLoop
 
-_NUM_PROBES, _NUM_CHAINS, _NUM_HALVINGS = 8, 4, 12
+_NUM_PROBES, _MAX_UNIT_PROBES, _NUM_CHAINS, _NUM_HALVINGS = 8, 16, 4, 12
 
 
 @dataclass(frozen=True)
@@ -92,16 +92,27 @@ class AnnealedChain:
 def curvatures(score: Score, z: Coordinates) -> Coordinates:
     r"""Estimate the curvatures :math:`-\partial^2 \log p / \partial z_i^2` around the base's mean by differences of scores.
 
-    .. math:: c \approx -\tfrac12\, v \odot \big(s(v) - s(-v)\big), \qquad v_i = \pm 1
+    .. math:: c \approx -\tfrac12\, v \odot \big(s(v) - s(-v)\big)
 
-    Random signs v cancel the contributions of the other coordinates (Hutchinson).
+    Each v is a unit vector if there are few coordinates, so that one of them is exact at a time.  Otherwise random signs v
+    cancel the contributions of the other coordinates (Hutchinson).
 
     :param score: z ↦ ∇ log p(z).
     :param z: coordinates, of which only the shapes matter.
     """
     total: Coordinates = tuple(map(torch.zeros_like, z))
-    for _ in range(_NUM_PROBES):
-        v = tuple(torch.randn_like(x).sign() for x in z)
+    for v, weight in _probes(z):
         above, below = score(v), score(tuple(-x for x in v))
-        total = tuple(t - 0.5 * x * (a - b) / _NUM_PROBES for t, x, a, b in zip(total, v, above, below, strict=True))
+        total = tuple(t - 0.5 * weight * x * (a - b) for t, x, a, b in zip(total, v, above, below, strict=True))
     return total
+
+
+def _probes(z: Coordinates) -> Iterator[tuple[Coordinates, float]]:
+    """Yield the directions of curvatures, each with its weight."""
+    sizes = [x.numel() for x in z]
+    if sum(sizes) <= _MAX_UNIT_PROBES:
+        for unit in torch.eye(sum(sizes), dtype=z[0].dtype, device=z[0].device):
+            yield tuple(part.reshape(x.shape) for part, x in zip(unit.split(sizes), z, strict=True)), 1.0
+        return
+    for _ in range(_NUM_PROBES):
+        yield tuple(torch.randn_like(x).sign() for x in z), 1.0 / _NUM_PROBES

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -30,6 +31,7 @@ from pyro_lvgp.guides._handlers import ShareSubsamples
 from pyro_lvgp.guides._sampled import SampledGuide
 from pyro_lvgp.guides.annealed import schedules, transitions
 from pyro_lvgp.guides.annealed._chain import AnnealedChain, curvatures
+from pyro_lvgp.guides.annealed._pathfinder import best_gaussian
 from pyro_lvgp.guides.annealed._targets import (
     Bases,
     PureTarget,
@@ -45,7 +47,7 @@ from pyro_lvgp.guides.annealed.transitions import Coordinates, DivergedChainErro
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
 from pyro_lvgp.infer._compiled_loop import CompiledLoop
 from pyro_lvgp.infer.elbo.handlers import marginalizes_gaussians
-from pyro_lvgp.infer.protocols import HasLocalPlate, HasLogJoint
+from pyro_lvgp.infer.protocols import HasInitialValues, HasLocalPlate, HasLogJoint
 
 __all__ = ["AutoAnnealedLangevin"]
 
@@ -87,12 +89,14 @@ class AutoAnnealedLangevin(SampledGuide):
     :param differentiate_score: differentiate through the scores; False is cheaper, and its gradient biased.
     :param base_guide: a :class:`MeanFieldGuide` of the model, whose Gaussians the chains start from: diagonal, with full
         covariances, or amortised.  It becomes a part of this guide, which creates its plates.  By default
-        ``MeanFieldGuide(model)``, whose initial scales the first call makes at most as large as the curvature of the target
-        at the initial location allows, :math:`(-\partial^2 \log p / \partial h_i^2)^{-1/2}`.
+        ``MeanFieldGuide(model)``, which the first call moves to the Gaussian with the largest bound on a path of ascent from
+        the initial location (Pathfinder), with scales from curvatures, :math:`(-\partial^2 \log p / \partial
+        h_i^2)^{-1/2}`.  If the first call has a mini-batch, or the model has initial values of its own, the location remains,
+        and the scales become at most these.
     :param base_weight: weight λ of the gradient of the base's own bound, :math:`E_{q_0}[\log p(y, h_0) - \log q_0(h_0)]`,
         which is added to the gradient of the parameters of the base.  A chain that moves to the posterior from anywhere leaves
-        its base little gradient to learn from; by its own bound the base learns as fast as it does alone.  The value of the
-        bound does not change.  0 is the gradient of the annealed bound alone.
+        its base little gradient to learn from.  The value of the bound does not change.  0 is the gradient of the annealed
+        bound alone.
     :param global_guide: guide of the sites that are not annealed; by default the base guide draws these.
     :param surrogate_model: a model of the same sites, for the scores of the chain; the bound remains that of ``model``.
     :param compile: compile one transition and its gradient, for models with ``log_joint``.  The time to compile does not grow
@@ -115,7 +119,8 @@ class AutoAnnealedLangevin(SampledGuide):
     >>> loss = SVI(model, guide, Adam({"lr": 0.01}), Trace_ELBO()).step(torch.ones(10, 2), torch.arange(10))
 
     References: eqs. 13 to 18 of the annealed-GPLVM paper, with the sign of eq. 15; Geffner and Domke (2021), "MCMC variational
-    inference via uncorrected Hamiltonian annealing"; NumPyro's ``AutoDAIS`` and ``AutoSemiDAIS``.
+    inference via uncorrected Hamiltonian annealing"; Zhang, Carpenter, Gelman and Vehtari (2022), "Pathfinder: parallel
+    quasi-Newton variational inference"; NumPyro's ``AutoDAIS`` and ``AutoSemiDAIS``.
     """
 
     increments: Any
@@ -136,7 +141,7 @@ class AutoAnnealedLangevin(SampledGuide):
         momentum_persistence: float = 0.8,
         differentiate_score: bool = True,
         base_guide: MeanFieldGuide | None = None,
-        base_weight: float = 3.0,
+        base_weight: float = 1.0,
         global_guide: Callable[..., Any] | None = None,
         surrogate_model: Callable[..., Any] | None = None,
         compile: bool = False,
@@ -158,8 +163,8 @@ class AutoAnnealedLangevin(SampledGuide):
         self.annealed: tuple[str, ...] = ()
         self._annealing_schedule = annealing_schedule
         self._step_size, self._learn_step_size, self._max_step_size = first_step_size, learn_step_size, max_step_size
-        self._momentum_persistence, self._base_weight = momentum_persistence, base_weight
-        self._adapts_scales, self._adapts_step_size = self_made, step_size is None
+        self._momentum_persistence, self.base_weight = momentum_persistence, base_weight
+        self._adapts_base, self._adapts_step_size = self_made, step_size is None
         self._surrogate = (surrogate_model,)  # a tuple, so that the model is no submodule
         self._is_target_checked = False
         self._compile = compile
@@ -216,6 +221,11 @@ class AutoAnnealedLangevin(SampledGuide):
                 )
             self.local_plate = None
         return names
+
+    @property
+    def _num_candidates(self) -> int:
+        # One weight over the chains of many data would choose by a few of them.
+        return _NUM_CANDIDATES if self.local_plate is None else 1
 
     def encoder_of(self, site: str) -> nn.Module | None:
         """Return the encoder of a site in the base guide; None if the site has parameters of its own.
@@ -302,8 +312,8 @@ class AutoAnnealedLangevin(SampledGuide):
                 self._check_drawn(drawn.trace)
             noise, bases = self._sample_base(args)
             inputs = (replayable(drawn.trace), args, kwargs)
-            if self._adapts_scales or self._adapts_step_size:
-                self._adapt(noise, bases, *inputs)
+            if self._adapts_base or self._adapts_step_size:
+                self._adapt(noise, *inputs)
                 bases = self._read_bases(args)
             whitened = self._whitened.sites
             if end is None:
@@ -319,8 +329,8 @@ class AutoAnnealedLangevin(SampledGuide):
             for i, ((name, site), base) in enumerate(zip(whitened, bases, strict=True)):
                 value, log_det = site.constrain(site.from_white(last_z[i], *base))
                 path = -0.5 * (base_z[i].square() + _LOG_2PI) - sign * last.log_ratio[i]
-                if end is None and self._base_weight and torch.is_grad_enabled():
-                    path = path - self._base_weight * _zero_with_gradient(site, base, start[i], first.score[i])
+                if end is None and self.base_weight and torch.is_grad_enabled():
+                    path = path - self.base_weight * _zero_with_gradient(site, base, start[i], first.score[i])
                 log_q = sum_rightmost(path, site.event_dim) - site.log_det(base[1]) - log_det
                 with self.base_guide.in_plates(name):
                     event_dim = self.prototype_trace.nodes[name]["fn"].event_dim
@@ -328,21 +338,46 @@ class AutoAnnealedLangevin(SampledGuide):
         return values
 
     @torch.no_grad()
-    def _adapt(self, noise: Coordinates, bases: Bases, drawn: Trace, args: tuple, kwargs: dict) -> None:
-        """Fit the initial scales of the base and the initial step sizes to the target."""
-        first = [attrgetter(name)(self.step_sizes) for name in self.annealed]
-        if not all(torch.allclose(eta, torch.full_like(eta, self._step_size), rtol=1e-4) for eta in first):
-            self._adapts_scales = self._adapts_step_size = False  # the parameters were loaded
-        with seeded(0):
-            if self._adapts_scales:
-                found = curvatures(self._make_target(bases, drawn, args, kwargs).score, noise)
-                for (name, _), c, (loc, _) in zip(self._whitened.sites, found, bases, strict=True):
-                    c = c.reshape(-1, *loc.shape).mean(0).nan_to_num(1.0)
-                    self.base_guide.multiply_scale(name, c.clamp_min(1.0).rsqrt())
-                bases = self._read_bases(args)
-            if self._adapts_step_size:
-                self._multiply_step_sizes(self._make_chain(bases, drawn, args, kwargs).best_scale(noise))
-        self._adapts_scales = self._adapts_step_size = False
+    def _adapt(self, noise: Coordinates, drawn: Trace, args: tuple, kwargs: dict) -> None:
+        """Fit the initial base and the initial step sizes to the target, unless the parameters were loaded."""
+        if self._has_initial_values():
+            with seeded(0):
+                if self._adapts_base:
+                    self._adapt_base(noise, drawn, args, kwargs)
+                if self._adapts_step_size:
+                    chain = self._make_chain(self._read_bases(args), drawn, args, kwargs)
+                    self._multiply_step_sizes(chain.best_scale(noise))
+        self._adapts_base = self._adapts_step_size = False
+
+    def _has_initial_values(self) -> bool:
+        """Return whether the step sizes, and the scales of a base that is to be adapted, are those of a new guide."""
+        initial = [(self.step_sizes, self._step_size)]
+        if self._adapts_base:
+            initial.append((self.base_guide.scales, self.base_guide.init_scale))
+        parameters = [(attrgetter(name)(module), value) for module, value in initial for name in self.annealed]
+        return all(torch.allclose(x[x != 0.0], x.new_tensor(value), rtol=1e-4) for x, value in parameters)
+
+    def _adapt_base(self, noise: Coordinates, drawn: Trace, args: tuple, kwargs: dict) -> None:
+        """Move the base to the Gaussian with the largest bound; of a part of the rows, adapt the scales only."""
+        bases = self._read_bases(args)
+        target = self._make_target(bases, drawn, args, kwargs)
+        has_all_rows = all(frame.full_size in (None, frame.size) for frame in self._prototype_frames.values())
+        if has_all_rows and self.global_guide is None and not isinstance(self.model, HasInitialValues):
+            names = tuple(self.base_guide.coordinates)
+            gaussians = [self.base_guide.loc_and_stddev(name, args) for name in names]
+            locs, stddevs = (tuple(x.detach() for x in column) for column in zip(*gaussians, strict=True))
+            # Coordinates that the base N(0, 1) whitens are unconstrained ones.
+            sites = Whitened(
+                tuple((name, replace(self.base_guide.coordinates[name], covariance="diagonal")) for name in names)
+            )
+            units = tuple((torch.zeros_like(loc), torch.ones_like(loc)) for loc in locs)
+            joint = TracedTarget(self.model, sites, units, Trace(), False, None, False, args, kwargs)
+            for name, loc, stddev in zip(names, *best_gaussian(joint, locs, stddevs), strict=True):
+                self.base_guide.set_loc_and_stddev(name, loc, stddev)
+            return
+        for (name, _), c, (loc, _) in zip(self._whitened.sites, curvatures(target.score, noise), bases, strict=True):
+            c = c.reshape(-1, *loc.shape).mean(0).nan_to_num(1.0)
+            self.base_guide.multiply_scale(name, c.clamp_min(1.0).rsqrt())
 
     @torch.no_grad()
     def _multiply_step_sizes(self, factor: float) -> None:
@@ -505,6 +540,7 @@ def _checked(name: str, value: Tensor, loc: Tensor) -> Tensor:
 _LOG_2PI = math.log(2.0 * math.pi)
 _FIRST_STEP_SIZE = 0.4
 _MAX_HALVINGS = 20
+_NUM_CANDIDATES = 4
 _HALVED = (
     "a chain diverged, and all step sizes of the annealed guide were halved: the target is much narrower than the base, or "
     "has no finite score there; start from a base_guide closer to the posterior if this goes on"

@@ -9,6 +9,7 @@ from pyro.optim import Adam
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from pyro_lvgp.guides import AutoAnnealedLangevin
 from tests.guides.conformance._guides import every_pair, loss_at, pairs_where, start, vectorised
 
 
@@ -41,6 +42,8 @@ def test_every_parameter_gets_a_gradient(guide_id, model_id):
 @pairs_where(lambda entry, model: entry.exact_gradient)
 def test_gradient_is_the_slope_of_the_loss(guide_id, model_id):
     problem, guide = start(guide_id, model_id, torch.float64)
+    if isinstance(guide, AutoAnnealedLangevin):
+        guide.base_weight = 0.0  # the gradient of the base's own bound is not one of the loss
     values = [value for _, value, _ in parameters(problem, guide)]
     slopes = parameters_to_vector(torch.autograd.grad(loss_at(problem, guide), values))
     start_at = parameters_to_vector(values).detach()

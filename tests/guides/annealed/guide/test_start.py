@@ -59,22 +59,39 @@ def test_curvatures_are_unbiased_with_correlated_coordinates():
     assert ((found.mean(0) - (A @ A.mT).diagonal()).abs() < 4.0 * standard_error(found)).all()
 
 
-@pytest.mark.parametrize("model", [regression, counts])
-def test_first_scales_of_the_base_are_not_wider_than_the_posterior_given_the_location(model):
-    guide = AutoAnnealedLangevin(model)
+def test_the_first_base_has_the_modes_and_the_scales_of_a_posterior_that_factorises():
+    guide = AutoAnnealedLangevin(counts)
     guide()
-    for name in guide.annealed:
-        loc, scale = (x.detach().requires_grad_() for x in guide.base_guide.loc_and_scale(name, ()))
-        assert (scale <= 0.1 + 1e-6).all()
-    if model is counts:
-        assert torch.allclose(scale[-1], 1e-3 * (-loc[-1] / 2).exp(), rtol=0.02)
-        assert torch.allclose(scale[0], torch.tensor(0.1), rtol=0.2)
+    exposure, mode = torch.logspace(0.0, 6.0, 20), torch.full((20,), 0.1).log()
+    for _ in range(50):
+        mode = mode + ((0.1 * exposure).round() - exposure * mode.exp() - mode / 9.0) / (exposure * mode.exp() + 1.0 / 9.0)
+    stddev = (1.0 / 9.0 + exposure * mode.exp()).rsqrt()
+    assert ((guide.base_guide.locs.f - mode).abs() < stddev).all()
+    assert torch.allclose(guide.base_guide.scales.f, stddev, rtol=0.5)
 
 
-def test_base_guides_of_the_user_keep_their_scales():
-    guide = AutoAnnealedLangevin(counts, base_guide=MeanFieldGuide(counts, init_scale=0.5))
+@pytest.mark.parametrize("local_plate", [None, "rows"])
+def test_the_first_bound_of_a_gaussian_posterior_is_the_evidence(local_plate):
+    """Whichever sites are annealed, and however far away the data are."""
+    y = torch.tensor([900.0, -3.0, 40.0])
+
+    def model():
+        with pyro.plate("rows", 3):
+            x = pyro.sample("x", dist.Normal(0.0, 100.0))
+            pyro.sample("y", dist.Normal(x, 0.1), obs=y)
+
+    guide = AutoAnnealedLangevin(model, local_plate=local_plate)
+    evidence = dist.Normal(0.0, (100.0**2 + 0.1**2) ** 0.5).log_prob(y).sum()
+    values = -torch.tensor([Trace_ELBO().loss(model, guide) for _ in range(200)])
+    assert -0.1 < values.mean() - evidence < 4.0 * standard_error(values)
+
+
+def test_base_guides_of_the_user_keep_their_parameters():
+    base = MeanFieldGuide(counts, init_loc_fn=init_to_value(values={"f": torch.ones(20)}), init_scale=0.5)
+    guide = AutoAnnealedLangevin(counts, base_guide=base)
     guide()
     assert torch.allclose(guide.base_guide.scales.f, torch.tensor(0.5))
+    assert torch.equal(guide.base_guide.locs.f, torch.ones(20))
 
 
 def test_mini_batches_scale_all_rows_alike():
@@ -159,7 +176,7 @@ def test_models_that_ask_for_the_mask_have_the_same_posterior_in_predictive():
 
     guide = AutoAnnealedLangevin(model)
     fit(model, guide, num_steps=300, optim=JointAdam(lr=0.05), progress=False)
-    direct = guide.sample_posterior(2000)["x"]
+    direct = guide.sample_posterior(2000, num_candidates=1)["x"]
     predicted = Predictive(model, guide=guide, num_samples=500, return_sites=["x"])()["x"]
     assert abs(direct.mean() - 4.0) < 0.2
     assert abs(direct.mean() - predicted.mean()) < 4.0 * torch.hypot(standard_error(direct), standard_error(predicted))
@@ -202,3 +219,11 @@ def test_models_that_broadcast_wrongly_without_an_error_are_drawn_one_by_one():
     guide = AutoAnnealedLangevin(model)
     draws = guide.sample_posterior(4)
     assert torch.allclose(draws["total"], draws["x"].sum(-1))
+
+
+def test_models_that_broadcast_are_drawn_at_once():
+    guide, calls = AutoAnnealedLangevin(counts), []
+    guide()
+    guide._model = (lambda: calls.append(1) or counts(),)
+    assert guide.sample_posterior(50)["f"].shape == (50, 20)
+    assert len(calls) < 10 * (guide.num_steps + 2)
