@@ -22,6 +22,7 @@ Both guides have their defaults, as `fit` has: Adam with a learning rate of 0.01
 the same seed. MeanFieldGuide is the base from which the annealed guide starts its chains. Bounds are means of evaluations of
 `Trace_ELBO`; the first bound is that before the first step. The gain is the bound of the annealed guide minus that of
 MeanFieldGuide; its standard error is that of the difference. The funnel has no data: its log evidence is 0.
+Moments are those of 1000 draws, of the annealed guide by `sample_posterior`.
 
 Every model but `gplvm` is written once, with pyroapi, and runs in Pyro and in NumPyro, in float64. Distances are those from
 NUTS, of posterior means, in standard deviations, and of logarithms of standard deviations, as root mean squares over all

@@ -15,6 +15,7 @@ from benchmarks.core.isolated import default_dtype, isolated
 from benchmarks.peers.numpyro_nuts import nuts
 from benchmarks.tasks.any_model.posterior import Distance, Moments, unconstrained
 from benchmarks.tasks.any_model.problem import Problem
+from pyro_lvgp.guides import AutoAnnealedLangevin
 from pyro_lvgp.infer import fit
 from pyro_lvgp.infer.sampling import sample_traces
 
@@ -115,17 +116,14 @@ def evaluate_bound(problem: Problem, guide: Callable[..., Any], num_evaluations:
 
 
 def guide_moments(problem: Problem, guide: Callable[..., Any], num_draws: int) -> Moments:
-    """Estimate the moments of a guide from independent draws."""
-    traces = sample_traces(
-        problem.model,
-        guide,
-        *problem.tensors,
-        num_samples=num_draws,
-        vectorize=problem.vectorize,
-        predict=False,
-        log_likelihood=False,
-    )
-    return moments(problem, {name: site.value[None] for name, site in traces.sites.items() if site.kind == "latent"})
+    """Estimate the moments of a guide from independent draws: those of its ``sample_posterior`` if it is annealed."""
+    if isinstance(guide, AutoAnnealedLangevin):
+        draws = guide.sample_posterior(num_draws, *problem.tensors)
+    else:
+        options: dict[str, Any] = {"predict": False, "log_likelihood": False, "vectorize": problem.vectorize}
+        traces = sample_traces(problem.model, guide, *problem.tensors, num_samples=num_draws, **options)
+        draws = {name: site.value for name, site in traces.sites.items() if site.kind == "latent"}
+    return moments(problem, {name: value[None] for name, value in draws.items()})
 
 
 def nuts_moments(make_problem: Callable[[], Problem], budget: Budget) -> tuple[Moments, float]:
