@@ -104,10 +104,11 @@ class SampledGuide(ModelGuide):
         draws = [self._trace_once(args, kwargs)[1] for _ in range(2)]
         apart = torch.as_tensor(sum(draw.log_prob_sum() for draw in draws))
         stacked = Trace()
-        for name, site in draws[0].nodes.items():
+        sites: Any = draws[0].nodes
+        for name, site in sites.items():
             if site["type"] != "sample" or site["is_observed"] or site_is_subsample(site):
                 continue
-            values = [draw.nodes[name]["value"] for draw in draws]
+            values: Any = [draw.nodes[name]["value"] for draw in draws]
             num_plates = -dim - 1 + site["fn"].event_dim
             value = torch.stack([x.reshape((1,) * (num_plates - x.dim()) + x.shape) for x in values])
             stacked.add_node(name, **site | {"value": value})

@@ -261,7 +261,7 @@ def log_weights_of_draws(model_trace: Trace, guide_trace: Trace, num: int) -> Fl
     """
     share_masks(model_trace, guide_trace)
     log_p, log_q = (_log_prob(trace, num) for trace in (model_trace, guide_trace))
-    return sum(log_p.values()) - sum(log_q.values())
+    return torch.stack([*log_p.values(), *(-x for x in log_q.values())]).sum(0)
 
 
 def _log_prob(trace: Trace, num: int) -> dict[str, Tensor]:
