@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from pyro_lvgp._utils.seeding import seeded
@@ -13,10 +15,25 @@ from pyro_lvgp.guides.annealed.transitions import Coordinates
 
 _NUM_POINTS, _NUM_DRAWS, _MAX_FAILURES = 8, 16, 2
 _FLATTEST = 1e-2  # least curvature, so that a scale grows at most tenfold at a time
+_LEAST_EIGENVALUE = 1e-6  # of a Hessian whose diagonal is about 1
+_LARGE = 1e30
 
 
-def best_gaussian(target: Target, loc: Coordinates, scale: Coordinates) -> tuple[Coordinates, Coordinates]:
-    r"""Return loc and scale of the diagonal Gaussian with the largest bound, of those at points of a path of ascent.
+class FirstBase(NamedTuple):
+    """Gaussian of all coordinates.
+
+    :param loc: mean of each site.
+    :param stddev: standard deviations of each site, for a diagonal covariance.
+    :param factor: Cholesky factor of a covariance of all coordinates with a larger bound; None if that is diagonal.
+    """
+
+    loc: Coordinates
+    stddev: Coordinates
+    factor: Float[Tensor, "P P"] | None
+
+
+def best_gaussian(target: Target, loc: Coordinates, scale: Coordinates, *, correlated: bool) -> FirstBase:
+    r"""Return the Gaussian with the largest bound, of those at points of a path of ascent.
 
     .. math:: q_j = N\big(h_j,\, \mathrm{diag}(-\partial^2 \log p(h_j) / \partial h_i^2)^{-1}\big)
 
@@ -27,77 +44,124 @@ def best_gaussian(target: Target, loc: Coordinates, scale: Coordinates) -> tuple
     :param target: density of the unconstrained coordinates h.
     :param loc: where the path starts.
     :param scale: standard deviations there.
+    :param correlated: take the covariance :math:`(-\nabla^2 \log p)^{-1}` at the best point, if its bound is larger.
 
     Source: Zhang, Carpenter, Gelman and Vehtari (2022), "Pathfinder: parallel quasi-Newton variational inference", with
-    diagonal Gaussians.
+    curvatures by differences of scores.
     """
-    best, largest, num_failures = (loc, scale), _bound(target, loc, scale), 0
-    for point in _ascent(target, loc):
-        found = _conditional_stddevs(target, point, scale)
-        if (bound := _bound(target, point, found)) > largest:
-            best, largest, num_failures = (point, found), bound, 0
+    density = _Density(target, loc)
+    point, stddev = density.join(loc), density.join(scale)
+    largest, num_failures = density.bound(point, stddev), 0
+    for h in _ascent(density, point):
+        found = density.conditional_stddevs(h, density.join(scale))
+        if (bound := density.bound(h, found)) > largest:
+            point, stddev, largest, num_failures = h, found, bound, 0
         elif (num_failures := num_failures + 1) == _MAX_FAILURES:
             break
-    return best
+    factor = density.covariance_factor(point, stddev) if correlated else None
+    is_better = factor is not None and density.bound(point, factor) > largest
+    return FirstBase(density.split(point), density.split(stddev), factor if is_better else None)
 
 
-def _ascent(target: Target, start: Coordinates) -> Iterator[Coordinates]:
+def _ascent(density: "_Density", start: Tensor) -> Iterator[Tensor]:
     """Ascend the log density by L-BFGS; yield iterates 0, 1, 3, 7, 15 … until it has converged."""
     yield start
-    h = tuple(x.clone().requires_grad_() for x in start)
-    optimizer = torch.optim.LBFGS(h, history_size=10, line_search_fn="strong_wolfe")
+    h = start.clone().requires_grad_()
+    optimizer = torch.optim.LBFGS([h], history_size=10, line_search_fn="strong_wolfe")
 
     def minus_log_joint() -> Tensor:
-        at = tuple(x.detach() for x in h)
-        value = _log_joint(target, at)
-        slopes = target.score(at) if math.isfinite(value) else map(torch.zeros_like, at)
-        for x, slope in zip(h, slopes, strict=True):
-            x.grad = -slope.nan_to_num(0.0)
+        value, slope = density.log_joint(h.detach()), density.score(h.detach())
+        h.grad = torch.zeros_like(h) if slope is None else -slope.nan_to_num(0.0)
         # The line search interpolates between values, so that they must be finite.
-        return h[0].new_tensor(-max(value, -_LARGE))
+        return h.new_tensor(-max(value, -_LARGE))
 
     for j in range(_NUM_POINTS):
-        before = tuple(x.detach().clone() for x in h)
+        before = h.detach().clone()
         optimizer.param_groups[0].update(max_iter=2**j, max_eval=2 ** (j + 1))
         with torch.enable_grad():
             optimizer.step(minus_log_joint)
-        after = tuple(x.detach().clone() for x in h)
-        if not all(x.isfinite().all() for x in after) or all(map(torch.equal, after, before)):
+        after = h.detach().clone()
+        if not after.isfinite().all() or torch.equal(after, before):
             return
         yield after
 
 
-def _conditional_stddevs(target: Target, loc: Coordinates, scale: Coordinates) -> Coordinates:
-    """Estimate the standard deviation of each coordinate given the others, from curvatures at distances of these."""
-    for _ in range(2):  # the second time at the distances found the first time
+class _Density:
+    """Density of one vector of all coordinates, and the bounds of Gaussians.
 
-        def score(z: Coordinates, scale: Coordinates = scale) -> Coordinates:
-            h = tuple(m + s * x for m, s, x in zip(loc, scale, z, strict=True))
-            return tuple(s * g for s, g in zip(scale, target.score(h), strict=True))
+    :param target: density of the coordinates of each site.
+    :param like: coordinates of these shapes.
+    """
 
+    def __init__(self, target: Target, like: Coordinates):
+        self._target, self._shapes = target, [x.shape for x in like]
+
+    def join(self, h: Coordinates) -> Float[Tensor, " P"]:
+        """Concatenate the coordinates of all sites."""
+        return torch.cat([x.reshape(-1) for x in h])
+
+    def split(self, h: Float[Tensor, " P"]) -> Coordinates:
+        """Return the coordinates of each site."""
+        parts = h.split([shape.numel() for shape in self._shapes])
+        return tuple(part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True))
+
+    def log_joint(self, h: Tensor) -> float:
+        """Compute the log density; −∞ where the model is not defined."""
         try:
-            found = curvatures(score, loc)
-        except (ValueError, torch.linalg.LinAlgError):  # of a model that is not defined there
-            return scale
-        scale = tuple(s * c.nan_to_num(1.0).clamp_min(_FLATTEST).rsqrt() for s, c in zip(scale, found, strict=True))
-    return scale
+            value = self._target.log_joint(self.split(h)).item()
+        except _UNDEFINED:
+            return -math.inf
+        return value if math.isfinite(value) else -math.inf
+
+    def score(self, h: Tensor) -> Tensor | None:
+        """Compute the gradient of the log density; None where the model is not defined."""
+        try:
+            return self.join(self._target.score(self.split(h)))
+        except _UNDEFINED:
+            return None
+
+    def bound(self, loc: Tensor, factor: Tensor) -> float:
+        """Estimate the bound of N(loc, L Lᵀ), up to a constant, from the same random numbers at each call.
+
+        :param loc: mean.
+        :param factor: L [P, P], or its diagonal [P] if the other entries are 0.
+        """
+        is_diagonal = factor.dim() == 1
+        with seeded(0):
+            noise = [torch.randn_like(loc) for _ in range(_NUM_DRAWS)]
+        expected = sum(self.log_joint(loc + (factor * x if is_diagonal else factor @ x)) for x in noise) / _NUM_DRAWS
+        return expected + (factor if is_diagonal else factor.diagonal()).log().sum().item()
+
+    def conditional_stddevs(self, loc: Tensor, scale: Tensor) -> Tensor:
+        """Estimate the standard deviation of each coordinate given the others, from curvatures at distances of these."""
+        for _ in range(2):  # the second time at the distances found the first time
+
+            def score(z: Coordinates, scale: Tensor = scale) -> Coordinates:
+                slope = self.score(loc + scale * z[0])
+                return (torch.full_like(loc, math.nan) if slope is None else scale * slope,)
+
+            (found,) = curvatures(score, (loc,))
+            scale = scale * found.nan_to_num(1.0).clamp_min(_FLATTEST).rsqrt()
+        return scale
+
+    def covariance_factor(self, loc: Tensor, scale: Tensor) -> Float[Tensor, "P P"] | None:
+        """Return the Cholesky factor of minus the inverse Hessian, from differences of scores at distances ``scale``.
+
+        Negative eigenvalues, of a saddle, change their sign.  None where the model is not defined.
+        """
+        columns = []
+        for step in scale.diag():
+            above, below = self.score(loc + step), self.score(loc - step)
+            if above is None or below is None:
+                return None
+            columns.append(0.5 * scale * (below - above))
+        hessian = torch.stack(columns).double()
+        if not hessian.isfinite().all():
+            return None
+        values, vectors = torch.linalg.eigh(0.5 * (hessian + hessian.mT))
+        root = vectors * values.abs().clamp_min(_LEAST_EIGENVALUE).rsqrt()
+        factor = torch.linalg.qr(root.mT).R.mT  # L Lᵀ = root rootᵀ
+        return scale[:, None] * (factor * factor.diagonal().sign()).to(scale)
 
 
-def _bound(target: Target, loc: Coordinates, scale: Coordinates) -> float:
-    """Estimate the bound of a diagonal Gaussian, up to a constant, from the same random numbers at each call."""
-    with seeded(0):
-        draws = (tuple(m + s * torch.randn_like(m) for m, s in zip(loc, scale, strict=True)) for _ in range(_NUM_DRAWS))
-        expected = sum(_log_joint(target, h) for h in draws) / _NUM_DRAWS
-    return expected + sum(s.log().sum().item() for s in scale)
-
-
-def _log_joint(target: Target, h: Coordinates) -> float:
-    """Return the log density at a point; −∞ where the model is not defined."""
-    try:
-        value = target.log_joint(h).item()
-    except (ValueError, torch.linalg.LinAlgError):  # invalid parameters of a distribution, or a singular covariance
-        return -math.inf
-    return value if math.isfinite(value) else -math.inf
-
-
-_LARGE = 1e30
+_UNDEFINED = (ValueError, torch.linalg.LinAlgError)  # invalid parameters of a distribution, or a singular covariance

@@ -13,26 +13,10 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pyro_lvgp._utils.seeding import forked
-from pyro_lvgp.guides._coordinates import SiteCoordinates
+from pyro_lvgp.guides.annealed._whitened import Bases, Whitened
 from pyro_lvgp.guides.annealed.transitions import Coordinates, State, Transition, check_finite
 from pyro_lvgp.infer.elbo.handlers import MarginalizeGaussians
 from pyro_lvgp.infer.protocols import HasLogJoint
-
-Bases = tuple[tuple[Tensor, Tensor], ...]  # loc and scale of each site
-
-
-@dataclass(frozen=True)
-class Whitened:
-    """Names and coordinates of the annealed sites."""
-
-    sites: tuple[tuple[str, SiteCoordinates], ...]
-
-    def values(self, z: Coordinates, bases: Bases) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the values of the sites at z, and the log determinants of their constraints."""
-        values, log_dets = {}, {}
-        for (name, site), z_site, base in zip(self.sites, z, bases, strict=True):
-            values[name], log_dets[name] = site.constrain(site.from_white(z_site, *base))
-        return values, log_dets
 
 
 @runtime_checkable
@@ -51,7 +35,7 @@ class PureTarget:
     """Target by the model's own ``log_joint`` and ``score``, in operations on tensors alone that can be compiled.
 
     :param model: the model.
-    :param sites: the annealed sites.
+    :param sites: whitened coordinates of the annealed sites.
     :param bases: loc and scale of the base of each annealed site.
     :param statistics: result of the model's ``statistics``.
     :param differentiable: keep the graph, to differentiate through the score.
@@ -112,7 +96,7 @@ class TracedTarget:
     """Target by any Pyro model, with one trace of the model at each evaluation.
 
     :param model: the model, or a surrogate.
-    :param sites: the annealed sites.
+    :param sites: whitened coordinates of the annealed sites.
     :param bases: loc and scale of the base of each annealed site.
     :param drawn: trace of the guide's sites that are not annealed, and of subsamples.
     :param marginalize: whether the bound marginalises Gaussian sites.

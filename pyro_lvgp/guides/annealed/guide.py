@@ -26,22 +26,20 @@ from torch.utils._pytree import tree_map
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.distributions.path_delta import PathDelta
-from pyro_lvgp.guides._coordinates import SiteCoordinates
 from pyro_lvgp.guides._handlers import ShareSubsamples
 from pyro_lvgp.guides._sampled import SampledGuide
 from pyro_lvgp.guides.annealed import schedules, transitions
 from pyro_lvgp.guides.annealed._chain import AnnealedChain, curvatures
 from pyro_lvgp.guides.annealed._pathfinder import best_gaussian
 from pyro_lvgp.guides.annealed._targets import (
-    Bases,
     PureTarget,
     Target,
     TracedTarget,
-    Whitened,
     pure_transition,
     read_statistics,
     replayable,
 )
+from pyro_lvgp.guides.annealed._whitened import Bases, Preconditioner, Whitened
 from pyro_lvgp.guides.annealed.schedules import AnnealingSchedule
 from pyro_lvgp.guides.annealed.transitions import Coordinates, DivergedChainError, Dynamics, State, Transition
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
@@ -91,8 +89,10 @@ class AutoAnnealedLangevin(SampledGuide):
         covariances, or amortised.  It becomes a part of this guide, which creates its plates.  By default
         ``MeanFieldGuide(model)``, which the first call moves to the Gaussian with the largest bound on a path of ascent from
         the initial location (Pathfinder), with scales from curvatures, :math:`(-\partial^2 \log p / \partial
-        h_i^2)^{-1/2}`.  If the first call has a mini-batch, or the model has initial values of its own, the location remains,
-        and the scales become at most these.
+        h_i^2)^{-1/2}`.  If all sites are annealed, the base then is that guide's in
+        coordinates w with :math:`h = m + L w`: ``origin`` m and ``factor`` L are constant, and L has the inverse Hessian's
+        correlations if there are at most 500 coordinates.  If the first call has a mini-batch, or the model has initial values
+        of its own, the location remains, and the scales become at most these.
     :param base_weight: weight λ of the gradient of the base's own bound, :math:`E_{q_0}[\log p(y, h_0) - \log q_0(h_0)]`,
         which is added to the gradient of the parameters of the base.  A chain that moves to the posterior from anywhere leaves
         its base little gradient to learn from.  The value of the bound does not change.  0 is the gradient of the annealed
@@ -125,6 +125,8 @@ class AutoAnnealedLangevin(SampledGuide):
 
     increments: Any
     beta: Tensor
+    origin: Tensor
+    factor: Tensor
 
     def __init__(
         self,
@@ -193,11 +195,14 @@ class AutoAnnealedLangevin(SampledGuide):
     def _make_parameters(self, *args, **kwargs) -> None:
         names = self._choose_sites()
         self._others = tuple(name for name in self.base_guide.coordinates if name not in names)
-        self._whitened = Whitened(tuple((name, self.base_guide.coordinates[name]) for name in names))
+        frames = self._prototype_frames.values()
+        has_all_rows = all(frame.full_size in (None, frame.size) for frame in frames)
+        has_initial_values = isinstance(self.model, HasInitialValues) or self.global_guide is not None
+        self._moves_base = self._adapts_base and has_all_rows and not has_initial_values
         self._has_pure_score = self._surrogate[0] is None and _has_log_joint_of(self.model, names)
         if self._compile and not self._has_pure_score:
             raise ValueError(f"compile=True anneals the sites of the model's log_joint, got {sorted(names)}; leave out sites=")
-        self._add_parameters(args)
+        self._add_parameters(names, args)
         self.annealed = tuple(names)
 
     def _choose_sites(self) -> Sequence[str]:
@@ -227,6 +232,13 @@ class AutoAnnealedLangevin(SampledGuide):
         # One weight over the chains of many data would choose by a few of them.
         return _NUM_CANDIDATES if self.local_plate is None else 1
 
+    @property
+    def _whitened(self) -> Whitened:
+        sites = tuple((name, self.base_guide.coordinates[name]) for name in self.annealed)
+        if not self._is_preconditioned:
+            return Whitened(sites)
+        return Whitened(sites, Preconditioner(self.origin.detach(), self.factor.detach()))
+
     def encoder_of(self, site: str) -> nn.Module | None:
         """Return the encoder of a site in the base guide; None if the site has parameters of its own.
 
@@ -234,13 +246,23 @@ class AutoAnnealedLangevin(SampledGuide):
         """
         return self.base_guide.encoder_of(site)
 
-    def _add_parameters(self, args: tuple) -> None:
+    def _add_parameters(self, names: Sequence[str], args: tuple) -> None:
         self.step_sizes = PyroModule()
-        for name, site in self._whitened.sites:
-            loc = self.base_guide.loc_and_scale(name, args)[0].detach()
+        num_coordinates = 0
+        for name in names:
+            site, loc = self.base_guide.coordinates[name], self.base_guide.loc_and_scale(name, args)[0].detach()
+            num_coordinates += loc.numel()
             step_size = loc.new_full((self.num_steps, *loc.shape[loc.dim() - site.event_dim :]), self._step_size)
             learned = PyroParam(step_size, constraints.interval(0.0, self._max_step_size))
             deep_setattr(self.step_sizes, name, learned if self._learn_step_size else nn.Buffer(step_size))
+        is_joint = self.local_plate is None and not self._others
+        self._is_preconditioned = self._moves_base and is_joint and not self._has_pure_score
+        if self._is_preconditioned:
+            # Parameters, although they are not learned, so that they are stored where the others are.
+            self.origin = PyroParam(loc.new_zeros(num_coordinates))
+            is_correlated = num_coordinates <= _MAX_CORRELATED
+            identity = torch.eye(num_coordinates) if is_correlated else torch.ones(num_coordinates)
+            self.factor = PyroParam(identity.to(loc))
         beta = schedules.fixed_schedule(self._annealing_schedule, self.num_steps)
         if beta is None:
             self.increments = PyroParam(loc.new_ones(self.num_steps), constraints.positive)
@@ -315,23 +337,22 @@ class AutoAnnealedLangevin(SampledGuide):
             if self._adapts_base or self._adapts_step_size:
                 self._adapt(noise, *inputs)
                 bases = self._read_bases(args)
-            whitened = self._whitened.sites
-            if end is None:
-                start = noise
-            else:
-                start = tuple(
-                    site.to_white(_checked(name, site.unconstrain(end[name]), base[0]), *base).expand_as(z)
-                    for (name, site), base, z in zip(whitened, bases, noise, strict=True)
-                )
+            whitened, start = self._whitened, noise
+            if end is not None:
+                sites = zip(whitened.sites, bases, noise, strict=True)
+                given = [_checked(name, site.unconstrain(end[name]), loc).expand_as(z) for (name, site), (loc, _), z in sites]
+                start = whitened.to_white(tuple(given), bases)
             first, last = self._run_finite(start, bases, end is not None, num_steps, *inputs)
             base_z, last_z = (start, last.z) if end is None else (last.z, start)
             sign = 1.0 if end is None else -1.0
-            for i, ((name, site), base) in enumerate(zip(whitened, bases, strict=True)):
-                value, log_det = site.constrain(site.from_white(last_z[i], *base))
-                path = -0.5 * (base_z[i].square() + _LOG_2PI) - sign * last.log_ratio[i]
-                if end is None and self.base_weight and torch.is_grad_enabled():
-                    path = path - self.base_weight * _zero_with_gradient(site, base, start[i], first.score[i])
-                log_q = sum_rightmost(path, site.event_dim) - site.log_det(base[1]) - log_det
+            own: Any = (0.0,) * len(bases)
+            if end is None and self.base_weight and torch.is_grad_enabled():
+                own = _zeros_with_gradient(whitened, bases, start, first.score)
+            last_h, log_dets = whitened.from_white(last_z, bases), whitened.log_dets(bases)
+            for i, (name, site) in enumerate(whitened.sites):
+                value, log_det = site.constrain(last_h[i])
+                path = -0.5 * (base_z[i].square() + _LOG_2PI) - sign * last.log_ratio[i] - self.base_weight * own[i]
+                log_q = sum_rightmost(path, site.event_dim) - log_dets[i] - log_det
                 with self.base_guide.in_plates(name):
                     event_dim = self.prototype_trace.nodes[name]["fn"].event_dim
                     values[name] = pyro.sample(name, PathDelta(value, log_q, event_dim))
@@ -358,26 +379,35 @@ class AutoAnnealedLangevin(SampledGuide):
         return all(torch.allclose(x[x != 0.0], x.new_tensor(value), rtol=1e-4) for x, value in parameters)
 
     def _adapt_base(self, noise: Coordinates, drawn: Trace, args: tuple, kwargs: dict) -> None:
-        """Move the base to the Gaussian with the largest bound; of a part of the rows, adapt the scales only."""
+        """Move the base to the Gaussian with the largest bound; if it is to keep its location, adapt its scales only."""
         bases = self._read_bases(args)
         target = self._make_target(bases, drawn, args, kwargs)
-        has_all_rows = all(frame.full_size in (None, frame.size) for frame in self._prototype_frames.values())
-        if has_all_rows and self.global_guide is None and not isinstance(self.model, HasInitialValues):
-            names = tuple(self.base_guide.coordinates)
-            gaussians = [self.base_guide.loc_and_stddev(name, args) for name in names]
-            locs, stddevs = (tuple(x.detach() for x in column) for column in zip(*gaussians, strict=True))
-            # Coordinates that the base N(0, 1) whitens are unconstrained ones.
-            sites = Whitened(
-                tuple((name, replace(self.base_guide.coordinates[name], covariance="diagonal")) for name in names)
-            )
-            units = tuple((torch.zeros_like(loc), torch.ones_like(loc)) for loc in locs)
-            joint = TracedTarget(self.model, sites, units, Trace(), False, None, False, args, kwargs)
-            for name, loc, stddev in zip(names, *best_gaussian(joint, locs, stddevs), strict=True):
-                self.base_guide.set_loc_and_stddev(name, loc, stddev)
+        if self._moves_base:
+            self._move_base(args, kwargs)
             return
         for (name, _), c, (loc, _) in zip(self._whitened.sites, curvatures(target.score, noise), bases, strict=True):
             c = c.reshape(-1, *loc.shape).mean(0).nan_to_num(1.0)
             self.base_guide.multiply_scale(name, c.clamp_min(1.0).rsqrt())
+
+    def _move_base(self, args: tuple, kwargs: dict) -> None:
+        """Give all sites of the base the Gaussian with the largest bound on a path of ascent from its location."""
+        names = (*self.annealed, *self._others)
+        gaussians = [self.base_guide.loc_and_stddev(name, args) for name in names]
+        locs, stddevs = (tuple(x.detach() for x in column) for column in zip(*gaussians, strict=True))
+        # Coordinates that the base N(0, 1) whitens are unconstrained ones.
+        coordinates = [replace(self.base_guide.coordinates[name], covariance="diagonal") for name in names]
+        sites = Whitened(tuple(zip(names, coordinates, strict=True)))
+        units = tuple((torch.zeros_like(loc), torch.ones_like(loc)) for loc in locs)
+        joint = TracedTarget(self.model, sites, units, Trace(), False, None, False, args, kwargs)
+        found = best_gaussian(joint, locs, stddevs, correlated=self._is_preconditioned and self.factor.dim() == 2)
+        for name, loc, stddev in zip(names, found.loc, found.stddev, strict=True):
+            if self._is_preconditioned:
+                loc, stddev = torch.zeros_like(loc), torch.ones_like(stddev)
+            self.base_guide.set_loc_and_stddev(name, loc, stddev)
+        if self._is_preconditioned:
+            self.origin = torch.cat([loc.reshape(-1) for loc in found.loc])
+            diagonal = torch.cat([stddev.reshape(-1) for stddev in found.stddev])
+            self.factor = diagonal if self.factor.dim() == 1 else diagonal.diag() if found.factor is None else found.factor
 
     @torch.no_grad()
     def _multiply_step_sizes(self, factor: float) -> None:
@@ -483,15 +513,17 @@ def _has_log_joint_of(model: Any, sites: Sequence[str]) -> bool:
     return cls.forward is cls.log_joint_forward
 
 
-def _zero_with_gradient(site: SiteCoordinates, base: tuple[Tensor, Tensor], z: Tensor, score: Tensor) -> Tensor:
-    """Return zeros with the gradient of the base's own bound with respect to its loc and scale, entry by entry.
+def _zeros_with_gradient(whitened: Whitened, bases: Bases, z: Coordinates, score: Coordinates) -> Coordinates:
+    """Return zeros with the gradient of the base's own bound with respect to its locs and scales, entry by entry.
 
-    At h = loc + S^½ z the pathwise gradient of ``log p(y, h)`` is that of h times the score; the entropy has the gradient of
+    At w = loc + S^½ z the pathwise gradient of ``log p(y, w)`` is that of w times the score; the entropy has the gradient of
     ``log |S^½|``.
     """
-    h_white = site.to_white(site.from_white(z, *base), *(x.detach() for x in base))
-    own = score.detach() * h_white + site.entry_log_det(base[1])
-    return own - own.detach()
+    fixed = tuple((loc.detach(), scale.detach()) for loc, scale in bases)
+    h_white = whitened.to_white(whitened.from_white(z, bases), fixed)
+    sites = zip(whitened.sites, bases, h_white, score, strict=True)
+    own = [s.detach() * x + site.entry_log_det(scale) for (_, site), (_, scale), x, s in sites]
+    return tuple(x - x.detach() for x in own)
 
 
 def _check_chain(
@@ -541,6 +573,7 @@ _LOG_2PI = math.log(2.0 * math.pi)
 _FIRST_STEP_SIZE = 0.4
 _MAX_HALVINGS = 20
 _NUM_CANDIDATES = 4
+_MAX_CORRELATED = 500  # coordinates of a base with correlations
 _HALVED = (
     "a chain diverged, and all step sizes of the annealed guide were halved: the target is much narrower than the base, or "
     "has no finite score there; start from a base_guide closer to the posterior if this goes on"

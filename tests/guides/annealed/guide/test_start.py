@@ -66,8 +66,10 @@ def test_the_first_base_has_the_modes_and_the_scales_of_a_posterior_that_factori
     for _ in range(50):
         mode = mode + ((0.1 * exposure).round() - exposure * mode.exp() - mode / 9.0) / (exposure * mode.exp() + 1.0 / 9.0)
     stddev = (1.0 / 9.0 + exposure * mode.exp()).rsqrt()
-    assert ((guide.base_guide.locs.f - mode).abs() < stddev).all()
-    assert torch.allclose(guide.base_guide.scales.f, stddev, rtol=0.5)
+    assert ((guide.origin - mode).abs() < stddev).all()
+    assert torch.allclose((guide.factor @ guide.factor.mT).diagonal().sqrt(), stddev, rtol=0.5)
+    assert torch.equal(guide.base_guide.locs.f, torch.zeros(20))
+    assert torch.allclose(guide.base_guide.scales.f, torch.ones(20))
 
 
 @pytest.mark.parametrize("local_plate", [None, "rows"])
