@@ -16,6 +16,7 @@ from torch.distributions import Normal
 from pyro_lvgp.conjugate.factor_analysis import factor_analysis
 
 Rows = Float[Tensor, "N D"]
+_REGULARIZATION = 1e-3  # of the covariances of mixtures, for columns of unit variance
 
 
 class Filled(NamedTuple):
@@ -124,14 +125,35 @@ def factors(train: Rows, rows: Rows, seed: int) -> Filled:
 
 
 def mixture(train: Rows, rows: Rows, seed: int) -> Filled:
-    """Mixture of 20 Gaussians with full covariances; missing training entries are imputed by the shrunk Gaussian first."""
-    filled, _ = _expected(train, *_shrunk_moments(train)) if train.isnan().any() else (train, None)
+    """Mixture of 20 Gaussians with full covariances, or one for ten rows, fitted to incomplete rows by EM."""
+    missing = train.isnan()
+    filled = _expected(train, *_shrunk_moments(train))[0] if missing.any() else train
     number = max(min(20, len(train) // 10), 1)
-    for _ in range(3 if train.isnan().any() else 1):
-        fitted = GaussianMixture(number, reg_covar=1e-3, random_state=seed).fit(filled.numpy())
-        parts = [torch.as_tensor(x) for x in (fitted.weights_, fitted.means_, fitted.covariances_)]
-        filled = torch.where(train.isnan(), given(*parts, train).mean, train)
+    fitted = GaussianMixture(number, reg_covar=_REGULARIZATION, random_state=seed).fit(filled.numpy())
+    parts = tuple(torch.as_tensor(x) for x in (fitted.weights_, fitted.means_, fitted.covariances_))
+    for _ in range(10 if missing.any() else 0):
+        parts = _em_step(train, *parts)
     return given(*parts, rows)
+
+
+def _em_step(
+    train: Rows, weights: Float[Tensor, " K"], means: Float[Tensor, "K D"], covariances: Float[Tensor, "K D D"]
+) -> tuple[Float[Tensor, " K"], Float[Tensor, "K D"], Float[Tensor, "K D D"]]:
+    """EM step of a mixture of Gaussians with missing entries, whose conditional covariances count."""
+    parts = given(weights, means, covariances, train)
+    shares = parts.log_weight.exp()
+    sums = shares.sum(0).clamp_min(1e-6)
+    new_means = (shares[..., None] * parts.loc).sum(0) / sums[:, None]
+    deviation = parts.loc - new_means
+    scatter = torch.einsum("bk,bki,bkj->kij", shares, deviation, deviation)
+    for share, seen in zip(shares, ~train.isnan(), strict=True):
+        m = (~seen).nonzero().squeeze(1)
+        if len(m):
+            cross = covariances[:, seen][:, :, m]
+            within = covariances[:, m][:, :, m] - cross.mT @ torch.linalg.solve(covariances[:, seen][:, :, seen], cross)
+            scatter[:, m[:, None], m] += share[:, None, None] * within
+    identity = torch.eye(train.shape[1]).to(train)
+    return sums / sums.sum(), new_means, scatter / sums[:, None, None] + _REGULARIZATION * identity
 
 
 def _iterative_imputer(seed: int) -> Any:

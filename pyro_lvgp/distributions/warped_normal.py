@@ -186,7 +186,8 @@ class WarpedNormal(dist.TorchDistribution):
 
     def sample(self, sample_shape=()):
         shape = torch.Size(sample_shape) + self.batch_shape
-        chosen = torch.multinomial(self.weights, max(shape.numel(), 1), replacement=True).reshape(shape)
+        uniform = torch.rand(shape, dtype=self.loc.dtype, device=self.loc.device)
+        chosen = torch.bucketize(uniform, self.weights.to(uniform).cumsum(0)[:-1].contiguous())
         noise = torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
         return self.warp.inv(self.loc + self.factors[chosen] * self.scale * noise)
 

@@ -179,7 +179,7 @@ class BayesianGPLVM(RowModel):
         :param kernel: covariance of the functions; the ``RBF`` of the constructor by default.
         :param rank: number of linear factors of the residuals under the default likelihood; by default a third of the
             columns, but at most 8.
-        :param num_inducing: number of inducing points; by default ten for each latent dimension, but 20 or more, and at most
+        :param num_inducing: number of inducing points; by default ten for each latent dimension, but from 20 to 50, and at most
             one for each row.
         :param likelihood: p(y | f); :class:`~pyro_lvgp.likelihoods.LowRankGaussian` by default, with a noise variance for each
             column.
@@ -207,7 +207,7 @@ class BayesianGPLVM(RowModel):
             with torch.no_grad(), seeded(seed):
                 latent_dim = kaiser_dim(likelihood.to(Y).initial_function(Y), most=5)
         if num_inducing is None:
-            num_inducing = min(max(20, 10 * latent_dim), N)
+            num_inducing = min(max(20, min(10 * latent_dim, 50)), N)
         model = cls(N, D, latent_dim, kernel, num_inducing=num_inducing, likelihood=likelihood)
         return model.to(Y).initialize(Y, seed=seed)
 

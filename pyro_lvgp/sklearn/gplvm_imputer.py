@@ -104,9 +104,9 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         self,
         *,
         n_folds: int = 2,
-        max_iter: int = 500,
+        max_iter: int = 400,
         batch_size: int = 128,
-        learning_rate: float = 0.03,
+        learning_rate: float = 0.04,
         random_state: int | RandomState | None = None,
         verbose: bool = False,
     ):
