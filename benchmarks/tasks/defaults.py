@@ -21,8 +21,8 @@ OURS = "GPLVMImputer"
 LEVELS = (0.5, 0.9)
 PUBLISHED: list[Row] = []
 NOTES = """\
-Nothing is set for any set. Each set is sub-sampled at random, with one seed for all methods, to 500 training rows, 150 new
-rows and 30 columns at most; columns in which one value has 90 % are left out; columns are standardised by the training rows,
+Nothing is set for any set. Each set is sub-sampled at random, with one seed for all methods, to 250 training rows, 100 new
+rows and 15 columns at most; columns in which one value has 90 % are left out; columns are standardised by the training rows,
 and uniform noise of the smallest distance between values makes densities of rounded columns finite. "hidden entries": a fifth
 of the entries of the training rows is hidden. "new rows": the training rows have only the gaps of the set, and half of the
 entries of each new row are hidden. Scores are over all hidden entries in standard deviations of the columns; NLPD is the mean
@@ -79,8 +79,8 @@ def _peer(method: str, task: Task, seed: int) -> dict[str, float]:
 def _ours(task: Task, seed: int, max_iter: int | None) -> dict[str, float]:
     imputer = GPLVMImputer(random_state=seed)
     if max_iter is not None:
-        imputer.set_params(max_iter=max_iter, n_folds=1)
-    predicted = imputer.fit(task.train.numpy()).predict(task.rows.numpy())
+        imputer.set_params(max_iter=max_iter)
+    predicted = imputer.fit(task.train.float().numpy()).predict(task.rows.float().numpy())
     y = torch.where(task.hidden, task.truth, torch.nan)
     covered = []
     for level in LEVELS:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.core.arrays import load_arrays
 
-MAX_TRAIN, MAX_TEST, MAX_COLUMNS = 500, 150, 30
+MAX_TRAIN, MAX_TEST, MAX_COLUMNS = 250, 100, 15
 QUICK_TRAIN, QUICK_TEST, QUICK_COLUMNS = 60, 10, 5
 MAX_SHARE = 0.9  # columns in which one value has a larger share are left out
 

@@ -14,13 +14,14 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from pyro_lvgp._utils.seeding import seeded
+from pyro_lvgp._utils.seeding import normal_draws, seeded
 from pyro_lvgp._utils.validation import check_sizes, check_values
 from pyro_lvgp.diagnostics import stacking_weights
 from pyro_lvgp.distributions import WarpedNormal, YeoJohnsonTransform
 from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.infer import JointAdam, LRSchedule, MeanFieldELBO, fit
 from pyro_lvgp.models import BayesianGPLVM, Prediction, latent_mixture
+from pyro_lvgp.sklearn._pyro_state import own_parameters
 
 __all__ = ["GPLVMImputer"]
 
@@ -28,7 +29,7 @@ _SIZES = ((2, 8), (5, 4), (10, 1))  # numbers of latent dimensions, and of linea
 _FACTORS = (0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0)  # of predictive standard deviations
 _LEAST_WEIGHT = 0.01
 _STACKING_TOLERANCE = 1e-3  # nats per entry: held-out entries are few, and further steps fit them
-_NUM_DRAWS = 32
+_NUM_POINTS = 32  # of the latents of a row
 _CHUNK_SIZE = 200  # rows, which bounds the memory
 _CHECKS: dict[str, Any] = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}
 
@@ -44,7 +45,8 @@ class _Fit(NamedTuple):
 class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     r"""Predictions of missing entries of a table by Bayesian GPLVMs, without settings.
 
-    Each column is standardised and made more normal by a power transformation g_d.  Models of several sizes, all of the form
+    The fit has the floating-point precision of the data.  Each column is standardised and made more normal by a power
+    transformation g_d.  Models of several sizes, all of the form
 
     .. math::
 
@@ -79,6 +81,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
       the prior of latents; candidates without weight are left out;
     - ``weights_``: weights of the candidates;
     - ``warp_``: the transformation g;
+    - ``n_iter_``: number of steps of each fit;
     - ``n_features_in_``, and ``feature_names_in_`` if columns have names.
 
     Source: Titsias and Lawrence (2010), "Bayesian Gaussian process latent variable model"; Snelson, Ghahramani and Rasmussen
@@ -103,10 +106,10 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     def __init__(
         self,
         *,
-        n_folds: int = 2,
-        max_iter: int = 400,
+        n_folds: int = 1,
+        max_iter: int = 300,
         batch_size: int = 128,
-        learning_rate: float = 0.04,
+        learning_rate: float = 0.05,
         random_state: int | RandomState | None = None,
         verbose: bool = False,
     ):
@@ -128,6 +131,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         X = validate_data(self, X, ensure_min_samples=4, **_CHECKS)
         Y = torch.tensor(X)
         check_values(Y, name="X")
+        self._local = pyro.settings.get("module_local_params")
         self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         self.warp_ = YeoJohnsonTransform.from_data(Y.double())
         T = self.warp_(Y.double())
@@ -136,22 +140,24 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         log_prob: dict[tuple[int, int], list[Tensor]] = {size: [] for size in sizes}
         for fold, held_out in enumerate(self._held_out(T)):
             rows, hidden = T[held_out], self._hidden(T[held_out], fold)
-            training = T[~held_out]
+            training = T[~held_out].to(Y.dtype)
             for size in sizes:
                 fitted = self._fit(training, size, fold)
                 fits[size].append(fitted)
-                loc, scale = self._moments(fitted, rows.masked_fill(hidden, torch.nan))
-                log_prob[size].append(_log_prob(loc, scale, rows)[:, hidden])
+                if len(rows):
+                    moments = self._moments(fitted, rows.masked_fill(hidden, torch.nan))
+                    log_prob[size].append(_log_prob(*moments, rows)[:, hidden])
         joined = {
             (size, factor): values
             for size, parts in log_prob.items()
-            for factor, values in zip(_FACTORS, torch.cat(parts, 1), strict=True)
+            for factor, values in zip(_FACTORS, torch.cat([torch.zeros(len(_FACTORS), 0), *parts], 1), strict=True)
         }
-        weights = stacking_weights(joined, tolerance=_STACKING_TOLERANCE)
+        weights = _weights(joined)
         self.weights_ = {size: sum(weights[size, factor] for factor in _FACTORS) for size in sizes}
         self.weights_ = {size: weight for size, weight in self.weights_.items() if weight > _LEAST_WEIGHT}
         self._factors = {size: torch.tensor([weights[size, factor] for factor in _FACTORS]).double() for size in self.weights_}
         self.fits_ = {size: fits[size] for size in self.weights_}
+        self.n_iter_ = self.max_iter
         return self
 
     def _held_out(self, T: Tensor) -> Iterator[Bool[Tensor, " N"]]:
@@ -161,9 +167,8 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         for fold in range(self.n_folds):
             held_out = torch.zeros(len(T), dtype=torch.bool)
             held_out[order.roll(-fold * number)[:number]] = True
-            training = ~T[~held_out].isnan()
-            held_out[~training.any(0).all() & ~T.isnan()[:, ~training.any(0)].all(1)] = False
-            yield held_out
+            unobserved = T[~held_out].isnan().all(0)
+            yield held_out & T[:, unobserved].isnan().all(1)  # each column keeps an observed entry
 
     def _hidden(self, T: Tensor, fold: int) -> Bool[Tensor, "V D"]:
         """Entries of held-out rows to hide: from a tenth to six tenths of a row, and not all."""
@@ -175,8 +180,8 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
     def _fit(self, T: Float[Tensor, "N D"], size: tuple[int, int], fold: int) -> _Fit:
         latent_dim, rank = size
-        T, seed = T.to(torch.get_default_dtype()), self._seed + fold
-        with pyro.get_param_store().scope(), seeded(seed):
+        seed = self._seed + fold
+        with own_parameters(self._local), seeded(seed):
             model = BayesianGPLVM.from_data(T, latent_dim, rank=rank, seed=seed)
             guide = MeanFieldGuide(model)
             fit(
@@ -197,16 +202,16 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     def _moments(
         self, fitted: _Fit, T: Float[Tensor, "B D"]
     ) -> tuple[Float[Tensor, "S B D"], Float[Tensor, "S B D"]]:
-        """Means and standard deviations of the entries of transformed rows, for draws of their latents."""
+        """Means and standard deviations of the entries of transformed rows, at points of their latents of equal weight."""
         model, guide, prior = fitted
         parts = []
-        with pyro.get_param_store().scope(), seeded(self._seed):
+        with own_parameters(self._local), seeded(self._seed):
             for rows in T.to(model.mean).split(_CHUNK_SIZE):
                 how: dict[str, Any] = {"method": "laplace", "max_components": 5, "num_steps": 10}
-                latents = model.infer_latents(guide, rows, prior=prior, **how)
-                y = model.impute(guide, rows, latents=latents, num_samples=_NUM_DRAWS)
-                moments = [part.moments() for part in y.parts]
-                parts.append([torch.cat(moment).detach().double() for moment in zip(*moments, strict=True)])
+                latents = _points(model.infer_latents(guide, rows, prior=prior, seed=self._seed, **how), _NUM_POINTS)
+                with torch.no_grad():
+                    y = model.predictive(guide, latents.flatten(0, 1)).condition(rows.repeat(_NUM_POINTS, 1))
+                    parts.append([moment.unflatten(0, (_NUM_POINTS, -1)).double() for moment in y.moments()])
         mean, variance = (torch.cat(part, 1) for part in zip(*parts, strict=True))
         return mean, variance.clamp_min(1e-10).sqrt()
 
@@ -254,6 +259,34 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         tags.input_tags.allow_nan = True
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
+
+
+def _points(q: Any, number: int) -> Float[Tensor, "S B Q"]:
+    """Stratified points of the distribution of each row's latents, which do not depend on the other rows.
+
+    :param q: a Gaussian for each row, or a mixture of Gaussians.
+    :param number: number S of points; each component has a share of them that is its weight, up to rounding.
+    """
+    if isinstance(q, torch.distributions.MixtureSameFamily):
+        weights, parts = q.mixture_distribution.probs, q.component_distribution
+        loc, scale_tril = parts.loc, parts.scale_tril
+    else:
+        loc, scale_tril = q.loc[:, None], q.scale_tril[:, None]
+        weights = torch.ones_like(loc[..., 0])
+    ranks = ((torch.arange(number, dtype=weights.dtype) + 0.5) / number).expand(len(weights), -1)
+    chosen = torch.searchsorted(weights.cumsum(-1), ranks.contiguous()).clamp_max(weights.shape[-1] - 1)  # [B, S]
+    noise = normal_draws(number, loc.shape[-1], seed=0, like=loc)
+    steps = torch.einsum("bsij,sj->bsi", scale_tril.take_along_dim(chosen[..., None, None], 1), noise)
+    return (loc.take_along_dim(chosen[..., None], 1) + steps).transpose(0, 1)
+
+
+def _weights(log_prob: dict[tuple[tuple[int, int], float], Tensor]) -> dict[tuple[tuple[int, int], float], float]:
+    """Stacking weights of sizes and factors; equal weights of the sizes with a factor of 1 if no entry is held out."""
+    if all(not len(values) for values in log_prob.values()):
+        number = len(log_prob) // len(_FACTORS)
+        return {(size, factor): float(factor == 1.0) / number for size, factor in log_prob}
+    by_name = {str(i): values for i, values in enumerate(log_prob.values())}
+    return dict(zip(log_prob, stacking_weights(by_name, tolerance=_STACKING_TOLERANCE).values(), strict=True))
 
 
 def _log_prob(loc: Float[Tensor, "S B D"], scale: Float[Tensor, "S B D"], T: Float[Tensor, "B D"]) -> Float[Tensor, "J B D"]:
