@@ -80,7 +80,7 @@ def _ours(task: Task, seed: int, max_iter: int | None) -> dict[str, float]:
     imputer = GPLVMImputer(random_state=seed)
     if max_iter is not None:
         imputer.set_params(max_iter=max_iter)
-    predicted = imputer.fit(task.train.float().numpy()).predict(task.rows.float().numpy())
+    predicted = imputer.fit(task.train.float().numpy()).predictive(task.rows.float().numpy())
     y = torch.where(task.hidden, task.truth, torch.nan)
     covered = []
     for level in LEVELS:
@@ -99,7 +99,9 @@ def score(
     :param covered: whether the truth lies in the interval of each level.
     """
     hidden = task.hidden
-    shares = {f"coverage {level:.0%}": share[hidden].double().mean().item() for level, share in zip(LEVELS, covered, strict=True)}
+    shares = {
+        f"coverage {level:.0%}": share[hidden].double().mean().item() for level, share in zip(LEVELS, covered, strict=True)
+    }
     rmse = (mean - task.truth)[hidden].square().mean().sqrt().item()
     return {"RMSE": rmse, "NLPD": -log_prob[hidden].mean().item()} | shares
 
@@ -122,7 +124,9 @@ def summary(measured: Iterable[Measurement]) -> Iterator[Measurement]:
     for metric, value in found.items():
         yield Measurement("summary", OURS, metric, value, seconds, {})
     for peer in PEERS:
-        theirs = {metric: [m.value for m in measured if m.method == peer and m.metric == metric] for metric in ("RMSE", "NLPD")}
+        theirs = {
+            metric: [m.value for m in measured if m.method == peer and m.metric == metric] for metric in ("RMSE", "NLPD")
+        }
         for metric, them in theirs.items():
             share = sum(us <= it for us, it in zip(values[metric], them, strict=True)) / number
             yield Measurement("summary", peer, f"share, {metric} of ours at most this peer's", share, math.nan, {})

@@ -87,9 +87,7 @@ def by_laplace(
     log_weights, components = gaussian_components(prior)
     if start is None and max_components is not None and max_components < len(log_weights):
         num_rows = max(_MAX_BATCH // len(log_weights), 1)
-        parts = [
-            _screened(entries, rows, log_weights, components, max_components, num_steps) for rows in Y.split(num_rows)
-        ]
+        parts = [_screened(entries, rows, log_weights, components, max_components, num_steps) for rows in Y.split(num_rows)]
         logits, loc, scale_tril = map(torch.cat, zip(*parts, strict=True))
         gaussians = dist.MultivariateNormal(loc, scale_tril=scale_tril)
         return dist.MixtureSameFamily(dist.Categorical(logits=logits), gaussians)

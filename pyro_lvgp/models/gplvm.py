@@ -179,7 +179,7 @@ class BayesianGPLVM(RowModel):
         :param kernel: covariance of the functions; the ``RBF`` of the constructor by default.
         :param rank: number of linear factors of the residuals under the default likelihood; by default a third of the
             columns, but at most 8.
-        :param num_inducing: number of inducing points; by default ten for each latent dimension, but from 20 to 50, and at most
+        :param num_inducing: number of inducing points; by default ten for each latent dimension, but from 20 to 50, at most
             one for each row.
         :param likelihood: p(y | f); :class:`~pyro_lvgp.likelihoods.LowRankGaussian` by default, with a noise variance for each
             column.

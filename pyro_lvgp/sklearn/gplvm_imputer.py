@@ -20,7 +20,7 @@ from pyro_lvgp.diagnostics import stacking_weights
 from pyro_lvgp.distributions import WarpedNormal, YeoJohnsonTransform
 from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.infer import JointAdam, LRSchedule, MeanFieldELBO, fit
-from pyro_lvgp.models import BayesianGPLVM, Prediction, latent_mixture
+from pyro_lvgp.models import BayesianGPLVM, Prediction
 from pyro_lvgp.sklearn._pyro_state import own_parameters
 
 __all__ = ["GPLVMImputer"]
@@ -94,7 +94,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     >>> imputer = GPLVMImputer(max_iter=10, n_folds=1, random_state=0).fit(X)
     >>> bool(np.isnan(imputer.transform(X)).any())
     False
-    >>> y = imputer.predict(X[:2])  # mean, stddev, quantile, log_prob and sample, in the units of the data
+    >>> y = imputer.predictive(X[:2])  # mean, stddev, quantile, log_prob and sample, in the units of the data
     >>> y.mean.shape, y.quantile([0.05, 0.95]).shape
     (torch.Size([2, 4]), torch.Size([2, 2, 4]))
     """
@@ -196,12 +196,9 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
                 seed=seed,
                 progress=self.verbose,
             )
-            draws = torch.cat([guide(T)["X"].detach() for _ in range(3)])
-            return _Fit(model, guide, latent_mixture(draws, min(20, max(len(T) // 25, 1))))
+            return _Fit(model, guide, model.training_prior(guide, T, seed=seed))
 
-    def _moments(
-        self, fitted: _Fit, T: Float[Tensor, "B D"]
-    ) -> tuple[Float[Tensor, "S B D"], Float[Tensor, "S B D"]]:
+    def _moments(self, fitted: _Fit, T: Float[Tensor, "B D"]) -> tuple[Float[Tensor, "S B D"], Float[Tensor, "S B D"]]:
         """Means and standard deviations of the entries of transformed rows, at points of their latents of equal weight."""
         model, guide, prior = fitted
         parts = []
@@ -215,7 +212,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         mean, variance = (torch.cat(part, 1) for part in zip(*parts, strict=True))
         return mean, variance.clamp_min(1e-10).sqrt()
 
-    def predict(self, X: Any) -> Prediction:
+    def predictive(self, X: Any) -> Prediction:
         """Predict the entries of training or new rows, in the units of the data; observed entries are point masses.
 
         :param X: rows [N, D], NaN where missing.
@@ -251,7 +248,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
             return X
         filled = X.copy()
         some = missing.any(1)
-        filled[some] = self.predict(X[some]).mean.numpy(force=True)
+        filled[some] = self.predictive(X[some]).mean.numpy(force=True)
         return filled
 
     def __sklearn_tags__(self) -> Tags:

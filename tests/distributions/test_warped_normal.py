@@ -53,7 +53,9 @@ def test_columns_that_do_not_vary_are_shifted():
 
 def test_density_mean_and_variance_agree_with_a_fine_grid_and_draws(skewed):
     warp = YeoJohnsonTransform.from_data(skewed)
-    y = WarpedNormal(torch.tensor([0.5, -0.5, 0.0]), torch.tensor([0.6, 0.4, 1.0]), warp, torch.tensor([0.5, 2.0]), torch.tensor([0.7, 0.3]))
+    y = WarpedNormal(
+        torch.tensor([0.5, -0.5, 0.0]), torch.tensor([0.6, 0.4, 1.0]), warp, torch.tensor([0.5, 2.0]), torch.tensor([0.7, 0.3])
+    )
     t = torch.linspace(-12.0, 12.0, 40_001)[:, None].expand(-1, 3)
     grid = warp.inv(t)
     density = y.log_prob(grid).exp()
