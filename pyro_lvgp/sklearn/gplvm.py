@@ -41,8 +41,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     floating-point precision of the data.
 
     :param n_components: number Q of latent dimensions.
-    :param likelihood: likelihood p(y | f) of :mod:`pyro_lvgp.likelihoods`; by default a Gaussian with a noise variance for
-        each column.
+    :param likelihood: likelihood p(y | f) of :mod:`pyro_lvgp.likelihoods`; a Gaussian by default.
     :param n_inducing: number of inducing points; it is reduced to the number of rows if there are fewer.
     :param max_iter: number of steps of Adam.
     :param batch_size: number of rows in a mini-batch; None for all rows.
@@ -111,9 +110,9 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         Y = torch.tensor(self.scaler_.fit_transform(X))
         self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         self._local = pyro.settings.get("module_local_params")
-        N, D = Y.shape
+        N = len(Y)
         with own_parameters(self._local), seeded(self._seed):
-            likelihood = Gaussian(data_dim=D) if self.likelihood is None else deepcopy(self.likelihood)
+            likelihood = Gaussian() if self.likelihood is None else deepcopy(self.likelihood)
             sizes = {"latent_dim": self.n_components, "num_inducing": min(self.n_inducing, N)}
             self.model_ = BayesianGPLVM.from_data(Y, **sizes, likelihood=likelihood, seed=self._seed)
             self.guide_ = MeanFieldGuide(self.model_)

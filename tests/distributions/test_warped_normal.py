@@ -61,8 +61,10 @@ def test_density_mean_and_variance_agree_with_a_fine_grid_and_draws(skewed):
     density = y.log_prob(grid).exp()
     torch.testing.assert_close(torch.trapezoid(density, grid, dim=0), torch.ones(3), rtol=1e-4, atol=0.0)
     mean = torch.trapezoid(density * grid, grid, dim=0)
-    torch.testing.assert_close(y.mean, mean, rtol=2e-3, atol=1e-3)
-    torch.testing.assert_close(y.variance, torch.trapezoid(density * (grid - mean) ** 2, grid, dim=0), rtol=0.05, atol=0.0)
+    variance = torch.trapezoid(density * (grid - mean) ** 2, grid, dim=0)
+    # The trapezoidal rule is not exact where the slope jumps, at the largest datum.
+    assert ((y.mean - mean).abs() < 0.005 * variance.sqrt()).all()
+    torch.testing.assert_close(y.variance, variance, rtol=0.05, atol=0.0)
     draws = y.sample((100_000,))
     assert ((draws.mean(0) - mean).abs() < 4.0 * draws.std(0) / 100_000**0.5).all()
     assert y.sample((0,)).shape == (0, 3)

@@ -14,7 +14,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.infer import JointAdam, LRSchedule, MeanFieldELBO, fit
-from pyro_lvgp.likelihoods import Bernoulli, Gaussian
+from pyro_lvgp.likelihoods import Bernoulli
 from pyro_lvgp.models import BayesianGPLVM
 from pyro_lvgp.sklearn import GPLVM
 
@@ -38,7 +38,7 @@ def test_it_is_the_model_under_a_mean_field_guide(iris):
     assert list(pyro.get_param_store()) == ["mine"]
     assert torch.equal(torch.get_rng_state(), state)
     Y, seed = torch.tensor((iris - iris.mean(0)) / iris.std(0)), int(np.random.RandomState(3).randint(2**31 - 1))
-    model = BayesianGPLVM(150, 4, 2, likelihood=Gaussian(data_dim=4)).initialize(Y, seed=seed)
+    model = BayesianGPLVM(150, 4, 2).initialize(Y, seed=seed)
     guide, settings = MeanFieldGuide(model), {"num_steps": 300, "batch_size": 50, "seed": seed, "progress": False}
     settings |= {"optim": JointAdam(lr=0.02), "callbacks": [LRSchedule("cosine")]}
     history = fit(model, guide, Y, loss=MeanFieldELBO(max_plate_nesting=1), **settings)
