@@ -87,7 +87,8 @@ def given(weights: Float[Tensor, " K"], means: Float[Tensor, "K D"], covariances
 
 def shrunk_gaussian(train: Rows, rows: Rows, seed: int) -> Filled:
     """Gaussian with the covariance of Ledoit and Wolf, fitted to incomplete rows by EM."""
-    return given(torch.ones(1).to(train), *(part[None] for part in _shrunk_moments(train)), rows)
+    mean, covariance = _shrunk_moments(train)
+    return given(torch.ones(1).to(train), mean[None], covariance[None], rows)
 
 
 def _shrunk_moments(train: Rows) -> tuple[Float[Tensor, " D"], Float[Tensor, "D D"]]:
@@ -130,10 +131,10 @@ def mixture(train: Rows, rows: Rows, seed: int) -> Filled:
     filled = _expected(train, *_shrunk_moments(train))[0] if missing.any() else train
     number = max(min(20, len(train) // 10), 1)
     fitted = GaussianMixture(number, reg_covar=_REGULARIZATION, random_state=seed).fit(filled.numpy())
-    parts = tuple(torch.as_tensor(x) for x in (fitted.weights_, fitted.means_, fitted.covariances_))
+    weights, means, covariances = (torch.as_tensor(x) for x in (fitted.weights_, fitted.means_, fitted.covariances_))
     for _ in range(10 if missing.any() else 0):
-        parts = _em_step(train, *parts)
-    return given(*parts, rows)
+        weights, means, covariances = _em_step(train, weights, means, covariances)
+    return given(weights, means, covariances, rows)
 
 
 def _em_step(

@@ -113,8 +113,9 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         N = len(Y)
         with own_parameters(self._local), seeded(self._seed):
             likelihood = Gaussian() if self.likelihood is None else deepcopy(self.likelihood)
-            sizes = {"latent_dim": self.n_components, "num_inducing": min(self.n_inducing, N)}
-            self.model_ = BayesianGPLVM.from_data(Y, **sizes, likelihood=likelihood, seed=self._seed)
+            self.model_ = BayesianGPLVM.from_data(
+                Y, self.n_components, num_inducing=min(self.n_inducing, N), likelihood=likelihood, seed=self._seed
+            )
             self.guide_ = MeanFieldGuide(self.model_)
             self.history_ = fit(
                 self.model_,

@@ -265,7 +265,8 @@ def _points(q: Any, number: int) -> Float[Tensor, "S B Q"]:
     :param number: number S of points; each component has a share of them that is its weight, up to rounding.
     """
     if isinstance(q, torch.distributions.MixtureSameFamily):
-        weights, parts = q.mixture_distribution.probs, q.component_distribution
+        weights = q.mixture_distribution.probs
+        parts: Any = q.component_distribution
         loc, scale_tril = parts.loc, parts.scale_tril
     else:
         loc, scale_tril = q.loc[:, None], q.scale_tril[:, None]
