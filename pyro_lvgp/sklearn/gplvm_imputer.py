@@ -1,4 +1,4 @@
-"""Imputation of tables by Bayesian GPLVMs without settings."""
+"""Predictions of missing entries of tables by Bayesian GPLVMs without settings."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
