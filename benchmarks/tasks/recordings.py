@@ -1,10 +1,8 @@
 """GPVAERegressor on EEG trials, motion capture and air quality, beside ridge regression, neighbours and interpolation."""
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,6 +11,7 @@ from torch import Tensor
 from torch.distributions import Normal
 from tqdm import tqdm
 
+from benchmarks.core.arrays import load_arrays
 from benchmarks.core.report import Measurement, Row
 from benchmarks.peers import imputers
 from benchmarks.peers.imputers import Filled
@@ -73,18 +72,9 @@ PEERS: dict[str, Callable[[Tensor, Tensor, Tensor], Filled]] = {
 }
 
 
-def _load(name: str) -> dict[str, np.ndarray]:
-    """Arrays of a file in the folder that PYRO_LVGP_DATA names."""
-    path = Path(os.environ.get("PYRO_LVGP_DATA", ".")) / f"{name}.npz"
-    if not path.exists():
-        raise FileNotFoundError(f"expected {path.name} in the folder that PYRO_LVGP_DATA names; see docs/datasets.md")
-    with np.load(path) as data:
-        return {key: data[key] for key in data.files}
-
-
 def eeg_trials() -> Iterator[tuple[str, Recording]]:
     """Ten trials with three electrodes hidden at the end."""
-    data = _load("eeg_trials")
+    data = load_arrays("eeg_trials")
     hidden = torch.zeros(data["Y"].shape[1:], dtype=torch.bool)
     hidden[-100:, :3] = True
     for Y in data["Y"]:
@@ -96,7 +86,7 @@ def eeg_trials() -> Iterator[tuple[str, Recording]]:
 
 def motion() -> Iterator[tuple[str, Recording]]:
     """A test sequence with hidden joints, or with twelve hidden frames."""
-    data = _load("cmu35_walkjog")
+    data = load_arrays("cmu35_walkjog")
     train, test_rows = data["sequence"] < 8, data["sequence_test"] == 0
     rows = np.concatenate([data["Y"][train], data["Y_test"][test_rows]])[::2]
     number = np.concatenate([data["sequence"][train], np.full(test_rows.sum(), 8)])[::2]
@@ -122,7 +112,7 @@ def motion() -> Iterator[tuple[str, Recording]]:
 
 def air() -> Iterator[tuple[str, Recording]]:
     """Hourly air quality, with the analysers or all columns hidden."""
-    data = _load("air_quality_uci")
+    data = load_arrays("air_quality_uci")
     Y = torch.as_tensor(data["Y"][5500:7000]).double()
     known = ~Y.isnan().all(0)
     Y, names = Y[:, known], data["columns"][known.numpy()]

@@ -8,6 +8,7 @@ from pyro_lvgp.distributions.markov import StateSpacePosterior
 from pyro_lvgp.distributions.normal import DrawnNormal, PrecisionNormal, PrecisionNormalAtMean, without_independent
 from pyro_lvgp.distributions.path_delta import PathDelta
 from pyro_lvgp.distributions.sparse_gaussian_process import InducingValues, SparseProcess, inducing_posterior
+from pyro_lvgp.distributions.warped_normal import WarpedNormal, YeoJohnsonTransform
 
 __all__ = [
     "DiagonalMixture",
@@ -24,6 +25,8 @@ __all__ = [
     "SparseProcess",
     "StateSpacePosterior",
     "StructuredPosterior",
+    "WarpedNormal",
+    "YeoJohnsonTransform",
     "assignment_logits",
     "inducing_posterior",
     "safe_cholesky",

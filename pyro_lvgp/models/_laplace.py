@@ -44,7 +44,7 @@ def laplace(
 
     :param entries: p(y | x) of each entry, for each draw of the shared sites; ℓ and H are averaged over the draws.
     :param Y: rows, NaN where missing.
-    :param components: p(x): one Gaussian, or one for each start.
+    :param components: p(x): one Gaussian, or one for each start [S], or for each start of each row [S, B].
     :param start: initial latents, S for each row.
     :param num_steps: number of Gauss-Newton steps.
     :returns: means, Cholesky factors of the covariances and log evidences.
@@ -65,8 +65,11 @@ def laplace(
     S, B, Q = start.shape
     observed = ~torch.isnan(Y).repeat(S, 1)
     Y = torch.nan_to_num(Y, entries[0](start.flatten(0, 1)).likelihood.fill_value).repeat(S, 1)
-    factors = components.scale_tril[:, None].expand(S, B, Q, Q).flatten(0, 1)
-    prior = dist.MultivariateNormal(components.loc[:, None].expand(S, B, Q).flatten(0, 1), scale_tril=factors)
+    loc, factors = components.loc, components.scale_tril
+    if loc.dim() < 3:
+        loc, factors = loc[:, None], factors[:, None]
+    loc, factors = loc.expand(S, B, Q).flatten(0, 1), factors.expand(S, B, Q, Q).flatten(0, 1)
+    prior = dist.MultivariateNormal(loc, scale_tril=factors)
 
     def expansion(X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log density, its gradient and H."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pyro_lvgp.models._laplace import Entries, gaussian_components, laplace
 
+_SCREENING_STEPS = 3
 _MAX_BATCH = 500  # Laplace approximations at a time, since each takes megabytes with hundreds of inducing points
 
 LogLikelihood = Callable[[Float[Tensor, "B Q"], Float[Tensor, "B D"]], Float[Tensor, " B"]]
@@ -69,6 +70,7 @@ def by_laplace(
     num_starts: int,
     *,
     num_steps: int,
+    max_components: int | None = None,
 ) -> TorchDistributionMixin:
     """Fit a Gaussian at a mode of the posterior of each row, or a mixture for several starts or components of the prior.
 
@@ -79,8 +81,16 @@ def by_laplace(
         of the prior, and further starts at draws from the component.
     :param num_starts: number of starts for each component.
     :param num_steps: number of Gauss-Newton steps.
+    :param max_components: number of components of the prior that remain for each row, those of the highest evidence after
+        three steps; None for all.
     """
     log_weights, components = gaussian_components(prior)
+    if start is None and max_components is not None and max_components < len(log_weights):
+        num_rows = max(_MAX_BATCH // len(log_weights), 1)
+        parts = [_screened(entries, rows, log_weights, components, max_components, num_steps) for rows in Y.split(num_rows)]
+        logits, loc, scale_tril = map(torch.cat, zip(*parts, strict=True))
+        gaussians = dist.MultivariateNormal(loc, scale_tril=scale_tril)
+        return dist.MixtureSameFamily(dist.Categorical(logits=logits), gaussians)
     if start is None:
         points = torch.cat([components.mean[None], components.sample((num_starts - 1,))])
         starts = points.flatten(0, 1)[:, None].expand(-1, len(Y), -1)
@@ -101,6 +111,24 @@ def by_laplace(
     logits = _share_weights(dist.MultivariateNormal(loc, scale_tril=scale_tril), log_evidence) + log_weights[:, None]
     gaussians = dist.MultivariateNormal(loc.flatten(1, 2), scale_tril=scale_tril.flatten(1, 2))
     return dist.MixtureSameFamily(dist.Categorical(logits=logits.flatten(1)), gaussians)
+
+
+def _screened(
+    entries: Sequence[Entries],
+    Y: Float[Tensor, "B D"],
+    log_weights: Float[Tensor, " K"],
+    components: dist.MultivariateNormal,
+    number: int,
+    num_steps: int,
+) -> tuple[Float[Tensor, "B S"], Float[Tensor, "B S Q"], Float[Tensor, "B S Q Q"]]:
+    """Log weights, means and factors of Laplace approximations for the components with the highest evidence."""
+    start = components.loc[:, None].expand(-1, len(Y), -1)
+    loc, _, log_evidence = laplace(entries, Y, components, start, num_steps=_SCREENING_STEPS)
+    best = (log_evidence + log_weights).topk(number, -1).indices
+    of_rows = dist.MultivariateNormal(components.loc[best.mT], scale_tril=components.scale_tril[best.mT])
+    start = loc.take_along_dim(best[..., None], 1).transpose(0, 1)
+    loc, scale_tril, log_evidence = laplace(entries, Y, of_rows, start, num_steps=num_steps)
+    return log_evidence + log_weights[best], loc, scale_tril
 
 
 @torch.no_grad()

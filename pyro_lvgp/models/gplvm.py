@@ -16,13 +16,14 @@ from torch import Tensor
 from pyro_lvgp._utils.cholesky import safe_cholesky
 from pyro_lvgp._utils.control_flow import holds, is_recording
 from pyro_lvgp._utils.seeding import seeded
+from pyro_lvgp._utils.validation import check_tensors, check_values
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, LikelihoodTerm, ObservedRows
 from pyro_lvgp.infer.elbo.handlers import Moments, sample_moments
 from pyro_lvgp.kernels import RBF, Kernel, as_kernel
 from pyro_lvgp.kernels.base import KernelParams
 from pyro_lvgp.likelihoods import Gaussian, Likelihood, LowRankGaussian
 from pyro_lvgp.models._row_model import RowModel
-from pyro_lvgp.models.initialization import InitialLatents, cluster_centres
+from pyro_lvgp.models.initialization import InitialLatents, cluster_centres, kaiser_dim
 from pyro_lvgp.ops.expected_log_likelihood import Quadratic, RBFScore, evaluate, gradient, rbf_score
 from pyro_lvgp.ops.linalg import invert_lower, solve_lower, sparse_conditional
 
@@ -155,6 +156,60 @@ class BayesianGPLVM(RowModel):
             log_prob = self._log_likelihood(X, self._statistics(y, observed, shared))
             rows = ObservedRows(value, log_prob, lambda: self._function(X, shared).rows(observed))
             return pyro.sample("y", rows, obs=value)
+
+    @classmethod
+    def from_data(
+        cls,
+        Y: Float[Tensor, "N D"],
+        latent_dim: int | None = None,
+        kernel: Kernel | None = None,
+        *,
+        rank: int | None = None,
+        num_inducing: int | None = None,
+        likelihood: Likelihood | None = None,
+        seed: int = 0,
+    ) -> "BayesianGPLVM":
+        """Create a model of the sizes, dtype and device of the data, and initialize it from the data.
+
+        The default kernel and noise are for columns of about unit variance: standardise real-valued data first.
+
+        :param Y: all data, NaN where missing.
+        :param latent_dim: number of latent dimensions; by default as many as correlations of the columns have eigenvalues
+            above 1, but at most 5 (Kaiser's rule).
+        :param kernel: covariance of the functions; the ``RBF`` of the constructor by default.
+        :param rank: number of linear factors of the residuals under the default likelihood; by default a third of the
+            columns, but at most 8.
+        :param num_inducing: number of inducing points; by default ten for each latent dimension, but from 20 to 50, at most
+            one for each row.
+        :param likelihood: p(y | f); :class:`~pyro_lvgp.likelihoods.LowRankGaussian` by default, with a noise variance for each
+            column.
+        :param seed: seed of the initial values.
+        :raises ValueError: for data that cannot be used, sizes that are not positive or do not fit, or a rank with another
+            likelihood than the default one.
+        :raises TypeError: if the data are no tensor of a floating-point dtype.
+
+        >>> model = BayesianGPLVM.from_data(torch.randn(40, 6))
+        >>> model.num_data, model.data_dim, type(model.likelihood).__name__, model.likelihood.rank
+        (40, 6, 'LowRankGaussian', 2)
+
+        Source: Kaiser (1960), "The application of electronic computers to factor analysis".
+        """
+        check_tensors([Y])
+        if Y.dim() != 2:
+            raise ValueError(f"expected data of shape [rows, columns], got {list(Y.shape)}; flatten images to rows")
+        check_values(Y, name="Y")
+        N, D = Y.shape
+        if likelihood is not None and rank is not None:
+            raise ValueError(f"expected a rank for the default likelihood alone, got rank={rank} and {likelihood}")
+        if likelihood is None:
+            likelihood = LowRankGaussian(min(8, D // 3) if rank is None else rank, D)
+        if latent_dim is None:
+            with torch.no_grad(), seeded(seed):
+                latent_dim = kaiser_dim(likelihood.to(Y).initial_function(Y), most=5)
+        if num_inducing is None:
+            num_inducing = min(max(20, min(10 * latent_dim, 50)), N)
+        model = cls(N, D, latent_dim, kernel, num_inducing=num_inducing, likelihood=likelihood)
+        return model.to(Y).initialize(Y, seed=seed)
 
     log_joint_forward = forward  # the method whose log density log_joint returns, see infer.protocols.HasLogJoint
 

@@ -11,7 +11,7 @@ from sklearn.decomposition import PCA, FactorAnalysis
 from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
-__all__ = ["cluster_centres", "latent_mixture", "linear_latents"]
+__all__ = ["cluster_centres", "kaiser_dim", "latent_mixture", "linear_latents"]
 
 InitialLatents = Literal["pca", "factor-analysis"]
 
@@ -64,6 +64,25 @@ def _centred_rank(values: np.ndarray, most: int, seed: int) -> int:
     # The rounding error of the means is relative to the size of the data, not of the centred data.
     rounding = np.finfo(float).eps * max(*values.shape, most) * np.linalg.norm(values)
     return int((np.linalg.svd(combinations, compute_uv=False) > rounding).sum())
+
+
+def kaiser_dim(Y: Float[Tensor, "N D"], *, most: int) -> int:
+    """Count the eigenvalues above 1 of the correlation matrix, from 1 to ``most`` (Kaiser's rule).
+
+    Correlations are those of the rows in which both columns are observed.
+
+    :param Y: data, NaN where missing.
+    :param most: largest result.
+
+    >>> factor = torch.linspace(-1.0, 1.0, 9)
+    >>> kaiser_dim(torch.stack([factor, -factor, 2.0 * factor], 1), most=5)
+    1
+    """
+    values = Y.detach().cpu().double()
+    observed = (~values.isnan()).double()
+    z = torch.nan_to_num((values - values.nanmean(0)) / (values - values.nanmean(0)).square().nanmean(0).sqrt())
+    eigenvalues = torch.linalg.eigvalsh(z.mT @ z / (observed.mT @ observed).clamp_min(1.0))
+    return min(max(int((eigenvalues > 1.0 + 1e-9).sum()), 1), most)
 
 
 def cluster_centres(X: Float[Tensor, "N Q"], num_centres: int, *, seed: int = 0) -> Float[Tensor, "M Q"]:

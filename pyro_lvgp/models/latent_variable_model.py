@@ -28,6 +28,7 @@ from pyro_lvgp.infer.protocols import HasEncoders, SamplesGlobals
 from pyro_lvgp.models._laplace import Entries
 from pyro_lvgp.models._new_rows import LogLikelihood, best_candidates, by_laplace, variational
 from pyro_lvgp.models._own_sites import OwnSites
+from pyro_lvgp.models.initialization import latent_mixture
 from pyro_lvgp.models.prediction import Coords, Prediction
 
 __all__ = ["LatentVariableModel", "check_all_given"]
@@ -182,6 +183,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         method: Method = "variational",
         prior: torch.distributions.Distribution | None = None,
         num_starts: int = 1,
+        max_components: int | None = None,
         num_steps: int | None = None,
         learning_rate: float = 0.05,
         num_samples: int | None = None,
@@ -205,9 +207,11 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         :param guide: a fitted guide, over whose globals the objective is averaged.
         :param Y: new rows, NaN where missing.
         :param method: ``"variational"`` or ``"laplace"``.
-        :param prior: p(x) of one row, instead of N(0, I), such as :func:`~pyro_lvgp.models.latent_mixture` of the
-            training latents.  Candidates are draws from a prior that is a mixture, and :meth:`latent_candidates` otherwise.
+        :param prior: p(x) of one row, instead of N(0, I), such as :meth:`training_prior`.  Candidates are draws from a prior
+            that is a mixture, and :meth:`latent_candidates` otherwise.
         :param num_starts: Gaussians for each row; with ``"laplace"`` and a mixture, for each of its components.
+        :param max_components: with ``"laplace"`` and a mixture, number of components that remain for each row, those of the
+            highest evidence after three steps, which takes a fraction of the time; None for all.  Needs ``num_starts=1``.
         :param num_steps: number of Adam steps, 300 by default, or of Gauss-Newton steps, 30 by default.
         :param learning_rate: learning rate of Adam.
         :param num_samples: number of draws of the globals.  Each Adam step uses one of them, 8 by default.  Each Gauss-Newton
@@ -230,6 +234,12 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
             steps, samples = (30, 1) if method == "laplace" else (300, 8)
             num_steps, num_samples = steps if num_steps is None else num_steps, samples if num_samples is None else num_samples
             check_sizes(num_starts=num_starts, num_samples=num_samples)
+            if max_components is not None:
+                check_sizes(max_components=max_components)
+                if num_starts > 1:
+                    raise ValueError(
+                        f"expected num_starts=1 with max_components, got {num_starts}; leave out one of the two arguments"
+                    )
             check_sizes(least=0, num_steps=num_steps)
             if method == "variational":
                 likelihoods = list(self._log_likelihoods(guide, num_samples))
@@ -239,7 +249,27 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
             if not isinstance(prior, torch.distributions.MixtureSameFamily):
                 start, _ = self._initial_latents(guide, next(self._log_likelihoods(guide, 1)), Y, prior, num_starts)
             entries = [self._predictor(guide) for _ in range(num_samples)]
-            return by_laplace(entries, Y, prior, start, num_starts, num_steps=num_steps)
+            return by_laplace(entries, Y, prior, start, num_starts, num_steps=num_steps, max_components=max_components)
+
+    def training_prior(self, guide: Guide, Y: Float[Tensor, "N D"], *, seed: int = 0) -> dist.MixtureSameFamily:
+        """Fit a mixture of Gaussians to draws of the training latents, as prior of new rows' latents in :meth:`infer_latents`.
+
+        It has a Gaussian for 25 rows, and 20 at most, fitted to three draws of each latent by
+        :func:`~pyro_lvgp.models.latent_mixture`.  Under N(0, I), which training latents need not follow, rows with many
+        missing entries have worse predictive densities.
+
+        :param guide: a fitted guide.
+        :param Y: all training rows.
+        :param seed: seed of the draws and of the EM algorithm.
+        :raises ValueError: if the rows do not fit, or are not the training rows.
+        """
+        self._check_rows(Y)
+        check_index(None, len(Y), self.num_data)
+        self._check_are_training_rows(guide, Y, None)
+        with torch.no_grad(), seeded(seed), eval_mode(self, guide):
+            traces = [poutine.trace(guide).get_trace(Y) for _ in range(3)]
+        draws = torch.cat([cast(Tensor, trace.nodes["X"]["value"]) for trace in traces])
+        return latent_mixture(draws, min(20, max(len(Y) // 25, 1)), seed=seed)
 
     def impute(
         self,

@@ -2,5 +2,6 @@
 
 from pyro_lvgp.sklearn.gp_vae import GPVAERegressor
 from pyro_lvgp.sklearn.gplvm import GPLVM
+from pyro_lvgp.sklearn.gplvm_imputer import GPLVMImputer
 
-__all__ = ["GPLVM", "GPVAERegressor"]
+__all__ = ["GPLVM", "GPLVMImputer", "GPVAERegressor"]

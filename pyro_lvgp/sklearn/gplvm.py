@@ -1,7 +1,5 @@
 """Bayesian GPLVM as a scikit-learn transformer."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
@@ -19,8 +17,9 @@ from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes, check_values
 from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.infer import FitResult, JointAdam, LRSchedule, MeanFieldELBO, fit
-from pyro_lvgp.likelihoods import Likelihood
+from pyro_lvgp.likelihoods import Gaussian, Likelihood
 from pyro_lvgp.models import BayesianGPLVM
+from pyro_lvgp.sklearn._pyro_state import own_parameters
 
 __all__ = ["GPLVM"]
 
@@ -111,11 +110,12 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         Y = torch.tensor(self.scaler_.fit_transform(X))
         self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         self._local = pyro.settings.get("module_local_params")
-        N, D = Y.shape
-        with self._pyro_as_fitted(), seeded(self._seed):
-            likelihood, num_inducing = deepcopy(self.likelihood), min(self.n_inducing, N)
-            model = BayesianGPLVM(N, D, self.n_components, likelihood=likelihood, num_inducing=num_inducing)
-            self.model_ = model.to(Y.dtype).initialize(Y, seed=self._seed)
+        N = len(Y)
+        with own_parameters(self._local), seeded(self._seed):
+            likelihood = Gaussian() if self.likelihood is None else deepcopy(self.likelihood)
+            self.model_ = BayesianGPLVM.from_data(
+                Y, self.n_components, num_inducing=min(self.n_inducing, N), likelihood=likelihood, seed=self._seed
+            )
             self.guide_ = MeanFieldGuide(self.model_)
             self.history_ = fit(
                 self.model_,
@@ -143,7 +143,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         X = validate_data(self, X, reset=False, **_CHECKS)
         check_values(torch.tensor(X), columns=False, name="X")
         Y = torch.tensor(self.scaler_.transform(X)).to(self.model_.mean)
-        with self._pyro_as_fitted():
+        with own_parameters(self._local):
             parts: list[Any] = [
                 self.model_.infer_latents(self.guide_, rows, method="laplace", seed=self._seed)
                 for rows in Y.split(_CHUNK_SIZE)
@@ -157,16 +157,9 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         """
         check_is_fitted(self)
         latents = torch.tensor(check_array(X, dtype=_CHECKS["dtype"])).to(self.model_.mean)
-        with self._pyro_as_fitted(), seeded(self._seed):
+        with own_parameters(self._local), seeded(self._seed):
             Y = self.model_.predict(self.guide_, latents).mean
         return self.scaler_.inverse_transform(Y.numpy(force=True))
-
-    @contextmanager
-    def _pyro_as_fitted(self) -> Iterator[None]:
-        """Return a context with Pyro's setting ``module_local_params`` of the fit, and with a parameter store of its own."""
-        setting = pyro.settings.context(module_local_params=self._local)
-        with torch.inference_mode(False), setting, pyro.get_param_store().scope():
-            yield
 
     @property
     def _n_features_out(self) -> int:

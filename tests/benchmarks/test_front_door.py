@@ -43,6 +43,7 @@ def test_list_names_every_benchmark_with_its_first_line(capsys):
         "any_model",
         "balls",
         "compiled",
+        "defaults",
         "devices",
         "estimators",
         "gpvae",

@@ -67,6 +67,20 @@ def test_is_the_mixture_that_a_mixture_prior_asks_for(holes, full):
         torch.testing.assert_close(found.covariance_matrix[n], S - gain @ W[seen] @ S, rtol=0.0, atol=1e-4)
 
 
+def test_components_that_remain_are_those_of_the_highest_evidence(holes):
+    model, guide, _ = _linear(Gaussian(0.5))
+    prior = dist.MixtureSameFamily(
+        dist.Categorical(torch.tensor([0.5, 0.2, 0.3])), dist.Normal(torch.randn(3, Q), torch.rand(3, Q) + 0.1).to_event(1)
+    )
+    all_three, two = (model.infer_latents(guide, holes, method="laplace", prior=prior, max_components=k) for k in (3, 2))
+    logits, best = all_three.mixture_distribution.logits.topk(2, -1)
+    torch.testing.assert_close(two.mixture_distribution.probs, logits.softmax(-1), rtol=0.0, atol=1e-6)
+    expected = all_three.component_distribution.mean.take_along_dim(best[..., None], 1)
+    torch.testing.assert_close(two.component_distribution.mean, expected, rtol=0.0, atol=1e-6)
+    with pytest.raises(ValueError, match="expected num_starts=1 with max_components, got 2"):
+        model.infer_latents(guide, holes, method="laplace", prior=prior, max_components=2, num_starts=2)
+
+
 def test_several_starts_of_each_component_count_once_where_they_meet(holes):
     model, guide, _ = _linear(Gaussian(0.5))
     parts = dist.Normal(torch.randn(3, Q), torch.rand(3, Q) + 0.1).to_event(1)

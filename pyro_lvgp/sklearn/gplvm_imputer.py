@@ -1,0 +1,293 @@
+"""Predictions of missing entries of tables by Bayesian GPLVMs without settings."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyro
+import torch
+from jaxtyping import Bool, Float
+from numpy.random import RandomState
+from pyro.distributions import Normal
+from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
+from sklearn.utils import Tags, check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from pyro_lvgp._utils.seeding import normal_draws, seeded
+from pyro_lvgp._utils.validation import check_sizes, check_values
+from pyro_lvgp.diagnostics import stacking_weights
+from pyro_lvgp.distributions import WarpedNormal, YeoJohnsonTransform
+from pyro_lvgp.guides import MeanFieldGuide
+from pyro_lvgp.infer import JointAdam, LRSchedule, MeanFieldELBO, fit
+from pyro_lvgp.models import BayesianGPLVM, Prediction
+from pyro_lvgp.sklearn._pyro_state import own_parameters
+
+__all__ = ["GPLVMImputer"]
+
+_SIZES = ((2, 8), (5, 4), (10, 1))  # numbers of latent dimensions, and of linear factors of the residuals
+_FACTORS = (0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0)  # of predictive standard deviations
+_LEAST_WEIGHT = 0.01
+_STACKING_TOLERANCE = 1e-3  # nats per entry: held-out entries are few, and further steps fit them
+_NUM_POINTS = 32  # of the latents of a row
+_CHUNK_SIZE = 200  # rows, which bounds the memory
+_CHECKS: dict[str, Any] = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}
+
+
+class _Fit(NamedTuple):
+    """A fitted model, its guide, and the mixture that its training latents were fitted by."""
+
+    model: BayesianGPLVM
+    guide: MeanFieldGuide
+    prior: Any
+
+
+class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+    r"""Predictions of missing entries of a table by Bayesian GPLVMs, without settings.
+
+    The fit has the floating-point precision of the data.  Each column is standardised and made more normal by a power
+    transformation g_d.  Models of several sizes, all of the form
+
+    .. math::
+
+        g(y_n) = f(x_n) + W z_n + \epsilon_n, \qquad f_d \sim GP(c_d, k), \quad z_n \sim N(0, I_r), \quad
+        \epsilon_n \sim N(0, \mathrm{diag}\, \psi)
+
+    (:class:`~pyro_lvgp.models.BayesianGPLVM` with :class:`~pyro_lvgp.likelihoods.LowRankGaussian`), are fitted to all rows but
+    some that are held out.  Of the held-out rows, entries are hidden and predicted, as those of new rows.  The prediction of
+    an entry is the mixture
+
+    .. math::
+
+        \sum_{c j} w_{cj}\, N\big(g(y);\; m_c,\; (\phi_j s_c)^2\big)\, g'(y)
+
+    over the models c and the factors :math:`\phi_j` from 0.5 to 5 on the predictive standard deviations, whose weights w
+    maximise the density of the hidden entries (stacking).  The weights thus choose the numbers of latent dimensions, and
+    correct the noise, which is too small if it is estimated from training rows alone, since their latents are fitted.
+
+    Latents of all rows, training rows included, are inferred by Laplace's approximation under a mixture of Gaussians as prior,
+    which is fitted to the training latents.
+
+    :param n_folds: number of sets of held-out rows, each with its own fits, which are averaged.
+    :param max_iter: number of steps of Adam of each fit.
+    :param batch_size: number of rows in a mini-batch.
+    :param learning_rate: initial learning rate, which falls to zero along a cosine.
+    :param random_state: seed of held-out entries, initial values, mini-batches and draws.
+    :param verbose: whether to show progress bars.
+
+    A fitted estimator has the attributes
+
+    - ``fits_``: for each candidate (its numbers of latent dimensions and of factors) and each fold the model, its guide and
+      the prior of latents; candidates without weight are left out;
+    - ``weights_``: weights of the candidates;
+    - ``warp_``: the transformation g;
+    - ``n_iter_``: number of steps of each fit;
+    - ``n_features_in_``, and ``feature_names_in_`` if columns have names.
+
+    Source: Titsias and Lawrence (2010), "Bayesian Gaussian process latent variable model"; Snelson, Ghahramani and Rasmussen
+    (2004), "Warped Gaussian processes"; Yao, Vehtari, Simpson and Gelman (2018), "Using stacking to average Bayesian
+    predictive distributions".
+
+    >>> from sklearn.datasets import load_iris
+    >>> X = load_iris().data
+    >>> X[::3, 2] = np.nan
+    >>> imputer = GPLVMImputer(max_iter=10, n_folds=1, random_state=0).fit(X)
+    >>> bool(np.isnan(imputer.transform(X)).any())
+    False
+    >>> y = imputer.predictive(X[:2])  # mean, stddev, quantile, log_prob and sample, in the units of the data
+    >>> y.mean.shape, y.quantile([0.05, 0.95]).shape
+    (torch.Size([2, 4]), torch.Size([2, 2, 4]))
+    """
+
+    fits_: dict[tuple[int, int], list[_Fit]]
+    weights_: dict[tuple[int, int], float]
+    warp_: YeoJohnsonTransform
+
+    def __init__(
+        self,
+        *,
+        n_folds: int = 1,
+        max_iter: int = 300,
+        batch_size: int = 128,
+        learning_rate: float = 0.05,
+        random_state: int | RandomState | None = None,
+        verbose: bool = False,
+    ):
+        self.n_folds = n_folds
+        self.max_iter = max_iter
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any = None) -> "GPLVMImputer":
+        """Fit the candidates, and their weights by held-out rows.
+
+        :param X: rows [N, D], NaN where missing.
+        :param y: ignored.
+        :raises ValueError: for rows or columns without observed entries, infinite entries, or sizes that are not positive.
+        """
+        check_sizes(n_folds=self.n_folds, max_iter=self.max_iter, batch_size=self.batch_size)
+        X = validate_data(self, X, ensure_min_samples=4, **_CHECKS)
+        Y = torch.tensor(X)
+        check_values(Y, name="X")
+        self._local = pyro.settings.get("module_local_params")
+        self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        self.warp_ = YeoJohnsonTransform.from_data(Y.double())
+        T = self.warp_(Y.double())
+        sizes = dict.fromkeys((min(Q, T.shape[1]), min(r, T.shape[1] // 2)) for Q, r in _SIZES)
+        fits: dict[tuple[int, int], list[_Fit]] = {size: [] for size in sizes}
+        log_prob: dict[tuple[int, int], list[Tensor]] = {size: [] for size in sizes}
+        for fold, held_out in enumerate(self._held_out(T)):
+            rows, hidden = T[held_out], self._hidden(T[held_out], fold)
+            training = T[~held_out].to(Y.dtype)
+            for size in sizes:
+                fitted = self._fit(training, size, fold)
+                fits[size].append(fitted)
+                if len(rows):
+                    moments = self._moments(fitted, rows.masked_fill(hidden, torch.nan))
+                    log_prob[size].append(_log_prob(*moments, rows)[:, hidden])
+        joined = {
+            (size, factor): values
+            for size, parts in log_prob.items()
+            for factor, values in zip(_FACTORS, torch.cat([torch.zeros(len(_FACTORS), 0), *parts], 1), strict=True)
+        }
+        weights = _weights(joined)
+        self.weights_ = {size: sum(weights[size, factor] for factor in _FACTORS) for size in sizes}
+        self.weights_ = {size: weight for size, weight in self.weights_.items() if weight > _LEAST_WEIGHT}
+        self._factors = {size: torch.tensor([weights[size, factor] for factor in _FACTORS]).double() for size in self.weights_}
+        self.fits_ = {size: fits[size] for size in self.weights_}
+        self.n_iter_ = self.max_iter
+        return self
+
+    def _held_out(self, T: Tensor) -> Iterator[Bool[Tensor, " N"]]:
+        """Rows of each fold that are held out, an eighth of all."""
+        number = max(len(T) // 8, 1)
+        order = torch.randperm(len(T), generator=torch.Generator().manual_seed(self._seed))
+        for fold in range(self.n_folds):
+            held_out = torch.zeros(len(T), dtype=torch.bool)
+            held_out[order.roll(-fold * number)[:number]] = True
+            unobserved = T[~held_out].isnan().all(0)
+            yield held_out & T[:, unobserved].isnan().all(1)  # each column keeps an observed entry
+
+    def _hidden(self, T: Tensor, fold: int) -> Bool[Tensor, "V D"]:
+        """Entries of held-out rows to hide: from a tenth to six tenths of a row, and not all."""
+        generator = torch.Generator().manual_seed(self._seed + fold)
+        share = 0.1 + 0.5 * torch.rand(len(T), 1, generator=generator)
+        hidden = (torch.rand(T.shape, generator=generator) < share) & ~T.isnan()
+        first = ~T.isnan() & ((~T.isnan()).cumsum(1) == 1)
+        return hidden & ~((hidden | T.isnan()).all(1, keepdim=True) & first)
+
+    def _fit(self, T: Float[Tensor, "N D"], size: tuple[int, int], fold: int) -> _Fit:
+        latent_dim, rank = size
+        seed = self._seed + fold
+        with own_parameters(self._local), seeded(seed):
+            model = BayesianGPLVM.from_data(T, latent_dim, rank=rank, seed=seed)
+            guide = MeanFieldGuide(model)
+            fit(
+                model,
+                guide,
+                T,
+                loss=MeanFieldELBO(max_plate_nesting=1),
+                optim=JointAdam(lr=self.learning_rate),
+                num_steps=self.max_iter,
+                batch_size=min(self.batch_size, len(T)),
+                callbacks=[LRSchedule("cosine")],
+                seed=seed,
+                progress=self.verbose,
+            )
+            return _Fit(model, guide, model.training_prior(guide, T, seed=seed))
+
+    def _moments(self, fitted: _Fit, T: Float[Tensor, "B D"]) -> tuple[Float[Tensor, "S B D"], Float[Tensor, "S B D"]]:
+        """Means and standard deviations of the entries of transformed rows, at points of their latents of equal weight."""
+        model, guide, prior = fitted
+        parts = []
+        with own_parameters(self._local), seeded(self._seed):
+            for rows in T.to(model.mean).split(_CHUNK_SIZE):
+                how: dict[str, Any] = {"method": "laplace", "max_components": 5, "num_steps": 10}
+                latents = _points(model.infer_latents(guide, rows, prior=prior, seed=self._seed, **how), _NUM_POINTS)
+                with torch.no_grad():
+                    y = model.predictive(guide, latents.flatten(0, 1)).condition(rows.repeat(_NUM_POINTS, 1))
+                    parts.append([moment.unflatten(0, (_NUM_POINTS, -1)).double() for moment in y.moments()])
+        mean, variance = (torch.cat(part, 1) for part in zip(*parts, strict=True))
+        return mean, variance.clamp_min(1e-10).sqrt()
+
+    def predictive(self, X: Any) -> Prediction:
+        """Predict the entries of training or new rows, in the units of the data; observed entries are point masses.
+
+        :param X: rows [N, D], NaN where missing.
+        :raises ValueError: for rows without observed entries.
+        """
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, **_CHECKS)
+        Y = torch.tensor(X, dtype=torch.float64)
+        check_values(Y, columns=False, name="X")
+        T = self.warp_(Y)
+        predictions, weights = [], []
+        for size, fits in self.fits_.items():
+            shares = self._factors[size]
+            chosen = shares > _LEAST_WEIGHT * shares.sum()
+            factors = torch.tensor(_FACTORS).double()[chosen], (shares / shares[chosen].sum())[chosen]
+            for fitted in fits:
+                loc, scale = self._moments(fitted, T)
+                parts = [WarpedNormal(*each, self.warp_, *factors) for each in zip(loc.split(1), scale.split(1), strict=True)]
+                predictions.append(Prediction(parts, dims=("data", "output")))
+                weights.append(self.weights_[size])
+        return Prediction.pool(predictions, weights).with_observed(Y)
+
+    def transform(self, X: Any) -> Float[np.ndarray, "N D"]:
+        """Replace missing entries by their predictive means.
+
+        :param X: rows [N, D], NaN where missing.
+        :raises ValueError: for rows without observed entries.
+        """
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, **_CHECKS)
+        missing = np.isnan(X)
+        if not missing.any():
+            return X
+        filled = X.copy()
+        some = missing.any(1)
+        filled[some] = self.predictive(X[some]).mean.numpy(force=True)
+        return filled
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+
+def _points(q: Any, number: int) -> Float[Tensor, "S B Q"]:
+    """Stratified points of the distribution of each row's latents, which do not depend on the other rows.
+
+    :param q: a Gaussian for each row, or a mixture of Gaussians.
+    :param number: number S of points; each component has a share of them that is its weight, up to rounding.
+    """
+    if isinstance(q, torch.distributions.MixtureSameFamily):
+        weights = q.mixture_distribution.probs
+        parts: Any = q.component_distribution
+        loc, scale_tril = parts.loc, parts.scale_tril
+    else:
+        loc, scale_tril = q.loc[:, None], q.scale_tril[:, None]
+        weights = torch.ones_like(loc[..., 0])
+    ranks = ((torch.arange(number, dtype=weights.dtype) + 0.5) / number).expand(len(weights), -1)
+    chosen = torch.searchsorted(weights.cumsum(-1), ranks.contiguous()).clamp_max(weights.shape[-1] - 1)  # [B, S]
+    noise = normal_draws(number, loc.shape[-1], seed=0, like=loc)
+    steps = torch.einsum("bsij,sj->bsi", scale_tril.take_along_dim(chosen[..., None, None], 1), noise)
+    return (loc.take_along_dim(chosen[..., None], 1) + steps).transpose(0, 1)
+
+
+def _weights(log_prob: dict[tuple[tuple[int, int], float], Tensor]) -> dict[tuple[tuple[int, int], float], float]:
+    """Stacking weights of sizes and factors; equal weights of the sizes with a factor of 1 if no entry is held out."""
+    if all(not len(values) for values in log_prob.values()):
+        number = len(log_prob) // len(_FACTORS)
+        return {(size, factor): float(factor == 1.0) / number for size, factor in log_prob}
+    by_name = {str(i): values for i, values in enumerate(log_prob.values())}
+    return dict(zip(log_prob, stacking_weights(by_name, tolerance=_STACKING_TOLERANCE).values(), strict=True))
+
+
+def _log_prob(loc: Float[Tensor, "S B D"], scale: Float[Tensor, "S B D"], T: Float[Tensor, "B D"]) -> Float[Tensor, "J B D"]:
+    """Log densities of entries under an equal mixture of Gaussians, for each factor on the standard deviations."""
+    values = T.nan_to_num()
+    return torch.stack([(Normal(loc, factor * scale).log_prob(values).logsumexp(0) - np.log(len(loc))) for factor in _FACTORS])

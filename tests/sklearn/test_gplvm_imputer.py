@@ -1,0 +1,124 @@
+"""The imputer by scikit-learn's own checks, and against the conditional distributions that data were drawn from."""
+
+import pickle
+
+import numpy as np
+import pyro.distributions as dist
+import pytest
+import torch
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from pyro_lvgp.sklearn import GPLVMImputer
+from pyro_lvgp.sklearn.gplvm_imputer import _points
+
+QUICK = {"max_iter": 2, "random_state": 0}
+
+
+@pytest.mark.usefixtures("unchecked")  # which give it arguments of any kind
+@parametrize_with_checks([GPLVMImputer(**QUICK)])
+def test_scikit_learn_s_own_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def factors():
+    """Rows of a factor model, exponentials in the first two columns; the covariance; training and new rows."""
+    rng = np.random.default_rng(0)
+    loadings = rng.standard_normal((8, 2))
+    normal = rng.standard_normal((450, 2)) @ loadings.T + 0.5 * rng.standard_normal((450, 8))
+    covariance = loadings @ loadings.T + 0.25 * np.eye(8)
+    return normal, covariance
+
+
+def _warped(normal):
+    return np.concatenate([np.exp(0.5 * normal[:, :2]), normal[:, 2:]], 1)
+
+
+def _conditional(normal, hidden, covariance):
+    """Mean and standard deviation of hidden entries given the others, row by row."""
+    mean, stddev = normal.copy(), np.zeros_like(normal)
+    for n, m in enumerate(hidden):
+        gain = np.linalg.solve(covariance[~m][:, ~m], covariance[~m][:, m])
+        mean[n, m] = normal[n, ~m] @ gain
+        stddev[n, m] = np.sqrt(np.diag(covariance[m][:, m] - covariance[m][:, ~m] @ gain))
+    return mean, stddev
+
+
+def test_predictions_are_close_to_those_of_the_true_distribution(factors):
+    """Mean log density within .1 nats of the oracle's, RMSE within 10 %, coverage of 90 % intervals within .85 and .95."""
+    normal, covariance = factors
+    train, test = _warped(normal[:300]), _warped(normal[300:])
+    hidden = np.random.default_rng(1).random(test.shape).argsort(1).argsort(1) < 3
+    imputer = GPLVMImputer(max_iter=150, random_state=0).fit(train)
+    predicted = imputer.predictive(np.where(hidden, np.nan, test))
+    mean, stddev = _conditional(normal[300:], hidden, covariance)
+    plain = hidden.copy()
+    plain[:, :2] = False  # columns whose oracle is normal
+    rmse = [np.sqrt(np.square((each - test)[plain]).mean()) for each in (predicted.mean.numpy(), mean)]
+    assert rmse[0] < 1.1 * rmse[1]
+    oracle = torch.distributions.Normal(torch.tensor(mean[hidden]), torch.tensor(stddev[hidden]))
+    y = torch.tensor(np.where(hidden, test, np.nan))
+    slope = np.where(np.arange(8) < 2, 0.5 * test, 1.0)[hidden]  # dy/dz of y = exp(z / 2)
+    expected = oracle.log_prob(torch.tensor(normal[300:][hidden])) - torch.tensor(slope).log()
+    assert predicted.log_prob(y)[torch.tensor(hidden)].mean() > expected.mean() - 0.1
+    lower, upper = predicted.quantile([0.05, 0.95])
+    assert 0.85 < ((lower <= y) & (y <= upper))[torch.tensor(hidden)].double().mean() < 0.95
+
+
+@pytest.fixture(scope="module")
+def fitted(factors):
+    Y = _warped(factors[0][:40])
+    Y[np.random.default_rng(2).random(Y.shape) < 0.2] = np.nan
+    return Y, GPLVMImputer(max_iter=3, n_folds=2, random_state=0).fit(Y)
+
+
+def test_observed_entries_stay_and_missing_ones_have_the_predictive_mean(fitted):
+    Y, imputer = fitted
+    filled, predicted = imputer.transform(Y), imputer.predictive(Y)
+    missing = np.isnan(Y)
+    np.testing.assert_array_equal(filled[~missing], Y[~missing])
+    assert np.isfinite(filled).all()
+    assert (predicted.variance.numpy()[missing] > 0.0).all()
+    assert not predicted.variance.numpy()[~missing].any()
+    assert sum(imputer.weights_.values()) == pytest.approx(1.0, abs=0.03)
+    assert all(len(fits) == 2 for fits in imputer.fits_.values())
+
+
+def test_a_fit_repeats_and_goes_by_pickle(fitted):
+    Y, imputer = fitted
+    again = GPLVMImputer(max_iter=3, n_folds=2, random_state=0).fit(Y)
+    np.testing.assert_allclose(again.transform(Y), imputer.transform(Y), rtol=1e-6)
+    np.testing.assert_allclose(pickle.loads(pickle.dumps(imputer)).transform(Y), imputer.transform(Y), rtol=1e-6)
+
+
+def test_rows_with_the_only_entry_of_a_column_are_not_held_out():
+    Y = np.random.default_rng(0).standard_normal((8, 3))
+    Y[1:, 2] = np.nan
+    for seed in range(8):  # one of which would hold out the first row
+        imputer = GPLVMImputer(**(QUICK | {"random_state": seed}))
+        imputer._seed = seed
+        (held_out,) = imputer._held_out(torch.tensor(Y))
+        assert not held_out[0]
+    assert np.isfinite(GPLVMImputer(**QUICK).fit(Y).transform(Y)).all()
+
+
+def test_points_of_latents_have_the_moments_of_the_mixture():
+    covariance = torch.tensor([[0.5, 0.2], [0.2, 0.3]]).expand(1, 2, 2, 2)
+    parts = dist.MultivariateNormal(torch.tensor([[[-1.0, 0.0], [2.0, 1.0]]]), covariance)
+    q = dist.MixtureSameFamily(dist.Categorical(torch.tensor([[0.25, 0.75]])), parts)
+    points = _points(q, 4000)[:, 0]
+    error = 4.0 * (q.variance[0] / 4000).sqrt()
+    assert ((points.mean(0) - q.mean[0]).abs() < error).all()
+    torch.testing.assert_close(points.var(0), q.variance[0], rtol=0.1, atol=0.0)
+    one = dist.MultivariateNormal(parts.loc[:, 0], parts.covariance_matrix[:, 0])
+    assert ((_points(one, 4000)[:, 0].mean(0) - one.mean[0]).abs() < error).all()
+
+
+def test_data_that_cannot_be_used_are_refused(fitted):
+    Y, imputer = fitted
+    with pytest.raises(ValueError, match="an observed entry in every column of X"):
+        GPLVMImputer(**QUICK).fit(np.where(np.arange(8) == 2, np.nan, Y))
+    with pytest.raises(ValueError, match="an observed entry in every row of X"):
+        imputer.predictive(np.full((1, 8), np.nan))
+    with pytest.raises(ValueError, match="expected n_folds of 1 or more, got 0"):
+        GPLVMImputer(n_folds=0).fit(Y)
