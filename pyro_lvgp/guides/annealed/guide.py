@@ -125,8 +125,8 @@ class AutoAnnealedLangevin(SampledGuide):
 
     increments: Any
     beta: Tensor
-    origin: Tensor
-    factor: Tensor
+    origin: Any
+    factor: Any
 
     def __init__(
         self,
