@@ -26,9 +26,12 @@ class ChainGain:
 
     @property
     def worse(self) -> Int[Tensor, " rows"]:
-        """Indices of the data whose chains lower the bound, by more than two standard errors, or diverge; worst first."""
+        """Indices of the data whose chains lower the bound, or diverge; worst first.
+
+        A loss counts if it is more than 0.001 nats, and more than two standard errors.
+        """
         value, error = self.value.reshape(-1), self.standard_error.reshape(-1)
-        rows = (~(value + 2.0 * error >= 0.0)).nonzero()[:, 0]
+        rows = (~(value >= -(2.0 * error).clamp_min(_NEGLIGIBLE))).nonzero()[:, 0]
         return rows[value[rows].nan_to_num(float("-inf")).argsort()]
 
 
@@ -73,3 +76,6 @@ def chain_gain(
     base = log_weights(model, guide.without_transitions, *args, local_plate=guide.local_plate, **options, **kwargs)
     value = annealed.mean(0) - base.mean(0)
     return ChainGain(value, ((annealed.var(0) + base.var(0)) / num_samples).sqrt())
+
+
+_NEGLIGIBLE = 1e-3  # nats

@@ -20,7 +20,7 @@ from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.infer._sites import SampledSite, SiteLayout, entries, is_deterministic, is_undeclared, same, stack
 from pyro_lvgp.infer.elbo._terms import share_masks, trace_guide
 
-__all__ = ["SampledTraces", "sample_traces"]
+__all__ = ["SampledTraces", "log_weights_of_draws", "sample_traces"]
 
 _DRAWS = "_pyro_lvgp_draws"
 

@@ -70,8 +70,8 @@ def _ascent(density: "_Density", start: Tensor) -> Iterator[Tensor]:
     optimizer = torch.optim.LBFGS([h], history_size=10, line_search_fn="strong_wolfe")
 
     def minus_log_joint() -> Tensor:
-        value, slope = density.log_joint(h.detach()), density.score(h.detach())
-        h.grad = torch.zeros_like(h) if slope is None else -slope.nan_to_num(0.0)
+        value, gradient = density.log_joint(h.detach()), density.score(h.detach())
+        h.grad = torch.zeros_like(h) if gradient is None else -gradient.nan_to_num(0.0)
         # The line search interpolates between values, so that they must be finite.
         return h.new_tensor(-max(value, -_LARGE))
 
@@ -137,8 +137,8 @@ class _Density:
         for _ in range(2):  # the second time at the distances found the first time
 
             def score(z: Coordinates, scale: Tensor = scale) -> Coordinates:
-                slope = self.score(loc + scale * z[0])
-                return (torch.full_like(loc, math.nan) if slope is None else scale * slope,)
+                gradient = self.score(loc + scale * z[0])
+                return (torch.full_like(loc, math.nan) if gradient is None else scale * gradient,)
 
             (found,) = curvatures(score, (loc,))
             scale = scale * found.nan_to_num(1.0).clamp_min(_FLATTEST).rsqrt()
