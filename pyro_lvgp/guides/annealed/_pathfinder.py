@@ -1,17 +1,21 @@
 """First base of annealed chains: the Gaussian with the largest bound along a path of ascent."""
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
+from pyro.poutine import Trace
 from torch import Tensor
 
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.guides.annealed._chain import curvatures
-from pyro_lvgp.guides.annealed._targets import Target
+from pyro_lvgp.guides.annealed._targets import Target, TracedTarget
+from pyro_lvgp.guides.annealed._whitened import Whitened
 from pyro_lvgp.guides.annealed.transitions import Coordinates
+from pyro_lvgp.guides.mean_field import MeanFieldGuide
 
 _NUM_POINTS, _NUM_DRAWS, _MAX_FAILURES = 8, 16, 2
 _FLATTEST = 1e-2  # least curvature, so that a scale grows at most tenfold at a time
@@ -30,6 +34,36 @@ class FirstBase(NamedTuple):
     loc: Coordinates
     stddev: Coordinates
     factor: Float[Tensor, "P P"] | None
+
+
+def first_base(
+    guide: MeanFieldGuide,
+    model: Callable[..., Any],
+    names: Sequence[str],
+    args: tuple,
+    kwargs: dict,
+    *,
+    correlated: bool,
+) -> FirstBase:
+    """Return the Gaussian of all latent sites with the largest bound, on a path of ascent from the location of a guide.
+
+    :param guide: the guide, with all rows.
+    :param model: its model.
+    :param names: names of all latent sites, in the order of the results.
+    :param args: arguments of the model.
+    :param kwargs: keyword arguments of the model.
+    :param correlated: as for :func:`best_gaussian`.
+    """
+    gaussians = [guide.loc_and_stddev(name, args) for name in names]
+    locs, stddevs = (tuple(x.detach() for x in column) for column in zip(*gaussians, strict=True))
+    # Coordinates that a base N(0, 1) whitens are unconstrained ones.
+    coordinates = [replace(guide.coordinates[name], covariance="diagonal") for name in names]
+    units = tuple((torch.zeros_like(loc), torch.ones_like(loc)) for loc in locs)
+    sites = Whitened(tuple(zip(names, coordinates, strict=True)))
+    target = TracedTarget(
+        model, sites, units, Trace(), marginalize=False, local_plate=None, differentiable=False, args=args, kwargs=kwargs
+    )
+    return best_gaussian(target, locs, stddevs, correlated=correlated)
 
 
 def best_gaussian(target: Target, loc: Coordinates, scale: Coordinates, *, correlated: bool) -> FirstBase:

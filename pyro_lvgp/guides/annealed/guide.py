@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -24,13 +23,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from pyro_lvgp._utils.seeding import seeded
-from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.distributions.path_delta import PathDelta
 from pyro_lvgp.guides._handlers import ShareSubsamples
 from pyro_lvgp.guides._sampled import SampledGuide
 from pyro_lvgp.guides.annealed import schedules, transitions
 from pyro_lvgp.guides.annealed._chain import AnnealedChain, curvatures
-from pyro_lvgp.guides.annealed._pathfinder import best_gaussian
+from pyro_lvgp.guides.annealed._checks import check_base_guide, check_chain, checked_value
+from pyro_lvgp.guides.annealed._pathfinder import first_base
 from pyro_lvgp.guides.annealed._targets import (
     PureTarget,
     Target,
@@ -150,11 +149,11 @@ class AutoAnnealedLangevin(SampledGuide):
         create_plates: Callable[..., Any] | None = None,
     ):
         first_step_size = min(_FIRST_STEP_SIZE, 0.5 * max_step_size) if step_size is None else step_size
-        _check_chain(num_steps, first_step_size, max_step_size, momentum_persistence, base_weight)
+        check_chain(num_steps, first_step_size, max_step_size, momentum_persistence, base_weight)
         schedules.fixed_schedule(annealing_schedule, num_steps)
         if isinstance(sites, str):
             raise ValueError(f"expected a list of sites, got {sites!r}; write [{sites!r}]")
-        _check_base_guide(base_guide)
+        check_base_guide(base_guide)
         self_made, base_guide = base_guide is None, base_guide or MeanFieldGuide(model, create_plates=create_plates)
         create_plates = create_plates or base_guide.create_plates
         super().__init__(model, create_plates=create_plates)
@@ -340,7 +339,9 @@ class AutoAnnealedLangevin(SampledGuide):
             whitened, start = self._whitened, noise
             if end is not None:
                 sites = zip(whitened.sites, bases, noise, strict=True)
-                given = [_checked(name, site.unconstrain(end[name]), loc).expand_as(z) for (name, site), (loc, _), z in sites]
+                given = [
+                    checked_value(name, site.unconstrain(end[name]), loc).expand_as(z) for (name, site), (loc, _), z in sites
+                ]
                 start = whitened.to_white(tuple(given), bases)
             first, last = self._run_finite(start, bases, end is not None, num_steps, *inputs)
             base_z, last_z = (start, last.z) if end is None else (last.z, start)
@@ -391,23 +392,17 @@ class AutoAnnealedLangevin(SampledGuide):
 
     def _move_base(self, args: tuple, kwargs: dict) -> None:
         """Give all sites of the base the Gaussian with the largest bound on a path of ascent from its location."""
-        names = (*self.annealed, *self._others)
-        gaussians = [self.base_guide.loc_and_stddev(name, args) for name in names]
-        locs, stddevs = (tuple(x.detach() for x in column) for column in zip(*gaussians, strict=True))
-        # Coordinates that the base N(0, 1) whitens are unconstrained ones.
-        coordinates = [replace(self.base_guide.coordinates[name], covariance="diagonal") for name in names]
-        sites = Whitened(tuple(zip(names, coordinates, strict=True)))
-        units = tuple((torch.zeros_like(loc), torch.ones_like(loc)) for loc in locs)
-        joint = TracedTarget(self.model, sites, units, Trace(), False, None, False, args, kwargs)
-        found = best_gaussian(joint, locs, stddevs, correlated=self._is_preconditioned and self.factor.dim() == 2)
+        names, is_preconditioned = (*self.annealed, *self._others), self._is_preconditioned
+        is_correlated = is_preconditioned and self.factor.dim() == 2
+        found = first_base(self.base_guide, self.model, names, args, kwargs, correlated=is_correlated)
         for name, loc, stddev in zip(names, found.loc, found.stddev, strict=True):
-            if self._is_preconditioned:
+            if is_preconditioned:
                 loc, stddev = torch.zeros_like(loc), torch.ones_like(stddev)
             self.base_guide.set_loc_and_stddev(name, loc, stddev)
-        if self._is_preconditioned:
-            self.origin = torch.cat([loc.reshape(-1) for loc in found.loc])
-            diagonal = torch.cat([stddev.reshape(-1) for stddev in found.stddev])
-            self.factor = diagonal if self.factor.dim() == 1 else diagonal.diag() if found.factor is None else found.factor
+        if is_preconditioned:
+            self.origin, stddev = (torch.cat([x.reshape(-1) for x in each]) for each in (found.loc, found.stddev))
+            diagonal = stddev.diag() if is_correlated else stddev
+            self.factor = diagonal if found.factor is None else found.factor
 
     @torch.no_grad()
     def _multiply_step_sizes(self, factor: float) -> None:
@@ -526,47 +521,9 @@ def _zeros_with_gradient(whitened: Whitened, bases: Bases, z: Coordinates, score
     return tuple(x - x.detach() for x in own)
 
 
-def _check_chain(
-    num_steps: int, step_size: float, max_step_size: float, momentum_persistence: float, base_weight: float
-) -> None:
-    check_sizes(num_steps=num_steps)
-    if not 0 < step_size < max_step_size:
-        raise ValueError(f"expected 0 < step_size < max_step_size, got {step_size} and {max_step_size}")
-    if not 0 < momentum_persistence < 1:
-        raise ValueError(f"expected momentum_persistence between 0 and 1, got {momentum_persistence}")
-    if not 0 <= base_weight < math.inf:
-        raise ValueError(f"expected a base_weight of 0 or more, got {base_weight}")
-
-
-def _check_base_guide(guide: Any) -> None:
-    """Raise unless a base guide, if one is given, is a mean-field guide without parameters."""
-    if guide is None:
-        return
-    if not isinstance(guide, MeanFieldGuide):
-        raise TypeError(
-            f"expected pyro_lvgp.guides.MeanFieldGuide(model, ...) as a base guide, got {type(guide).__name__}; any guide "
-            "can be the global_guide"
-        )
-    if guide.prototype_trace is not None:
-        raise ValueError(
-            "expected a base guide that has not run, got one that has; pass a new one, and set its locs and scales after the "
-            "first call of this guide"
-        )
-
-
 def _outside_inference_mode(value: Any) -> Any:
     """Clone a tensor made in inference mode, which autograd does not accept."""
     return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
-
-
-def _checked(name: str, value: Tensor, loc: Tensor) -> Tensor:
-    """Return the unconstrained value of a site; raise unless it has the shape of the base."""
-    if value.shape[-loc.dim() :] != loc.shape:
-        raise ValueError(
-            f"expected a value of site {name!r} of shape {list(loc.shape)} in unconstrained space, got {list(value.shape)}; "
-            "with a mini-batch, give the values of its rows"
-        )
-    return value
 
 
 _LOG_2PI = math.log(2.0 * math.pi)

@@ -88,6 +88,42 @@ def test_the_first_bound_of_a_gaussian_posterior_is_the_evidence(local_plate):
     assert -0.1 < values.mean() - evidence < 4.0 * standard_error(values)
 
 
+@pytest.mark.parametrize("vectorize", [False, True])
+def test_the_first_base_does_not_depend_on_the_bound_that_calls_first(vectorize):
+    guides = [AutoAnnealedLangevin(counts, num_steps=2) for _ in range(2)]
+    torch.manual_seed(0)
+    guides[0]()
+    torch.manual_seed(0)
+    Trace_ELBO(num_particles=3, vectorize_particles=vectorize, max_plate_nesting=1).loss(counts, guides[1])
+    torch.testing.assert_close(guides[0].origin, guides[1].origin)
+    torch.testing.assert_close(guides[0].factor, guides[1].factor)
+
+
+def test_many_coordinates_have_no_correlations():
+    def model():
+        with pyro.plate("rows", 501):
+            x = pyro.sample("x", dist.Normal(0.0, 100.0))
+            pyro.sample("y", dist.Normal(x, 0.1), obs=torch.linspace(-50.0, 50.0, 501))
+
+    guide = AutoAnnealedLangevin(model, num_steps=2)
+    guide()
+    torch.testing.assert_close(guide.factor, torch.full((501,), (0.1**-2 + 100.0**-2) ** -0.5))
+    torch.testing.assert_close(guide.origin, torch.linspace(-50.0, 50.0, 501), atol=1e-3, rtol=0.0)
+
+
+def test_stored_parameters_keep_the_coordinates_of_the_chains():
+    guide = AutoAnnealedLangevin(counts, num_steps=2)
+    fit(counts, guide, num_steps=3, progress=False)
+    torch.manual_seed(1)
+    expected, stored = guide()["f"], {name: value.detach() for name, value in guide.named_parameters()}
+    other = AutoAnnealedLangevin(counts, num_steps=2)
+    other()
+    other.load_state_dict(guide.state_dict())
+    torch.manual_seed(1)
+    torch.testing.assert_close(other()["f"], expected)
+    assert {"origin_unconstrained", "factor_unconstrained"} <= stored.keys()
+
+
 def test_base_guides_of_the_user_keep_their_parameters():
     base = MeanFieldGuide(counts, init_loc_fn=init_to_value(values={"f": torch.ones(20)}), init_scale=0.5)
     guide = AutoAnnealedLangevin(counts, base_guide=base)
