@@ -18,6 +18,7 @@ from pyro_lvgp.guides.annealed.transitions import Coordinates
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
 
 _NUM_POINTS, _NUM_DRAWS, _MAX_FAILURES = 8, 16, 2
+_MAX_EVALUATIONS = 25  # of a line search
 _FLATTEST = 1e-2  # least curvature, so that a scale grows at most tenfold at a time
 _LEAST_EIGENVALUE = 1e-6  # of a Hessian whose diagonal is about 1
 _LARGE = 1e30
@@ -111,7 +112,7 @@ def _ascent(density: "_Density", start: Tensor) -> Iterator[Tensor]:
 
     for j in range(_NUM_POINTS):
         before = h.detach().clone()
-        optimizer.param_groups[0].update(max_iter=2**j, max_eval=2 ** (j + 1))
+        optimizer.param_groups[0].update(max_iter=2**j, max_eval=2 ** (j + 1) + _MAX_EVALUATIONS)
         with torch.enable_grad():
             optimizer.step(minus_log_joint)
         after = h.detach().clone()
