@@ -3,8 +3,8 @@
 The order of models by their bounds may differ from the order by predictive density.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Protocol, TypeVar, runtime_checkable
 
 import pyro
 import torch
@@ -15,6 +15,8 @@ from tqdm import tqdm
 from pyro_lvgp._utils.validation import check_tensors
 
 __all__ = ["Predictive", "gap_folds", "held_out_log_prob", "held_out_nll", "shifted_folds", "stacking_weights"]
+
+_Name = TypeVar("_Name", bound=Hashable)
 
 
 @runtime_checkable
@@ -259,8 +261,8 @@ def _filled_in_support(y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def stacking_weights(
-    log_prob: Mapping[str, Float[Tensor, " hidden"]], *, tolerance: float = 1e-6, max_steps: int = 10_000
-) -> dict[str, float]:
+    log_prob: Mapping[_Name, Float[Tensor, " _"]], *, tolerance: float = 1e-6, max_steps: int = 10_000
+) -> dict[_Name, float]:
     r"""Compute stacking weights: those of the mixture of candidates with the highest density of hidden entries.
 
     .. math::
@@ -275,7 +277,7 @@ def stacking_weights(
     :param log_prob: nats of each hidden entry by name, such as of :func:`held_out_log_prob`.
     :param tolerance: bound on the difference from the maximum, in nats per entry, at which iterations stop.
     :param max_steps: maximum number of iterations.
-    :returns: weights by name.
+    :returns: weights by name; a name is a string, or any other key.
     :raises ValueError: if there are no candidates or entries, candidates have different numbers of entries, or an entry has
         no finite density under any candidate, or NaN under one.
 

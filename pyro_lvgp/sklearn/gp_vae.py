@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from pyro_lvgp._utils.validation import check_series, check_sizes
 from pyro_lvgp.diagnostics.model_selection import held_out_log_prob, shifted_folds, stacking_weights
+from pyro_lvgp.distributions import LikelihoodPredictive
 from pyro_lvgp.kernels import Cosine, Kernel, Matern, Stack
 from pyro_lvgp.models import LinearGPVAE, Prediction
 
@@ -22,6 +23,7 @@ __all__ = ["GPVAERegressor"]
 _MAX_DIM = 8  # latents of each kind
 _NUM_HARMONICS = 3
 _LEAST_WEIGHT = 0.01
+_FACTORS = (1.0, 1.4, 2.0, 3.0)  # of predictive standard deviations
 
 
 class GPVAERegressor(BaseEstimator):
@@ -35,9 +37,14 @@ class GPVAERegressor(BaseEstimator):
     - ``"periodic"``: Matérn-½ processes, quasi-periodic processes and white latents, if a ``period`` is given.
 
     The numbers of latents are upper limits: relevances shrink the weights of those that the data do not need.  Each candidate
-    is fitted to data with additional gaps (:func:`~pyro_lvgp.diagnostics.shifted_folds`).  The prediction is a mixture of the
-    candidates, with the weights under which the hidden entries have the highest density
-    (:func:`~pyro_lvgp.diagnostics.stacking_weights`).
+    is fitted to data with additional gaps (:func:`~pyro_lvgp.diagnostics.shifted_folds`).  The prediction is the mixture
+
+    .. math:: \sum_{c j} w_{cj}\, p_c\big(m_c + (y - m_c) / \phi_j\big) / \phi_j
+
+    of the predictions :math:`p_c`, with means :math:`m_c`, of the candidates, with factors :math:`\phi_j` = 1, 1.4, 2 and 3 on
+    their standard deviations.  Its weights w are those under which the hidden entries have the highest density
+    (:func:`~pyro_lvgp.diagnostics.stacking_weights`): the gaps tell how far the models are from the truth, which noise and
+    posterior of a model do not.
 
     :param period: length of a cycle in units of the inputs, such as 24.0 for hourly data with a daily cycle.
     :param n_folds: number of folds.
@@ -48,6 +55,7 @@ class GPVAERegressor(BaseEstimator):
 
     - ``models_``: fitted models by the name of the candidate;
     - ``weights_``: their weights in the mixture;
+    - ``factor_weights_``: shares of the factors on the standard deviations of each;
     - ``held_out_nll_``: mean negative log densities of hidden entries, in nats.
 
     Source: Ashman (2020) for the model; Yao, Vehtari, Simpson and Gelman (2018) for stacking.
@@ -62,6 +70,7 @@ class GPVAERegressor(BaseEstimator):
 
     models_: dict[str, LinearGPVAE]
     weights_: dict[str, float]
+    factor_weights_: dict[str, dict[float, float]]
     held_out_nll_: dict[str, float]
 
     def __init__(self, *, period: float | None = None, n_folds: int = 3, max_iter: int = 100, verbose: bool = False):
@@ -89,21 +98,33 @@ class GPVAERegressor(BaseEstimator):
         x = x / self._spread
         candidates = self._candidates(x, data.shape[1])
 
-        def fit_and_predict(make: Callable[[], LinearGPVAE], data: Tensor) -> Prediction:
-            model = make()
+        folds = list(shifted_folds(data, self.n_folds))
+        predicted: dict[str, list[Prediction]] = {name: [] for name in candidates}
+
+        def fit_and_predict(name: str, data: Tensor) -> Prediction:
+            model = candidates[name]()
             model.fit(x, data, num_sweeps=self.max_iter)
-            return model.predict()
+            predicted[name].append(model.predict())
+            return predicted[name][-1]
 
         log_prob = held_out_log_prob(
-            {name: partial(fit_and_predict, make) for name, make in candidates.items()},
-            data,
-            shifted_folds(data, self.n_folds),
-            progress=self.verbose,
+            {name: partial(fit_and_predict, name) for name in candidates}, data, folds, progress=self.verbose
         )
         self.held_out_nll_ = {name: -values.mean().item() for name, values in log_prob.items()}
-        weights = {name: weight for name, weight in stacking_weights(log_prob).items() if weight >= _LEAST_WEIGHT}
-        self.weights_ = {name: weight / sum(weights.values()) for name, weight in weights.items()}
-        self.models_ = {name: candidates[name]() for name in weights}
+        widened = {
+            (name, factor): torch.cat([_log_prob(each, factor, data, fold) for each, fold in zip(parts, folds, strict=True)])
+            for name, parts in predicted.items()
+            for factor in _FACTORS
+        }
+        weights = {key: weight for key, weight in stacking_weights(widened).items() if weight >= _LEAST_WEIGHT}
+        total = sum(weights.values())
+        names = [name for name in candidates if any(name == key for key, _ in weights)]
+        self.weights_ = {name: sum(weight for (key, _), weight in weights.items() if key == name) / total for name in names}
+        self.factor_weights_ = {
+            name: {factor: weight / total / self.weights_[name] for (key, factor), weight in weights.items() if key == name}
+            for name in names
+        }
+        self.models_ = {name: candidates[name]() for name in names}
         for model in self.models_.values():
             model.fit(x, data, num_sweeps=self.max_iter)
         return self
@@ -117,8 +138,13 @@ class GPVAERegressor(BaseEstimator):
         check_is_fitted(self)
         inputs = self._inputs if X is None else _as_inputs(X)
         x_new = None if X is None else inputs / self._spread
-        predictions = [model.predict(x_new, num_samples=num_samples) for model in self.models_.values()]
-        pooled = Prediction.pool(predictions, self.weights_.values())
+        predictions, weights = [], []
+        for name, model in self.models_.items():
+            prediction = model.predict(x_new, num_samples=num_samples)
+            for factor, share in self.factor_weights_[name].items():
+                predictions.append(_widened(prediction, factor))
+                weights.append(self.weights_[name] * share)
+        pooled = Prediction.pool(predictions, weights)
         pooled.coords["x"] = (("points", "input"), inputs)
         return pooled
 
@@ -138,6 +164,20 @@ class GPVAERegressor(BaseEstimator):
             period = self.period / self._spread.item()
             kernels["periodic"] = lambda: Stack(_processes(x, (num_processes + 1) // 2, 0.5), _cycles(period))
         return {name: partial(make, kernel) for name, kernel in kernels.items()}
+
+
+def _widened(prediction: Prediction, factor: float) -> Prediction:
+    """Multiply the deviations of y from its mean, of which a LinearGPVAE predicts Gaussian components, by a factor."""
+    mean, parts = prediction.mean, []
+    for part in prediction.parts:
+        f_mean, f_variance = mean + factor * (part.f_mean - mean), factor**2 * part.f_variance
+        parts.append(LikelihoodPredictive(part.likelihood, f_mean, f_variance, "fitc", factor**2 * part.params))
+    return Prediction(parts, dims=prediction.dims, coords=prediction.coords)
+
+
+def _log_prob(prediction: Prediction, factor: float, data: Tensor, fold: Bool[Tensor, "N D"]) -> Float[Tensor, " hidden"]:
+    """Log densities of the hidden entries of a fold under a widened prediction."""
+    return _widened(prediction, factor).log_prob(data)[fold & ~data.isnan()]
 
 
 def _spread(x: Float[Tensor, "N P"]) -> Float[Tensor, " P"]:

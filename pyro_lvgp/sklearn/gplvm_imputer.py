@@ -283,8 +283,7 @@ def _weights(log_prob: dict[tuple[tuple[int, int], float], Tensor]) -> dict[tupl
     if all(not len(values) for values in log_prob.values()):
         number = len(log_prob) // len(_FACTORS)
         return {(size, factor): float(factor == 1.0) / number for size, factor in log_prob}
-    by_name = {str(i): values for i, values in enumerate(log_prob.values())}
-    return dict(zip(log_prob, stacking_weights(by_name, tolerance=_STACKING_TOLERANCE).values(), strict=True))
+    return stacking_weights(log_prob, tolerance=_STACKING_TOLERANCE)
 
 
 def _log_prob(loc: Float[Tensor, "S B D"], scale: Float[Tensor, "S B D"], T: Float[Tensor, "B D"]) -> Float[Tensor, "J B D"]:

@@ -6,6 +6,7 @@ from sklearn.base import clone
 
 from pyro_lvgp.models import Prediction
 from pyro_lvgp.sklearn import GPVAERegressor
+from pyro_lvgp.sklearn.gp_vae import _widened
 
 N = 40
 
@@ -36,6 +37,30 @@ def test_predictions_are_a_mixture_of_the_candidates_in_units_of_the_data(series
     torch.testing.assert_close(predicted.coords["x"][1], t[:, None])
     by_hand = sum(weight * gpvae.models_[name].predict().mean for name, weight in gpvae.weights_.items())
     torch.testing.assert_close(predicted.mean, by_hand)
+
+
+def test_deviations_are_multiplied_and_means_kept(series):
+    t, _, gapped = series
+    prediction = next(iter(quick().fit(t, gapped).models_.values())).predict()
+    widened = _widened(prediction, 2.0)
+    torch.testing.assert_close(widened.mean, prediction.mean)
+    torch.testing.assert_close(widened.stddev, 2.0 * prediction.stddev)
+    y = prediction.mean + 3.0
+    torch.testing.assert_close(widened.log_prob(y), prediction.log_prob(prediction.mean + 1.5) - np.log(2.0))
+
+
+def test_predictive_variances_are_those_of_the_mixture_over_models_and_factors(series):
+    t, _, gapped = series
+    gpvae = quick().fit(t, gapped)
+    total, mean, square = 0.0, 0.0, 0.0
+    for name, shares in gpvae.factor_weights_.items():
+        model = gpvae.models_[name].predict()
+        for factor, share in shares.items():
+            weight = gpvae.weights_[name] * share
+            total, mean = total + weight, mean + weight * model.mean
+            square = square + weight * (factor**2 * model.variance + model.mean**2)
+    assert total == pytest.approx(1.0)
+    torch.testing.assert_close(gpvae.predict().variance, square - mean**2)
 
 
 def test_the_best_candidate_is_the_one_with_the_process_for_a_rough_series(float64):
