@@ -15,7 +15,8 @@ from pyro_lvgp.guides.annealed._targets import PureTarget, Target
 from pyro_lvgp.guides.annealed.transitions import Coordinates, DivergedChainError, Score, State, Transition
 from pyro_lvgp.infer._compiled_loop import CompiledLoop
 
-_NUM_PROBES, _MAX_UNIT_PROBES, _NUM_CHAINS, _NUM_HALVINGS = 8, 16, 4, 12
+_NUM_PROBES, _MAX_UNIT_PROBES = 8, 16
+_NUM_CHAINS, _NUM_HALVINGS, _PATIENCE = 4, 12, 3
 
 
 @dataclass(frozen=True)
@@ -65,14 +66,19 @@ class AnnealedChain:
         return first, self.loop(shared, first, (self.beta, step_size), noise)
 
     def best_scale(self, z: Coordinates) -> float:
-        """Return the factor of the step sizes among 1, ½, ¼ … with the largest bound.
+        """Return the factor of the step sizes among 1, ½, ¼ … with the largest bound, until that falls three times.
 
         :param z: coordinates, of which only the shapes matter.
         """
-        factors = [0.5**j for j in range(_NUM_HALVINGS)]
         eager = replace(self, loop=None)  # a graph without gradients would be compiled for this search alone
-        bounds = torch.stack([eager.scaled(factor)._bound(z) for factor in factors])
-        return factors[int(bounds.nan_to_num(-torch.inf).argmax())]
+        bounds: list[float] = []
+        for j in range(_NUM_HALVINGS):
+            bound = float(eager.scaled(0.5**j)._bound(z))
+            bounds.append(bound if math.isfinite(bound) else -math.inf)
+            best = max(range(len(bounds)), key=bounds.__getitem__)
+            if bounds[best] > -math.inf and len(bounds) - best > _PATIENCE:
+                break
+        return 0.5**best
 
     def _bound(self, z: Coordinates) -> Tensor:
         """Estimate the bound, up to a constant, from the same random numbers at each call."""

@@ -158,7 +158,7 @@ def test_the_first_bound_is_at_least_that_of_the_base(model, seed):
 def test_fits_are_better_than_those_of_the_base(model):
     base, guide = MeanFieldGuide(model), AutoAnnealedLangevin(model)
     for each in (base, guide):
-        fit(model, each, num_steps=300, progress=False)
+        fit(model, each, num_steps=100, progress=False)
     (alone, error), (annealed, other) = bound(base, model), bound(guide, model)
     assert annealed > alone + 2.0 * torch.hypot(error, other)
 
@@ -213,7 +213,7 @@ def test_models_that_ask_for_the_mask_have_the_same_posterior_in_predictive():
             pyro.factor("y", -0.5 * ((x - 5.0) / 0.5).square())
 
     guide = AutoAnnealedLangevin(model)
-    fit(model, guide, num_steps=300, optim=JointAdam(lr=0.05), progress=False)
+    fit(model, guide, num_steps=100, optim=JointAdam(lr=0.05), progress=False)
     direct = guide.sample_posterior(2000, num_candidates=1)["x"]
     predicted = Predictive(model, guide=guide, num_samples=500, return_sites=["x"])()["x"]
     assert abs(direct.mean() - 4.0) < 0.2
@@ -239,7 +239,7 @@ def test_draws_of_models_that_do_not_broadcast_are_those_one_by_one_with_determi
 
     y = features @ torch.tensor([1.0, -1.0, 0.5])
     guide = AutoAnnealedLangevin(model)
-    fit(model, guide, y, num_steps=200, progress=False)
+    fit(model, guide, y, num_steps=20, progress=False)
     draws = guide.sample_posterior(50, y)
     assert draws["beta"].shape == (50, 3)
     assert torch.allclose(draws["mean"], draws["beta"] @ features.mT)
