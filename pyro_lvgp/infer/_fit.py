@@ -11,6 +11,7 @@ from pyro.optim import PyroOptim
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.infer._fit_result import FitResult
 from pyro_lvgp.infer._fit_state import FitState
@@ -25,6 +26,7 @@ MAX_STEPS = 100_000  # of a fit that ends when the bound has converged
 
 
 @torch.inference_mode(False)  # a fit takes gradients wherever it is called
+@pyro_lock
 def fit(
     model: Callable[..., Any],
     guide: Callable[..., Any],
@@ -51,6 +53,8 @@ def fit(
     :attr:`FitResult.gain`, the rise over the last tenth of the steps, is at least two standard errors and at least 0.001 nats
     per observed entry.  There is no warning after fewer than 500 steps or 40 epochs, after Ctrl-C, or with
     :class:`~pyro_lvgp.infer.EarlyStopping`, whose score decides when to stop.
+
+    Fits in several threads run one after the other, under :data:`~pyro_lvgp.infer.pyro_lock`.
 
     Pyro's validation, if enabled, is active in the first epoch alone, or in the first step without mini-batches or with
     ``compile=True``.  Devices and dtypes are those of model, guide and data: call ``model.to(...)`` and ``Y.to(...)`` first.
@@ -136,5 +140,5 @@ def _warn_if_rising(state: FitState) -> None:
             f'the bound was still rising when the fit ended, by {gain}; take more steps (num_steps=...), or num_steps="auto" '
             "to stop when the bound has converged; a second call of fit continues",
             ConvergenceWarning,
-            stacklevel=4,  # the caller of fit, which torch.inference_mode wraps
+            stacklevel=5,  # the caller of fit, which torch.inference_mode and pyro_lock wrap
         )

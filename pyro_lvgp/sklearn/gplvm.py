@@ -15,6 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils import Tags, check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes, check_values
 from pyro_lvgp.guides import MeanFieldGuide
@@ -58,7 +59,8 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     - ``n_iter_``: number of steps taken;
     - ``n_features_in_``, and ``feature_names_in_`` if columns have names.
 
-    A fitted estimator can be pickled.
+    A fitted estimator can be pickled, and used from several threads, whose calls run one after the other
+    (:data:`~pyro_lvgp.infer.pyro_lock`).
 
     Source: Titsias and Lawrence (2010), "Bayesian Gaussian process latent variable model".
 
@@ -163,9 +165,9 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
 
     @contextmanager
     def _pyro_as_fitted(self) -> Iterator[None]:
-        """Return a context with Pyro's setting ``module_local_params`` of the fit, and with a parameter store of its own."""
+        """Lock Pyro, with its setting ``module_local_params`` of the fit, and with a parameter store of its own."""
         setting = pyro.settings.context(module_local_params=self._local)
-        with torch.inference_mode(False), setting, pyro.get_param_store().scope():
+        with pyro_lock, torch.inference_mode(False), setting, pyro.get_param_store().scope():
             yield
 
     @property
