@@ -46,8 +46,10 @@ def fit(
     without replacement; a step then is ``step(*(arg[idx] for arg in args), idx)``, or ``step(*model.mini_batch(idx, *args))``
     if the model has such a method.
 
-    After Ctrl-C the fit stops at the end of the present step, and after a second Ctrl-C at once.  Model and guide then have
-    the parameters of the last step, or with :class:`~pyro_lvgp.infer.EarlyStopping` the best ones.
+    After Ctrl-C the fit stops at the end of the present step, and after a second Ctrl-C at once, but for imports, which take
+    a third one, and checkpoints, which are read or written to the end.  Model and guide then have the parameters of the last
+    step, or with :class:`~pyro_lvgp.infer.EarlyStopping` the best ones.  ``KeyboardInterrupt`` is raised only by a second
+    Ctrl-C before the first step.
 
     A fit that takes all its steps warns with scikit-learn's ``ConvergenceWarning`` if the bound still rises at the end: if
     :attr:`FitResult.gain`, the rise over the last tenth of the steps, is at least two standard errors and at least 0.001 nats
