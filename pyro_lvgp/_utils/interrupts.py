@@ -1,10 +1,13 @@
-"""Deferred keyboard interrupts, for loops whose steps must not be interrupted."""
+"""Deferred keyboard interrupts, for work that must not be interrupted."""
 
 import signal
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["Interrupts"]
+__all__ = ["Interrupts", "uninterrupted"]
 
 _HANDLER = signal.default_int_handler
 
@@ -13,8 +16,10 @@ class Interrupts:
     """Context that records the first Ctrl-C and lets the second one raise ``KeyboardInterrupt`` at once.
 
     Pyro stores plates and contexts in global state.  An exception between any two instructions may leave that state
-    inconsistent, so that no model with these plates runs again.  Where SIGINT has another handler than Python's own, or
-    in another thread than the main one, the context changes nothing.
+    inconsistent, so that no model with these plates runs again.  An exception during an import leaves modules without some of
+    their names, such as those that PyTorch imports when the first optimiser is made.  So a second Ctrl-C during an import has
+    no effect, and a third one raises after it.  Where SIGINT has another handler than Python's own, or in another thread than
+    the main one, the context changes nothing.
 
     >>> steps = 0
     >>> with Interrupts() as interrupts:
@@ -27,8 +32,8 @@ class Interrupts:
 
     def __enter__(self) -> "Interrupts":
         self.received = False
-        is_main = threading.current_thread() is threading.main_thread()
-        self._is_ours = is_main and signal.getsignal(signal.SIGINT) is _HANDLER
+        self._num_imports = _num_imports(sys._getframe())
+        self._is_ours = _is_main_thread() and signal.getsignal(signal.SIGINT) is _HANDLER
         if self._is_ours:
             signal.signal(signal.SIGINT, self._record)
         return self
@@ -38,6 +43,48 @@ class Interrupts:
             signal.signal(signal.SIGINT, _HANDLER)
 
     def _record(self, number: int, frame: FrameType | None) -> None:
-        if self.received:
+        if self.received and _num_imports(frame) <= self._num_imports:
             _HANDLER(number, frame)
         self.received = True
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Defer Ctrl-C to the end of the context, where the handler of SIGINT is called as often as Ctrl-C was pressed.
+
+    The context changes nothing in another thread than the main one, or if SIGINT has no handler in Python.
+
+    >>> try:
+    ...     with uninterrupted():
+    ...         signal.raise_signal(signal.SIGINT)
+    ...         print("done")
+    ... except KeyboardInterrupt:
+    ...     print("interrupted")
+    done
+    interrupted
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if not (_is_main_thread() and callable(handler)):
+        yield
+        return
+    pressed: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        for number in pressed:
+            handler(number, sys._getframe())
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _num_imports(frame: FrameType | None) -> int:
+    """Number of frames of the import system in the stack that ends at a frame."""
+    count = 0
+    while frame is not None:
+        count += frame.f_globals.get("__name__") == "importlib._bootstrap"
+        frame = frame.f_back
+    return count

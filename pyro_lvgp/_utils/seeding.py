@@ -1,12 +1,14 @@
 """Random states that do not change the global random state."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from numbers import Integral
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from pyro_lvgp._utils.pyro_lock import pyro_lock
 
 
 @contextmanager
@@ -31,8 +33,11 @@ def seeded(seed: int | None) -> Iterator[None]:
         yield
 
 
-def forked() -> AbstractContextManager[None]:
+@contextmanager
+def forked() -> Iterator[None]:
     """Restore the global random state, of the CPU and every GPU in use, at the end of the context.
+
+    Other threads cannot enter such a context before it ends.
 
     >>> with forked():
     ...     noise = torch.randn(3)
@@ -40,7 +45,8 @@ def forked() -> AbstractContextManager[None]:
     True
     """
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    return torch.random.fork_rng(devices=devices)
+    with pyro_lock, torch.random.fork_rng(devices=devices):
+        yield
 
 
 def normal_draws(*shape: int, seed: int, like: Tensor) -> Float[Tensor, "*shape"]:

@@ -7,6 +7,7 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp.diagnostics.importance_weights import log_weights
 from pyro_lvgp.guides import AutoAnnealedLangevin
 
@@ -35,6 +36,7 @@ class ChainGain:
         return rows[value[rows].nan_to_num(float("-inf")).argsort()]
 
 
+@pyro_lock
 def chain_gain(
     model: Callable[..., Any],
     guide: AutoAnnealedLangevin,

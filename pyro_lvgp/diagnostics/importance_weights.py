@@ -9,6 +9,7 @@ from jaxtyping import Float
 from pyro.ops.stats import fit_generalized_pareto
 from torch import Tensor
 
+from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.diagnostics._local_plate import find_local_plate
@@ -17,6 +18,7 @@ from pyro_lvgp.infer import ImportanceWeightedELBO, sample_traces
 __all__ = ["effective_sample_size", "log_weights", "pareto_k"]
 
 
+@pyro_lock
 def log_weights(
     model: Callable[..., Any],
     guide: Callable[..., Any],

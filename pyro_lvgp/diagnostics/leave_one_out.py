@@ -15,6 +15,7 @@ from pyro.poutine import Trace
 from torch import Tensor
 
 from pyro_lvgp._utils.eval_mode import eval_mode
+from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.diagnostics._local_plate import find_local_plate
@@ -32,6 +33,7 @@ _NUM_CHECKED = 10  # local draws of each draw of the globals, whose weights are 
 _MAX_K = 0.7
 
 
+@pyro_lock
 def loo(
     model: Callable[..., Any],
     guide: Callable[..., Any],

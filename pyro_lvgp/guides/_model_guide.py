@@ -15,6 +15,7 @@ from pyro.poutine.runtime import get_plates
 from torch import Tensor, nn
 
 from pyro_lvgp._utils.abstract import AbstractModuleMeta
+from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.unique_names import UniquelyNamed
 from pyro_lvgp.guides._handlers import plate_indices
 from pyro_lvgp.infer.protocols import HasPlates
@@ -70,6 +71,7 @@ class ModelGuide(UniquelyNamed, AutoGuide, metaclass=AbstractModuleMeta):
         """
 
     @torch.no_grad()
+    @pyro_lock
     def median(self, *args, **kwargs) -> dict[str, Tensor]:
         """Compute posterior medians by site.
 

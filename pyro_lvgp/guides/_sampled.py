@@ -12,6 +12,7 @@ from pyro.poutine.replay_messenger import ReplayMessenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
+from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.guides._model_guide import ModelGuide
@@ -25,6 +26,7 @@ class SampledGuide(ModelGuide):
     Subclasses implement ``forward``.
     """
 
+    @pyro_lock
     def sample_posterior(
         self,
         num_samples: int,
@@ -120,6 +122,7 @@ class SampledGuide(ModelGuide):
             return False
         return torch.allclose(together, apart, rtol=1e-3, atol=1e-3, equal_nan=True)
 
+    @pyro_lock
     def quantiles(
         self, quantiles: list[float] | Tensor, *args, num_samples: int = 100, seed: int | None = 0, **kwargs
     ) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from pyro.poutine.runtime import get_plates
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 
+from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.validation import check_init_scale
 from pyro_lvgp.distributions.normal import without_independent
 from pyro_lvgp.guides._coordinates import Covariance, SiteCoordinates
@@ -289,6 +290,7 @@ class MeanFieldGuide(ModelGuide):
         return self.coordinates[name].base(*self.loc_and_scale(name, args))
 
     @torch.no_grad()
+    @pyro_lock
     def quantiles(self, quantiles: list[float] | Tensor, *args, **kwargs) -> dict[str, Tensor]:
         """Compute marginal posterior quantiles by site, along a new first dimension.
 

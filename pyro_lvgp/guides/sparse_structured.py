@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pyro_lvgp._utils.control_flow import holds
 from pyro_lvgp._utils.eval_mode import eval_mode
+from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_inputs, check_values
 from pyro_lvgp.distributions.normal import without_independent
@@ -175,6 +176,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         return sites if self.memory is None else _product(Sites(self.memory.precision, self.memory.information), sites)
 
     @torch.no_grad()
+    @pyro_lock
     def condition(self, *args, inducing_points: Float[Tensor, "*Z M P"] | None = None) -> Memory:
         """Add data to the memory, on which every later posterior is conditioned, without training.
 

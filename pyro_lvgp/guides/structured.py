@@ -14,6 +14,7 @@ from pyro.nn import PyroModule, PyroParam
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
+from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_init_scale, check_positional, position_of_data
 from pyro_lvgp.distributions.gaussian_process import GaussianProcess, StructuredPosterior
@@ -249,6 +250,7 @@ class StructuredGPGuide(ModelGuide):
         return super().__getstate__() | {"prototype_trace": None}
 
     @torch.no_grad()
+    @pyro_lock
     def quantiles(self, quantiles: list[float] | Tensor, *args, **kwargs) -> dict[str, Tensor]:
         """Compute marginal posterior quantiles by site, along a new first dimension.
 

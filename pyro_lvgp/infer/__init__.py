@@ -1,6 +1,7 @@
 """Variational inference: evidence lower bounds, the training loop, optimisers, block coordinate ascent and sampling."""
 
 from pyro_lvgp._utils.control_flow import holds
+from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp.infer._convergence import Gain
 from pyro_lvgp.infer._fit import fit
 from pyro_lvgp.infer._fit_result import FitResult
@@ -58,6 +59,7 @@ __all__ = [
     "StructuredELBO",
     "fit",
     "holds",
+    "pyro_lock",
     "sample_moments",
     "sample_traces",
 ]

@@ -11,6 +11,7 @@ from pyro.optim import PyroOptim
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.infer._fit_result import FitResult
 from pyro_lvgp.infer._fit_state import FitState
@@ -25,6 +26,7 @@ MAX_STEPS = 100_000  # of a fit that ends when the bound has converged
 
 
 @torch.inference_mode(False)  # a fit takes gradients wherever it is called
+@pyro_lock
 def fit(
     model: Callable[..., Any],
     guide: Callable[..., Any],
@@ -44,13 +46,17 @@ def fit(
     without replacement; a step then is ``step(*(arg[idx] for arg in args), idx)``, or ``step(*model.mini_batch(idx, *args))``
     if the model has such a method.
 
-    After Ctrl-C the fit stops at the end of the present step, and after a second Ctrl-C at once.  Model and guide then have
-    the parameters of the last step, or with :class:`~pyro_lvgp.infer.EarlyStopping` the best ones.
+    After Ctrl-C the fit stops at the end of the present step, and after a second Ctrl-C at once, but for imports, which take
+    a third one, and checkpoints, which are read or written to the end.  Model and guide then have the parameters of the last
+    step, or with :class:`~pyro_lvgp.infer.EarlyStopping` the best ones.  ``KeyboardInterrupt`` is raised only by a second
+    Ctrl-C before the first step.
 
     A fit that takes all its steps warns with scikit-learn's ``ConvergenceWarning`` if the bound still rises at the end: if
     :attr:`FitResult.gain`, the rise over the last tenth of the steps, is at least two standard errors and at least 0.001 nats
     per observed entry.  There is no warning after fewer than 500 steps or 40 epochs, after Ctrl-C, or with
     :class:`~pyro_lvgp.infer.EarlyStopping`, whose score decides when to stop.
+
+    Fits in several threads run one after the other, under :data:`~pyro_lvgp.infer.pyro_lock`.
 
     Pyro's validation, if enabled, is active in the first epoch alone, or in the first step without mini-batches or with
     ``compile=True``.  Devices and dtypes are those of model, guide and data: call ``model.to(...)`` and ``Y.to(...)`` first.
@@ -136,5 +142,5 @@ def _warn_if_rising(state: FitState) -> None:
             f'the bound was still rising when the fit ended, by {gain}; take more steps (num_steps=...), or num_steps="auto" '
             "to stop when the bound has converged; a second call of fit continues",
             ConvergenceWarning,
-            stacklevel=4,  # the caller of fit, which torch.inference_mode wraps
+            stacklevel=5,  # the caller of fit, which torch.inference_mode and pyro_lock wrap
         )

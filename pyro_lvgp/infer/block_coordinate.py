@@ -13,6 +13,7 @@ from pyro.infer import ELBO, TraceMeanField_ELBO
 from pyro.infer.util import torch_item
 from torch import Tensor
 
+from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_bound
 from pyro_lvgp.infer._optimizer_state import check_optimizer_state
@@ -100,6 +101,7 @@ class BlockCoordinateVI:
         self._loaded_states: Mapping[str, Any] = {}  # for optimisers that are made at the first step
         self._num_sweeps, self._limit = 0, BoundLimit()
 
+    @pyro_lock
     def step(self, *args, **kwargs) -> float:
         """Sweep through the blocks once.
 
@@ -131,6 +133,7 @@ class BlockCoordinateVI:
         self._num_sweeps += 1
         return losses[0]
 
+    @pyro_lock
     def evaluate_loss(self, *args, **kwargs) -> float:
         """Compute minus an estimate of the bound, without gradients.
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pyro_lvgp._utils.cholesky import safe_cholesky
 from pyro_lvgp._utils.control_flow import holds, is_recording
+from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_tensors, check_values
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, LikelihoodTerm, ObservedRows
@@ -305,6 +306,7 @@ class BayesianGPLVM(RowModel):
             return torch.func.grad(lambda latents: self.log_joint(latents, statistics).sum())({"X": X})
         return {"X": gradient(statistics.score, X.unsqueeze(-3)).squeeze(-3) - X}
 
+    @pyro_lock
     def initialize(
         self,
         Y: Float[Tensor, "N D"],

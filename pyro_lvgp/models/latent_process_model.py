@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from pyro_lvgp._utils.abstract import AbstractModuleMeta
 from pyro_lvgp._utils.eval_mode import eval_mode
+from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.unique_names import UniquelyNamed
 from pyro_lvgp._utils.validation import (
     check_inputs,
@@ -243,6 +244,7 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
                 f"or .to({y.dtype}) on model and guide"
             )
 
+    @pyro_lock
     def predict(
         self,
         guide: Guide,
@@ -295,6 +297,7 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
             coords={"x": (("series", "points", "input")[-inputs.dim() :], inputs)},
         )
 
+    @pyro_lock
     def impute(
         self, guide: Guide, x: Float[Tensor, "*#series N P"], y: Float[Tensor, "*#series N D"], *, num_samples: int = 100
     ) -> Prediction:
@@ -309,6 +312,7 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
         """
         return self.predict(guide, x, y, num_samples=num_samples).with_observed(y)
 
+    @pyro_lock
     def forecast(
         self,
         guide: Guide,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pyro_lvgp._utils.abstract import AbstractModuleMeta
 from pyro_lvgp._utils.eval_mode import eval_mode
+from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.unique_names import UniquelyNamed
 from pyro_lvgp._utils.validation import check_data, check_index, check_not_empty, check_sizes, check_values
@@ -108,6 +109,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         value = self.initial_values.get(site["name"])
         return init_to_median(site) if value is None else value.to(next(self.parameters(), value))
 
+    @pyro_lock
     def predict(self, guide: Guide, X: Latents, *, num_samples: int = 64) -> Prediction:
         """Predict y at latent positions, or averaged over a distribution of them.
 
@@ -126,6 +128,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
             rows = (self._rows_given(globals_, draw_latents()) for globals_ in self._global_draws(guide, num_samples))
             return self._prediction(rows, num_samples, num_rows)
 
+    @pyro_lock
     def reconstruct(
         self,
         guide: Guide,
@@ -157,6 +160,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         with eval_mode(self, guide):
             return self._prediction(rows(), num_samples, len(Y), {"data": (("data",), idx)})
 
+    @pyro_lock
     def predictive(self, guide: Guide, X: Float[Tensor, "B Q"]) -> LikelihoodPredictive:
         r"""Predictive distribution p(y | x) of each entry, of batch shape [B, D] and differentiable in X.
 
@@ -175,6 +179,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         with eval_mode(self, guide):
             return self._predictor(guide)(X)
 
+    @pyro_lock
     def infer_latents(
         self,
         guide: Guide,
@@ -271,6 +276,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         draws = torch.cat([cast(Tensor, trace.nodes["X"]["value"]) for trace in traces])
         return latent_mixture(draws, min(20, max(len(Y) // 25, 1)), seed=seed)
 
+    @pyro_lock
     def impute(
         self,
         guide: Guide,

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributions import Gamma, MultivariateNormal
 from torch.nn import functional as F
 
+from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_new_inputs, check_series, check_sizes
 from pyro_lvgp.conjugate import linear_decoder
@@ -85,6 +86,7 @@ class LinearGPVAE:
         self.process_dim = 0 if kernel is None else kernel.batch_shape[0]
 
     @torch.inference_mode(False)  # moments are derivatives wherever the method is called
+    @pyro_lock
     def fit(
         self,
         x: Float[Tensor, "N P"],
@@ -130,6 +132,7 @@ class LinearGPVAE:
         return bounds
 
     @torch.inference_mode(False)
+    @pyro_lock
     def predict(self, x_new: Float[Tensor, "M P"] | None = None, *, num_samples: int = 100, seed: int = 0) -> Prediction:
         """Predict y, as a mixture over draws of the decoder in which the latents are integrated out.
 

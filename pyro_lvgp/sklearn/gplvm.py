@@ -57,7 +57,8 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     - ``n_iter_``: number of steps taken;
     - ``n_features_in_``, and ``feature_names_in_`` if columns have names.
 
-    A fitted estimator can be pickled.
+    A fitted estimator can be pickled, and used from several threads, whose calls run one after the other
+    (:data:`~pyro_lvgp.infer.pyro_lock`).
 
     Source: Titsias and Lawrence (2010), "Bayesian Gaussian process latent variable model".
 

@@ -13,6 +13,7 @@ from pyro.nn import PyroModule, PyroParam
 from torch import Tensor, nn
 
 from pyro_lvgp import conjugate
+from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import normal_draws
 from pyro_lvgp._utils.validation import check_init_scale
 from pyro_lvgp.distributions.normal import DrawnNormal, PrecisionNormal, PrecisionNormalAtMean
@@ -289,6 +290,7 @@ class RandomFeatureGuide(SampledGuide):
         self._check_has_run()
         return float((1.0 - (1.0 - self.assignments()).prod(0)).sum())
 
+    @pyro_lock
     def blocks(
         self,
         *,
@@ -353,6 +355,7 @@ class RandomFeatureGuide(SampledGuide):
         """Features [B, L] at one draw of latents and frequencies."""
         return self.model.features(self.latents(y, idx).sample(), self.omega.posterior(self.model).sample())
 
+    @pyro_lock
     def sample_posterior(self, num_samples: int, *args, chunk_size: int = 1, **kwargs) -> dict[str, Tensor]:
         """Draw all sites from the guide, along a new first dimension; by default one draw at a time, to save memory.
 
@@ -363,6 +366,7 @@ class RandomFeatureGuide(SampledGuide):
         return super().sample_posterior(num_samples, *args, chunk_size=chunk_size, **kwargs)
 
     @torch.no_grad()
+    @pyro_lock
     def quantiles(self, quantiles: list[float] | Tensor, *args, **kwargs) -> dict[str, Tensor]:
         """Compute marginal posterior quantiles by site, along a new first dimension: exact for X, from draws for others.
 

@@ -38,8 +38,9 @@ class StopOnInterrupt(Callback):
             state.stop()
 
     def on_end(self, state: FitState) -> None:
-        """Restore the previous handler.
+        """Restore the previous handler, and record Ctrl-C after the last step.
 
         :param state: the fit.
         """
         self._stack.close()
+        state.history.interrupted |= self._interrupts.received

@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from pyro_lvgp._utils.interrupts import uninterrupted
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.infer._fit_state import FitState, Stateful
 from pyro_lvgp.infer.block_coordinate import BlockCoordinateVI
@@ -68,7 +69,8 @@ class Checkpoint(Callback):
         self._fingerprint: SavedFingerprint | None = None
         if self._own_path.exists():
             state.initialize_parameters()
-            self._read(self._parts(state))
+            with uninterrupted():  # so that all parts are those of the file, or none
+                self._read(self._parts(state))
         if processes.any(processes.mean(float(state.step)) != state.step):
             raise RuntimeError(
                 f"expected checkpoints of one step in all processes, got one of step {state.step} here; remove them"
@@ -81,7 +83,8 @@ class Checkpoint(Callback):
         """
         if state.is_finished or state.step % self.every == 0:
             states: dict[str, Any] = {name: part.state_dict() for name, part in self._parts(state).items()}
-            self._write({_DIGEST: digest(states), **states})
+            with uninterrupted():
+                self._write({_DIGEST: digest(states), **states})
 
     def _parts(self, state: FitState) -> dict[str, Stateful]:
         if self._fingerprint is None:  # guides make modules at the first step

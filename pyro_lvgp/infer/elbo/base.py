@@ -12,6 +12,7 @@ from pyro.poutine import Trace
 from pyro.util import warn_if_nan
 from torch import Tensor
 
+from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp.infer.elbo._limits import BoundLimit
 
 __all__ = ["DifferentiableELBO"]
@@ -56,6 +57,7 @@ class DifferentiableELBO(ELBO):
         """Trace the guide and then the model at its draws; abstract in Pyro's base class."""
         return get_importance_trace("flat", self.max_plate_nesting, model, guide, args, kwargs)
 
+    @pyro_lock
     def loss(self, model: Any, guide: Any, *args, **kwargs) -> float:
         """Compute minus an estimate of the bound, without gradients."""
         with torch.no_grad():
@@ -63,6 +65,7 @@ class DifferentiableELBO(ELBO):
         self._limit.check(loss, model, guide, args, kwargs)
         return loss
 
+    @pyro_lock
     def loss_and_grads(self, model: Any, guide: Any, *args, **kwargs) -> float:
         """Compute minus an estimate of the bound, and add its gradients to those of the parameters."""
         loss = self.differentiable_loss(model, guide, *args, **kwargs)

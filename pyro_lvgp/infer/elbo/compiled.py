@@ -18,6 +18,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from pyro_lvgp._compile.compilation import Compiled, compile_graph
 from pyro_lvgp._compile.recording import record
+from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.infer._parameters import unconstrained
 from pyro_lvgp.infer.elbo._limits import BoundLimit
@@ -79,6 +80,7 @@ class CompiledELBO(ELBO):
         self._steps: dict[Hashable, _Step] = {}
         self._limit = BoundLimit()
 
+    @pyro_lock
     def loss(self, model: Any, guide: Any, *args, **kwargs) -> float:
         """Compute minus an estimate of the bound, without gradients and without compilation."""
         return self.bound.loss(model, guide, *args, **kwargs)
@@ -87,6 +89,7 @@ class CompiledELBO(ELBO):
         """Compute minus an estimate of the bound, to differentiate, without compilation."""
         return self.bound.differentiable_loss(model, guide, *args, **kwargs)
 
+    @pyro_lock
     def loss_and_grads(self, model: Any, guide: Any, *args, **kwargs) -> float:
         """Compute minus an estimate of the bound, and add its gradients to those of the parameters."""
         value = self._loss_and_grads(model, guide, args, kwargs)

@@ -11,6 +11,7 @@ from pyro.distributions.util import detach, scale_and_mask
 from torch import Tensor
 
 from pyro_lvgp._utils.control_flow import holds
+from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp.distributions.normal import without_independent
 from pyro_lvgp.distributions.path_delta import PathDelta
 from pyro_lvgp.infer.elbo._terms import Sites, log_ratio
@@ -84,6 +85,7 @@ class ImportanceWeightedELBO(LocalELBO):
         )
         self.gradient_estimator = gradient_estimator
 
+    @pyro_lock
     def log_weights(self, model: Any, guide: Any, *args, **kwargs) -> Tensor:
         """Compute log w_sn = log p(y_n, x_ns | g) − log q(x_ns | g) at one draw of the globals, ``[S, *plates]``."""
         model_sites, guide_sites = self._sample_sites(model, guide, args, kwargs)

@@ -16,6 +16,7 @@ from pyro.util import check_model_guide_match, check_site_shape
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes, position_of_data
 from pyro_lvgp.distributions.gaussian_process import GaussianProcess, StructuredPosterior
@@ -119,6 +120,7 @@ class StructuredELBO(DifferentiableELBO):
         self.value, self.gradient_estimator, self.rescale, self.corruption = value, gradient_estimator, rescale, corruption
         self._checked_processes: set[frozenset[str]] = set()
 
+    @pyro_lock
     def loss(self, model: Any, guide: Any, *args, **kwargs) -> float:
         """Compute minus an estimate of the bound, without gradients, ``rescale`` or ``corruption``."""
         with torch.no_grad():

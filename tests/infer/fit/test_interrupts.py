@@ -3,6 +3,8 @@
 import itertools
 import math
 import signal
+import subprocess
+import sys
 
 import pyro
 import pyro.distributions as dist
@@ -84,3 +86,82 @@ def test_a_step_cut_short_leaves_no_gradient_to_the_next_fit(Y):
     model, guide = make_pair(Y)
     assert fit(model, guide, Y, optim=JointOptim(Interrupted, {"lr": 0.1}), num_steps=2, progress=False).interrupted
     assert all(parameter.grad is None for part in (model, guide) for parameter in part.parameters())
+
+
+FIT = """
+import os, signal, sys
+import torch
+from pyro_lvgp.guides import MeanFieldGuide
+from pyro_lvgp.infer import Callback, Checkpoint, MeanFieldELBO, fit
+from pyro_lvgp.models import BayesianGPLVM
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+Y = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+
+def press(times):
+    for _ in range(times):
+        os.kill(os.getpid(), signal.SIGINT)
+
+def fitted(num_steps, *callbacks):
+    model = BayesianGPLVM(12, 3, latent_dim=2, num_inducing=4).initialize(Y)
+    loss = MeanFieldELBO(max_plate_nesting=1)
+    return fit(model, MeanFieldGuide(model), Y, loss=loss, num_steps=num_steps, callbacks=callbacks, progress=False)
+"""
+WHILE_IMPORTING = """
+class PressDuringImports:
+    count = 0
+
+    def find_spec(self, name, path=None, target=None):
+        self.count += 1
+        if self.count in (5, 50):
+            press(2)
+
+finder = PressDuringImports()
+sys.meta_path.insert(0, finder)
+history = fitted(20)
+sys.meta_path.remove(finder)
+assert finder.count > 50, "expected lazy imports in the first step"
+assert (history.interrupted, len(history.losses)) == (True, 1), history
+assert len(fitted(3).losses) == 3
+"""
+WHILE_SAVING = """
+from pathlib import Path
+
+path = Path(sys.argv[1])
+save, load = torch.save, torch.load
+
+def pressed(do, times):
+    def during(*args, **options):
+        press(times)
+        return do(*args, **options)
+    return during
+
+for presses in (1, 2, 3):
+    torch.save = pressed(save, presses)
+    history = fitted(9, Checkpoint(path, every=1))
+    torch.save = save
+    assert (history.interrupted, len(history.losses)) == (True, presses + 1), (presses, history)
+    assert len(load(path, weights_only=True)["history"]["losses"]) == presses + 1
+
+fitted(4, Checkpoint(path))
+torch.load = pressed(load, 1)
+history = fitted(4, Checkpoint(path))
+assert (history.interrupted, len(history.losses)) == (True, 4), "finished, but interrupted"
+torch.load = pressed(load, 2)
+try:
+    fitted(6, Checkpoint(path))
+except KeyboardInterrupt:
+    pass
+else:
+    raise AssertionError("swallowed")
+torch.load = load
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+assert len(fitted(6, Checkpoint(path)).losses) == 6
+"""
+
+
+@pytest.mark.parametrize("script", [WHILE_IMPORTING, WHILE_SAVING], ids=["importing", "saving"])
+def test_ctrl_c_leaves_nothing_half_done(script, tmp_path):
+    command = [sys.executable, "-c", FIT + script, str(tmp_path / "fit.pt")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
