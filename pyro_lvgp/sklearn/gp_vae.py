@@ -111,23 +111,26 @@ class GPVAERegressor(BaseEstimator):
             {name: partial(fit_and_predict, name) for name in candidates}, data, folds, progress=self.verbose
         )
         self.held_out_nll_ = {name: -values.mean().item() for name, values in log_prob.items()}
-        widened = {
+        self._stack(predicted, data, folds)
+        self.models_ = {name: candidates[name]() for name in self.weights_}
+        for model in self.models_.values():
+            model.fit(x, data, num_sweeps=self.max_iter)
+        return self
+
+    def _stack(self, predicted: dict[str, list[Prediction]], data: Tensor, folds: list[Tensor]) -> None:
+        """Choose the weights of candidates and factors by the predictions of each candidate for each fold."""
+        log_prob = {
             (name, factor): torch.cat([_log_prob(each, factor, data, fold) for each, fold in zip(parts, folds, strict=True)])
             for name, parts in predicted.items()
             for factor in _FACTORS
         }
-        weights = {key: weight for key, weight in stacking_weights(widened).items() if weight >= _LEAST_WEIGHT}
+        weights = {key: weight for key, weight in stacking_weights(log_prob).items() if weight >= _LEAST_WEIGHT}
         total = sum(weights.values())
-        names = [name for name in candidates if any(name == key for key, _ in weights)]
-        self.weights_ = {name: sum(weight for (key, _), weight in weights.items() if key == name) / total for name in names}
-        self.factor_weights_ = {
-            name: {factor: weight / total / self.weights_[name] for (key, factor), weight in weights.items() if key == name}
-            for name in names
-        }
-        self.models_ = {name: candidates[name]() for name in names}
-        for model in self.models_.values():
-            model.fit(x, data, num_sweeps=self.max_iter)
-        return self
+        self.weights_, self.factor_weights_ = {}, {}
+        for name in dict.fromkeys(name for name, _ in weights):
+            shares = {factor: weights[name, factor] for factor in _FACTORS if (name, factor) in weights}
+            self.weights_[name] = sum(shares.values()) / total
+            self.factor_weights_[name] = {factor: share / sum(shares.values()) for factor, share in shares.items()}
 
     def predict(self, X: Any = None, *, num_samples: int = 100) -> Prediction:
         """Predict y in the units of the data, as a :class:`~pyro_lvgp.models.Prediction`.
