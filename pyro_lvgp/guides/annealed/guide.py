@@ -259,9 +259,10 @@ class AutoAnnealedLangevin(SampledGuide):
         if self._is_preconditioned:
             # Parameters, although they are not learned, so that they are stored where the others are.
             self.origin = PyroParam(loc.new_zeros(num_coordinates))
-            is_correlated = num_coordinates <= _MAX_CORRELATED
-            identity = torch.eye(num_coordinates) if is_correlated else torch.ones(num_coordinates)
-            self.factor = PyroParam(identity.to(loc))
+            if num_coordinates <= _MAX_CORRELATED:
+                self.factor = PyroParam(torch.eye(num_coordinates).to(loc), constraints.lower_cholesky)
+            else:
+                self.factor = PyroParam(loc.new_ones(num_coordinates), constraints.positive)
         beta = schedules.fixed_schedule(self._annealing_schedule, self.num_steps)
         if beta is None:
             self.increments = PyroParam(loc.new_ones(self.num_steps), constraints.positive)
