@@ -30,11 +30,13 @@ class FirstBase(NamedTuple):
     :param loc: mean of each site.
     :param stddev: standard deviations of each site, for a diagonal covariance.
     :param factor: Cholesky factor of a covariance of all coordinates with a larger bound; None if that is diagonal.
+    :param is_near_mode: whether a Newton step from the mean is about a standard deviation of each coordinate, or shorter.
     """
 
     loc: Coordinates
     stddev: Coordinates
     factor: Float[Tensor, "P P"] | None
+    is_near_mode: bool
 
 
 def first_base(
@@ -95,7 +97,13 @@ def best_gaussian(target: Target, loc: Coordinates, scale: Coordinates, *, corre
             break
     factor = density.covariance_factor(point, stddev) if correlated else None
     is_better = factor is not None and density.bound(point, factor) > largest
-    return FirstBase(density.split(point), density.split(stddev), factor if is_better else None)
+    factor = factor if is_better else None
+    gradient = density.score(point)
+    white = (
+        torch.full_like(point, math.inf) if gradient is None else stddev * gradient if factor is None else factor.mT @ gradient
+    )
+    is_near_mode = bool(white.square().mean() < 1.0)
+    return FirstBase(density.split(point), density.split(stddev), factor, is_near_mode)
 
 
 def _ascent(density: "_Density", start: Tensor) -> Iterator[Tensor]:
