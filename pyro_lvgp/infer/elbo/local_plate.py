@@ -134,8 +134,8 @@ class LocalELBO(DifferentiableELBO):
                 raise ValueError(
                     f"expected sites outside plate {self.local_plate!r} with the batch dimensions of their plates, got site "
                     f"{name!r} with batch shape {tuple(shape)}, more than its plates declare: a site that depends on draws "
-                    "inside the plate must be in the plate or be drawn before it, or there must be one draw, num_samples=1, as "
-                    "for collapsed weights; other batch dimensions need .to_event(...)"
+                    "inside the plate must be in the plate or be drawn before it, or there must be one draw, num_samples=1; "
+                    "other batch dimensions need .to_event(...)"
                 )
         return local, outside
 
