@@ -236,9 +236,9 @@ def is_clear(error: BaseException) -> bool:
 
 
 def _without_numbers(error: object) -> str:
-    """First part of an error's class and text, with # for numbers, so that equal errors can be counted."""
-    name = type(error).__name__
-    return re.sub(r"-?\d[\d.e+-]*", "#", f"{name}: {' '.join(str(error).split())}"[:160]).replace("|", "/")
+    """Class of an error and start of its text, with # for numbers and without Pyro's table of sites."""
+    text = re.sub(r"-?\d[\d.e+-]*", "#", " ".join(str(error).split("Trace Shapes")[0].split()))
+    return f"{type(error).__name__}: {text}"[:150].replace("|", "/")
 
 
 def make_data(configuration: Configuration) -> tuple[Tensor, Tensor, int]:
