@@ -58,3 +58,11 @@ def test_no_description_is_an_empty_list():
     paths = (ROOT / "pyro_lvgp").rglob("*.py")
     found = {path.name: ENUMERATOR.findall(path.read_text("utf-8")) for path in paths}
     assert not {name: lines for name, lines in found.items() if lines}
+
+
+def test_every_promise_names_a_test_that_exists():
+    named = re.findall(r"`(tests/[^`]*)`", (ROOT / "docs" / "promises.md").read_text("utf-8"))
+    assert len(named) > 10
+    for name in named:
+        path, _, function = name.partition("::")
+        assert f"def {function}(" in (ROOT / path).read_text("utf-8") if function else (ROOT / path).is_file(), name

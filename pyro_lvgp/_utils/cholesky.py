@@ -27,7 +27,8 @@ def safe_cholesky(
 ) -> Float[Tensor, "*batch M M"]:
     """Compute the lower Cholesky factor of ``K`` plus the smallest jitter that makes it positive definite.
 
-    Jitter is relative to the mean of the diagonal.  It starts at ``jitter`` and grows tenfold, for the matrices of the
+    Jitter is relative to the mean of the diagonal, or absolute for a matrix of zeros, such as that of a linear kernel at the
+    origin.  It starts at ``jitter`` and grows tenfold, for the matrices of the
     batch that fail and for no others, at most four times.
 
     :param K: symmetric matrices.
@@ -42,6 +43,7 @@ def safe_cholesky(
     smallest = FIRST_JITTER.get(K.dtype, 1e-5)
     first = smallest if jitter is None else jitter
     scale = K.diagonal(dim1=-2, dim2=-1).mean(-1)
+    scale = torch.where(scale == 0.0, 1.0, scale)
     eps = torch.full_like(scale, first)
     for attempt in range(_NUM_TRIES):
         has_jitter = attempt > 0 or first != 0.0

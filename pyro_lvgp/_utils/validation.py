@@ -72,8 +72,8 @@ def check_bound(loss: float) -> None:
     """Raise if minus a bound is NaN or infinite, before a gradient step would make all parameters NaN."""
     if not math.isfinite(loss):
         raise ValueError(
-            f"the bound became {'NaN' if math.isnan(loss) else 'infinite'}; parameters are those before this step; try "
-            "a smaller learning rate, model and data in torch.float64, or initialize() of the model"
+            f"expected a finite bound, but it became {'NaN' if math.isnan(loss) else 'infinite'}; parameters are those before "
+            "this step; try a smaller learning rate, model and data in torch.float64, or initialize() of the model"
         )
 
 

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from pyro_lvgp._utils.cholesky import safe_cholesky
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
 from pyro_lvgp.infer.elbo.handlers import gaussian_moments
 from pyro_lvgp.likelihoods import RowLikelihood
@@ -87,7 +88,7 @@ def laplace(
     growth = torch.full_like(value, 2.0)
     for _ in range(num_steps):
         damped = H + torch.diag_embed(damping[:, None] * H.diagonal(dim1=-2, dim2=-1))
-        step = torch.cholesky_solve(slope[..., None], torch.linalg.cholesky(damped))
+        step = torch.cholesky_solve(slope[..., None], safe_cholesky(damped, jitter=0.0, name="damped precision of latents"))
         predicted = (slope[..., None] * step - 0.5 * step * (H @ step)).sum((-2, -1))
         proposal = X + step[..., 0]
         proposed, new_slope, new_H = expansion(proposal)
@@ -100,10 +101,17 @@ def laplace(
         factor = (2.0 * (gain_ratio - 1.0).abs()).clamp(1e-3, 2.0)
         damping = (damping * torch.where(accepted, factor, growth)).clamp(*_RANGE)
         growth = torch.where(accepted, 2.0, 2.0 * growth)
-    q = dist.MultivariateNormal(X, precision_matrix=H)
+    q = dist.MultivariateNormal(X, scale_tril=_scale_tril(H))
     log_evidence = value - q.log_prob(X)
     loc, scale_tril, log_evidence = (x.unflatten(0, (S, B)).transpose(0, 1) for x in (X, q.scale_tril, log_evidence))
     return loc, scale_tril, log_evidence
+
+
+def _scale_tril(precision: Float[Tensor, "B Q Q"]) -> Float[Tensor, "B Q Q"]:
+    """Cholesky factor of the inverse, in double precision: precisions of latents of precise data are nearly singular."""
+    flipped = safe_cholesky(precision.double().flip(-2, -1), jitter=0.0, name="precision of latents").flip(-2, -1)
+    identity = torch.eye(flipped.shape[-1], dtype=flipped.dtype, device=flipped.device)
+    return torch.linalg.solve_triangular(flipped.mT, identity, upper=False).to(precision.dtype)
 
 
 def _likelihood_expansion(

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
-from pyro_lvgp._utils.validation import check_new_inputs, check_series, check_sizes
+from pyro_lvgp._utils.validation import check_new_inputs, check_series, check_sizes, check_values
 from pyro_lvgp.conjugate import linear_decoder
 from pyro_lvgp.conjugate.linear_decoder import DecoderFactors, LatentMoments, Table
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
@@ -25,6 +25,7 @@ from pyro_lvgp.ops.state_space import StateSpaceModel
 __all__ = ["LinearGPVAE"]
 
 _STEP_GROWTH = 1.2  # of over-relaxed steps
+_LARGEST_VARIANCE = 1e8  # of a process, in units of the standardised data
 
 
 class LinearGPVAE:
@@ -104,12 +105,15 @@ class LinearGPVAE:
         :param tolerance: gain of a sweep, in nats per observed entry, below which the fit ends.
         :param learning_rate: of Adam on the parameters of the kernel, one step in each sweep.
         :returns: bounds in nats, one for each sweep, on the evidence of the standardised data.
-        :raises ValueError: for data of another shape, inputs that are not finite, or outputs without an observation.
+        :raises ValueError: for data of another shape, inputs that are not finite, outputs without an observation, or processes
+            with prior variances above 1e8.
         """
         check_sizes(num_sweeps=num_sweeps)
         check_series(x, y)
+        check_values(y, rows=False, columns=False)
         # Tensors of inference mode cannot be differentiated, but copies of them can.
         self.x, self.dtype, y = x.double().clone(), y.dtype, y.double().clone()
+        self._check_scale()
         self.centre = y.nanmean(0)
         scale = (y - self.centre).square().nanmean(0).sqrt()
         self.scale = torch.where(scale > 0.0, scale, 1.0)
@@ -168,6 +172,17 @@ class LinearGPVAE:
             dims=("points", "output"),
             coords={"x": (("points", "input"), inputs)},
         )
+
+    def _check_scale(self) -> None:
+        """Raise if prior variances of the processes are too large for double precision, as of a linear kernel far away."""
+        if self.kernel is None:
+            return
+        largest = float(self.kernel.diagonal(self.x).detach().max())
+        if not largest <= _LARGEST_VARIANCE:
+            raise ValueError(
+                f"expected prior variances of at most {_LARGEST_VARIANCE:.0e} at the inputs, since data are standardised, got "
+                f"{largest:.1e}; standardise the inputs, or give the kernel a smaller variance"
+            )
 
     def _trained(self) -> list[Tensor]:
         return [] if self.kernel is None else [part for part in self.kernel.parameters() if part.requires_grad]

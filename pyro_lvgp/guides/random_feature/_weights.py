@@ -9,6 +9,7 @@ from pyro.distributions import constraints
 from pyro.nn import PyroModule, PyroParam
 from torch import Tensor
 
+from pyro_lvgp._utils.cholesky import FIRST_JITTER
 from pyro_lvgp.conjugate.feature_regression import (
     WeightPosterior,
     divergence_from_prior,
@@ -132,7 +133,8 @@ class ExplicitWeights(PyroModule):
         if not self.shared:
             total = total.expand(model.data_dim, L, L)
         # Products in float32 are less symmetric than the constraint requires.
-        return ratio * linear.mT @ features, features.new_ones(L).diag() + 0.5 * ratio * (total + total.mT)
+        P = features.new_ones(L).diag() + 0.5 * ratio * (total + total.mT)
+        return ratio * linear.mT @ features, _positive_definite(P)
 
     def _backtrack(self, bound: Callable[[Tensor, Tensor], Tensor], natural: Natural) -> Natural:
         """Halve the step towards new parameters until the bound of no output, or of all, falls; ten times at most.
@@ -172,6 +174,13 @@ class ExplicitWeights(PyroModule):
         expected = model.likelihood.expected_log_prob(value, f_mean, variance, params)
         bound = torch.where(torch.isnan(y), 0.0, expected).sum(0) - divergence
         return bound.sum(0, keepdim=True) if self.shared else bound
+
+
+def _positive_definite(P: Float[Tensor, "*batch L L"]) -> Float[Tensor, "*batch L L"]:
+    """Add jitter to the matrices that rounding has made indefinite, since the constraint of a parameter factorises them."""
+    failed = torch.linalg.cholesky_ex(P).info > 0
+    jitter = torch.where(failed, 10.0 * FIRST_JITTER[P.dtype] * P.diagonal(dim1=-2, dim2=-1).mean(-1), 0.0)
+    return P + torch.diag_embed(jitter[..., None].expand(P.shape[:-1]))
 
 
 def initial_function(model: RandomFeatureModel, y: Float[Tensor, "B D"] | None) -> Float[Tensor, "#B D"]:
