@@ -290,7 +290,7 @@ def _fit_and_predict(configuration: Configuration) -> dict[str, Tensor]:
     if isinstance(model, BayesianGPLVM | RandomFeatureLVM):
         model.initialize(Y)
     guide = _make_guide(configuration, model, Y.shape[1]).to(Y.dtype)
-    settings = {"batch_size": 5} if configuration.mini_batches else {}
+    settings: dict[str, Any] = {"batch_size": 5} if configuration.mini_batches else {}
     bound = BOUNDS[configuration.bound]()
     history = fit(model, guide, *data, loss=bound, num_steps=NUM_STEPS, progress=False, **settings)
     parameters = [*model.parameters(), *guide.parameters()]
@@ -341,7 +341,8 @@ def _make_guide(configuration: Configuration, model: Any, data_dim: int) -> Any:
 
 
 def _predict(configuration: Configuration, model: Any, guide: Any, x: Tensor, Y: Tensor) -> Any:
-    use, options = configuration.use, {"num_samples": 4}
+    use = configuration.use
+    options: dict[str, Any] = {"num_samples": 4}
     if isinstance(model, GPVAE | SparseGPVAE):
         x_new = x[:2] + (x.max() - x.min() + configuration.input_scale)
         if use == "impute":

@@ -22,6 +22,7 @@ _MAX_EVALUATIONS = 25  # of a line search
 _FLATTEST = 1e-2  # least curvature, so that a scale grows at most tenfold at a time
 _LEAST_EIGENVALUE = 1e-6  # of a Hessian whose diagonal is about 1
 _LARGE = 1e30
+_TOLERANCE = 0.5  # of the fall of the log density, relative to that of a Gaussian
 
 
 class FirstBase(NamedTuple):
@@ -30,13 +31,13 @@ class FirstBase(NamedTuple):
     :param loc: mean of each site.
     :param stddev: standard deviations of each site, for a diagonal covariance.
     :param factor: Cholesky factor of a covariance of all coordinates with a larger bound; None if that is diagonal.
-    :param is_near_mode: whether a Newton step from the mean is about a standard deviation of each coordinate, or shorter.
+    :param is_gaussian: whether the density is about that of this Gaussian, up to a factor.
     """
 
     loc: Coordinates
     stddev: Coordinates
     factor: Float[Tensor, "P P"] | None
-    is_near_mode: bool
+    is_gaussian: bool
 
 
 def first_base(
@@ -98,12 +99,8 @@ def best_gaussian(target: Target, loc: Coordinates, scale: Coordinates, *, corre
     factor = density.covariance_factor(point, stddev) if correlated else None
     is_better = factor is not None and density.bound(point, factor) > largest
     factor = factor if is_better else None
-    gradient = density.score(point)
-    white = (
-        torch.full_like(point, math.inf) if gradient is None else stddev * gradient if factor is None else factor.mT @ gradient
-    )
-    is_near_mode = bool(white.square().mean() < 1.0)
-    return FirstBase(density.split(point), density.split(stddev), factor, is_near_mode)
+    is_gaussian = density.is_gaussian_at(point, stddev if factor is None else factor)
+    return FirstBase(density.split(point), density.split(stddev), factor, is_gaussian)
 
 
 def _ascent(density: "_Density", start: Tensor) -> Iterator[Tensor]:
@@ -169,11 +166,26 @@ class _Density:
         :param loc: mean.
         :param factor: L [P, P], or its diagonal [P] if the other entries are 0.
         """
-        is_diagonal = factor.dim() == 1
+        diagonal = factor if factor.dim() == 1 else factor.diagonal()
+        return self._expected_log_joint(loc, factor) + diagonal.log().sum().item()
+
+    def _expected_log_joint(self, loc: Tensor, factor: Tensor) -> float:
         with seeded(0):
             noise = [torch.randn_like(loc) for _ in range(_NUM_DRAWS)]
-        expected = sum(self.log_joint(loc + (factor * x if is_diagonal else factor @ x)) for x in noise) / _NUM_DRAWS
-        return expected + (factor if is_diagonal else factor.diagonal()).log().sum().item()
+        return sum(self.log_joint(loc + (factor * x if factor.dim() == 1 else factor @ x)) for x in noise) / _NUM_DRAWS
+
+    def is_gaussian_at(self, loc: Tensor, factor: Tensor) -> bool:
+        """Return whether the density is about N(loc, L Lᵀ), up to a factor.
+
+        Then a Newton step is shorter than a standard deviation of each coordinate, and the log density is P / 2 less on average
+        than that at the mean.
+        """
+        gradient, half = self.score(loc), 0.5 * len(loc)
+        if gradient is None:
+            return False
+        white = factor * gradient if factor.dim() == 1 else factor.mT @ gradient
+        fall = self.log_joint(loc) - self._expected_log_joint(loc, factor)
+        return bool(white.square().mean() < 1.0) and abs(fall - half) < max(1.0, _TOLERANCE * half)
 
     def conditional_stddevs(self, loc: Tensor, scale: Tensor) -> Tensor:
         """Estimate the standard deviation of each coordinate given the others, from curvatures at distances of these."""

@@ -396,8 +396,8 @@ class AutoAnnealedLangevin(SampledGuide):
         names, is_preconditioned = (*self.annealed, *self._others), self._is_preconditioned
         is_correlated = is_preconditioned and self.factor.dim() == 2
         found = first_base(self.base_guide, self.model, names, args, kwargs, correlated=is_correlated)
-        # Far from a mode the Hessian is not that of the posterior, and the location has a long way to go.
-        is_preconditioned &= found.is_near_mode
+        # Elsewhere the Hessian is not that of the posterior, and the location has far to go.
+        is_preconditioned &= found.is_gaussian
         for name, loc, stddev in zip(names, found.loc, found.stddev, strict=True):
             if is_preconditioned:
                 loc, stddev = torch.zeros_like(loc), torch.ones_like(stddev)

@@ -94,9 +94,9 @@ def test_correlations_are_those_of_the_inverse_hessian():
         return -0.5 * h @ precision @ h
 
     sites = (torch.zeros(2), torch.zeros(1, 1)), (torch.full((2,), 0.1), torch.full((1, 1), 0.1))
-    locs, _, factor, is_near_mode = best_gaussian(Density(log_density), *sites, correlated=True)
+    locs, _, factor, is_gaussian = best_gaussian(Density(log_density), *sites, correlated=True)
     assert torch.allclose(factor @ factor.mT, covariance, rtol=1e-5)
     assert torch.equal(factor, factor.tril())
     assert (factor.diagonal() > 0.0).all()
-    assert is_near_mode
+    assert is_gaussian
     assert torch.allclose(torch.cat([locs[0], locs[1].reshape(-1)]), loc, atol=1e-3)
