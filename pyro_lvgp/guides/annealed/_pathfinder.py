@@ -177,8 +177,8 @@ class _Density:
     def is_gaussian_at(self, loc: Tensor, factor: Tensor) -> bool:
         """Return whether the density is about N(loc, L Lᵀ), up to a factor.
 
-        Then a Newton step is shorter than a standard deviation of each coordinate, and the log density is P / 2 less on average
-        than that at the mean.
+        Then a Newton step is shorter than a standard deviation of each coordinate, and the log density of a draw is on average
+        P / 2 less than that at the mean.
         """
         gradient, half = self.score(loc), 0.5 * len(loc)
         if gradient is None:
