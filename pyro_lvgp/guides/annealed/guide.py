@@ -90,9 +90,9 @@ class AutoAnnealedLangevin(SampledGuide):
         the initial location (Pathfinder), with scales from curvatures, :math:`(-\partial^2 \log p / \partial
         h_i^2)^{-1/2}`.  If all sites are annealed, the base then is that guide's in
         coordinates w with :math:`h = m + L w`: ``origin`` m and ``factor`` L are constant, and L has the inverse Hessian's
-        correlations if there are at most 500 coordinates.  Where the posterior is not about Gaussian there, m = 0 and L = I.  If
-        the first call has a mini-batch, or the model has initial values of its own, the location remains, and the scales become
-        at most these.
+        correlations if there are at most 500 coordinates.  Where the posterior is not about Gaussian there, m = 0 and L = I.
+        If the first call has a mini-batch, or the model has initial values of its own, the location remains, and the scales
+        become at most these.
     :param base_weight: weight λ of the gradient of the base's own bound, :math:`E_{q_0}[\log p(y, h_0) - \log q_0(h_0)]`,
         which is added to the gradient of the parameters of the base.  A chain that moves to the posterior from anywhere leaves
         its base little gradient to learn from.  The value of the bound does not change.  0 is the gradient of the annealed

@@ -78,9 +78,8 @@ def test_points_where_the_model_is_not_defined_are_left_out(error):
 
 
 def test_densities_without_an_ascent_keep_the_start():
-    (loc,), (scale,), factor, is_gaussian = best_gaussian(
-        Density(lambda h: (0.0 * h).sum() - math.inf), *start(2, 1.0), correlated=True
-    )
+    nowhere = Density(lambda h: (0.0 * h).sum() - math.inf)
+    (loc,), (scale,), factor, is_gaussian = best_gaussian(nowhere, *start(2, 1.0), correlated=True)
     assert torch.equal(loc, torch.ones(2))
     assert torch.equal(scale, torch.full((2,), 0.1))
     assert factor is None
