@@ -145,7 +145,7 @@ class WarpedNormal(dist.TorchDistribution):
     heavier.  Mean and variance are computed by the trapezoidal rule with 31 nodes for each factor.
 
     :param loc: m, of shape ``[*batch, D]``, the batch shape.
-    :param scale: s.
+    :param scale: standard deviations s before the transformation.
     :param warp: g, such as a :class:`YeoJohnsonTransform`.
     :param factors: f; 1 if None.
     :param weights: probabilities π of the factors; equal if None.

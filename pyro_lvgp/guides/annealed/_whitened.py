@@ -17,7 +17,7 @@ Bases = tuple[tuple[Tensor, Tensor], ...]  # loc and scale of each site
 class Preconditioner:
     """Affine map h = m + L w of all coordinates of all sites.
 
-    :param loc: m.
+    :param loc: the point m that w = 0 maps to.
     :param factor: lower-triangular L with a positive diagonal, or its diagonal if the other entries are 0.
     """
 
