@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
-from pyro_lvgp._utils.validation import check_new_inputs, check_series, check_sizes, check_values
+from pyro_lvgp._utils.validation import check_new_inputs, check_series, check_sizes
 from pyro_lvgp.conjugate import linear_decoder
 from pyro_lvgp.conjugate.linear_decoder import DecoderFactors, LatentMoments, Table
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
@@ -110,7 +110,6 @@ class LinearGPVAE:
         """
         check_sizes(num_sweeps=num_sweeps)
         check_series(x, y)
-        check_values(y, rows=False, columns=False)
         # Tensors of inference mode cannot be differentiated, but copies of them can.
         self.x, self.dtype, y = x.double().clone(), y.dtype, y.double().clone()
         self._check_scale()

@@ -8,26 +8,26 @@ import pyro
 import torch
 from jaxtyping import Float
 from numpy.random import RandomState
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils import Tags, check_array, check_random_state
+from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes, check_values
 from pyro_lvgp.guides import MeanFieldGuide
-from pyro_lvgp.infer import FitResult, JointAdam, LRSchedule, MeanFieldELBO, fit
+from pyro_lvgp.infer import FitResult
 from pyro_lvgp.likelihoods import Gaussian, Likelihood
 from pyro_lvgp.models import BayesianGPLVM
 from pyro_lvgp.sklearn._pyro_state import own_parameters
+from pyro_lvgp.sklearn._rows import CHECKS, RowsEstimator, fit_gplvm
 
 __all__ = ["GPLVM"]
 
 _CHUNK_SIZE = 1000  # rows, which bounds the memory for new rows
-_CHECKS: dict[str, Any] = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}
 
 
-class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsEstimator):
     r"""Bayesian Gaussian process latent variable model as a transformer.
 
     The estimator fits a :class:`~pyro_lvgp.models.BayesianGPLVM` with a :class:`~pyro_lvgp.guides.MeanFieldGuide`:
@@ -104,31 +104,26 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             likelihood, or sizes that are not positive.
         """
         check_sizes(n_components=self.n_components, n_inducing=self.n_inducing, max_iter=self.max_iter)
-        X = validate_data(self, X, ensure_min_samples=2, **_CHECKS)
+        X = validate_data(self, X, ensure_min_samples=2, **CHECKS)
         check_values(torch.tensor(X), name="X")
         standardised = self.likelihood is None
         self.scaler_ = StandardScaler(with_mean=standardised, with_std=standardised)
         Y = torch.tensor(self.scaler_.fit_transform(X))
         self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         self._local = pyro.settings.get("module_local_params")
-        N = len(Y)
         with own_parameters(self._local), seeded(self._seed):
             likelihood = Gaussian() if self.likelihood is None else deepcopy(self.likelihood)
             self.model_ = BayesianGPLVM.from_data(
-                Y, self.n_components, num_inducing=min(self.n_inducing, N), likelihood=likelihood, seed=self._seed
+                Y, self.n_components, num_inducing=min(self.n_inducing, len(Y)), likelihood=likelihood, seed=self._seed
             )
-            self.guide_ = MeanFieldGuide(self.model_)
-            self.history_ = fit(
+            self.guide_, self.history_ = fit_gplvm(
                 self.model_,
-                self.guide_,
                 Y,
-                loss=MeanFieldELBO(max_plate_nesting=1),
-                num_steps=self.max_iter,
-                batch_size=None if self.batch_size is None else min(self.batch_size, N),
-                optim=JointAdam(lr=self.learning_rate),
-                callbacks=[LRSchedule("cosine")],
+                max_iter=self.max_iter,
+                batch_size=self.batch_size,
+                learning_rate=self.learning_rate,
                 seed=self._seed,
-                progress=bool(self.verbose),
+                verbose=bool(self.verbose),
             )
             self.n_iter_ = len(self.history_.losses)
             self.embedding_ = self.guide_.median(Y)["X"].numpy(force=True)
@@ -141,7 +136,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         :raises ValueError: for rows without observed entries.
         """
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False, **_CHECKS)
+        X = validate_data(self, X, reset=False, **CHECKS)
         check_values(torch.tensor(X), columns=False, name="X")
         Y = torch.tensor(self.scaler_.transform(X)).to(self.model_.mean)
         with own_parameters(self._local):
@@ -157,7 +152,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         :param X: latents [N, Q].
         """
         check_is_fitted(self)
-        latents = torch.tensor(check_array(X, dtype=_CHECKS["dtype"])).to(self.model_.mean)
+        latents = torch.tensor(check_array(X, dtype=CHECKS["dtype"])).to(self.model_.mean)
         with own_parameters(self._local), seeded(self._seed):
             Y = self.model_.predict(self.guide_, latents).mean
         return self.scaler_.inverse_transform(Y.numpy(force=True))
@@ -165,9 +160,3 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     @property
     def _n_features_out(self) -> int:
         return self.embedding_.shape[1]
-
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        return tags

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Bool, Float
 from numpy.random import RandomState
 from pyro.distributions import Normal
-from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
-from sklearn.utils import Tags, check_random_state
+from sklearn.base import OneToOneFeatureMixin, TransformerMixin
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
@@ -19,9 +19,9 @@ from pyro_lvgp._utils.validation import check_sizes, check_values
 from pyro_lvgp.diagnostics import stacking_weights
 from pyro_lvgp.distributions import WarpedNormal, YeoJohnsonTransform
 from pyro_lvgp.guides import MeanFieldGuide
-from pyro_lvgp.infer import JointAdam, LRSchedule, MeanFieldELBO, fit
 from pyro_lvgp.models import BayesianGPLVM, Prediction
 from pyro_lvgp.sklearn._pyro_state import own_parameters
+from pyro_lvgp.sklearn._rows import CHECKS, RowsEstimator, fit_gplvm
 
 __all__ = ["GPLVMImputer"]
 
@@ -31,7 +31,6 @@ _LEAST_WEIGHT = 0.01
 _STACKING_TOLERANCE = 1e-3  # nats per entry: held-out entries are few, and further steps fit them
 _NUM_POINTS = 32  # of the latents of a row
 _CHUNK_SIZE = 200  # rows, which bounds the memory
-_CHECKS: dict[str, Any] = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}
 
 
 class _Fit(NamedTuple):
@@ -42,7 +41,7 @@ class _Fit(NamedTuple):
     prior: Any
 
 
-class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
     r"""Predictions of missing entries of a table by Bayesian GPLVMs, without settings.
 
     The fit has the floating-point precision of the data.  Each column is standardised and made more normal by a power
@@ -128,7 +127,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         :raises ValueError: for rows or columns without observed entries, infinite entries, or sizes that are not positive.
         """
         check_sizes(n_folds=self.n_folds, max_iter=self.max_iter, batch_size=self.batch_size)
-        X = validate_data(self, X, ensure_min_samples=4, **_CHECKS)
+        X = validate_data(self, X, ensure_min_samples=4, **CHECKS)
         Y = torch.tensor(X)
         check_values(Y, name="X")
         self._local = pyro.settings.get("module_local_params")
@@ -183,18 +182,14 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         seed = self._seed + fold
         with own_parameters(self._local), seeded(seed):
             model = BayesianGPLVM.from_data(T, latent_dim, rank=rank, seed=seed)
-            guide = MeanFieldGuide(model)
-            fit(
+            guide, _ = fit_gplvm(
                 model,
-                guide,
                 T,
-                loss=MeanFieldELBO(max_plate_nesting=1),
-                optim=JointAdam(lr=self.learning_rate),
-                num_steps=self.max_iter,
-                batch_size=min(self.batch_size, len(T)),
-                callbacks=[LRSchedule("cosine")],
+                max_iter=self.max_iter,
+                batch_size=self.batch_size,
+                learning_rate=self.learning_rate,
                 seed=seed,
-                progress=self.verbose,
+                verbose=self.verbose,
             )
             return _Fit(model, guide, model.training_prior(guide, T, seed=seed))
 
@@ -219,7 +214,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         :raises ValueError: for rows without observed entries.
         """
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False, **_CHECKS)
+        X = validate_data(self, X, reset=False, **CHECKS)
         Y = torch.tensor(X, dtype=torch.float64)
         check_values(Y, columns=False, name="X")
         T = self.warp_(Y)
@@ -242,7 +237,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         :raises ValueError: for rows without observed entries.
         """
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False, **_CHECKS)
+        X = validate_data(self, X, reset=False, **CHECKS)
         missing = np.isnan(X)
         if not missing.any():
             return X
@@ -250,12 +245,6 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         some = missing.any(1)
         filled[some] = self.predictive(X[some]).mean.numpy(force=True)
         return filled
-
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        return tags
 
 
 def _points(q: Any, number: int) -> Float[Tensor, "S B Q"]:

@@ -71,12 +71,12 @@ class AnnealedChain:
         :param z: coordinates, of which only the shapes matter.
         """
         eager = replace(self, loop=None)  # a graph without gradients would be compiled for this search alone
-        bounds: list[float] = []
+        best, largest, num_worse = 0, -math.inf, 0
         for j in range(_NUM_HALVINGS):
             bound = float(eager.scaled(0.5**j)._bound(z))
-            bounds.append(bound if math.isfinite(bound) else -math.inf)
-            best = max(range(len(bounds)), key=bounds.__getitem__)
-            if bounds[best] > -math.inf and len(bounds) - best > _PATIENCE:
+            if math.isfinite(bound) and bound > largest:
+                best, largest, num_worse = j, bound, 0
+            elif largest > -math.inf and (num_worse := num_worse + 1) == _PATIENCE:
                 break
         return 0.5**best
 

@@ -88,18 +88,21 @@ def best_gaussian(target: Target, loc: Coordinates, scale: Coordinates, *, corre
     curvatures by differences of scores.
     """
     density = _Density(target, loc)
-    point, stddev = density.join(loc), density.join(scale)
+    point = density.join(loc)
+    first = stddev = density.join(scale)
     largest, num_failures = density.bound(point, stddev), 0
     for h in _ascent(density, point):
-        found = density.conditional_stddevs(h, density.join(scale))
+        found = density.conditional_stddevs(h, first)
         if (bound := density.bound(h, found)) > largest:
             point, stddev, largest, num_failures = h, found, bound, 0
         elif (num_failures := num_failures + 1) == _MAX_FAILURES:
             break
     factor = density.covariance_factor(point, stddev) if correlated else None
-    is_better = factor is not None and density.bound(point, factor) > largest
-    factor = factor if is_better else None
-    is_gaussian = density.is_gaussian_at(point, stddev if factor is None else factor)
+    if factor is not None and (bound := density.bound(point, factor)) > largest:
+        largest = bound
+    else:
+        factor = None
+    is_gaussian = density.is_gaussian_at(point, stddev if factor is None else factor, largest)
     return FirstBase(density.split(point), density.split(stddev), factor, is_gaussian)
 
 
@@ -166,25 +169,26 @@ class _Density:
         :param loc: mean.
         :param factor: L [P, P], or its diagonal [P] if the other entries are 0.
         """
-        diagonal = factor if factor.dim() == 1 else factor.diagonal()
-        return self._expected_log_joint(loc, factor) + diagonal.log().sum().item()
-
-    def _expected_log_joint(self, loc: Tensor, factor: Tensor) -> float:
         with seeded(0):
             noise = [torch.randn_like(loc) for _ in range(_NUM_DRAWS)]
-        return sum(self.log_joint(loc + (factor * x if factor.dim() == 1 else factor @ x)) for x in noise) / _NUM_DRAWS
+        expected = sum(self.log_joint(loc + (factor * x if factor.dim() == 1 else factor @ x)) for x in noise) / _NUM_DRAWS
+        return expected + _log_det(factor)
 
-    def is_gaussian_at(self, loc: Tensor, factor: Tensor) -> bool:
+    def is_gaussian_at(self, loc: Tensor, factor: Tensor, bound: float) -> bool:
         """Return whether the density is about N(loc, L Lᵀ), up to a factor.
 
         Then a Newton step is shorter than a standard deviation of each coordinate, and the log density of a draw is on average
         P / 2 less than that at the mean.
+
+        :param loc: mean.
+        :param factor: as for :meth:`bound`.
+        :param bound: bound of this Gaussian.
         """
         gradient, half = self.score(loc), 0.5 * len(loc)
         if gradient is None:
             return False
         white = factor * gradient if factor.dim() == 1 else factor.mT @ gradient
-        fall = self.log_joint(loc) - self._expected_log_joint(loc, factor)
+        fall = self.log_joint(loc) - (bound - _log_det(factor))
         return bool(white.square().mean() < 1.0) and abs(fall - half) < max(1.0, _TOLERANCE * half)
 
     def conditional_stddevs(self, loc: Tensor, scale: Tensor) -> Tensor:
@@ -217,6 +221,11 @@ class _Density:
         root = vectors * values.abs().clamp_min(_LEAST_EIGENVALUE).rsqrt()
         factor = torch.linalg.qr(root.mT).R.mT  # L Lᵀ = root rootᵀ
         return scale[:, None] * (factor * factor.diagonal().sign()).to(scale)
+
+
+def _log_det(factor: Tensor) -> float:
+    """Compute log |L| of a triangular matrix, or of a diagonal."""
+    return (factor if factor.dim() == 1 else factor.diagonal()).log().sum().item()
 
 
 _UNDEFINED = (ValueError, torch.linalg.LinAlgError)  # invalid parameters of a distribution, or a singular covariance

@@ -197,8 +197,8 @@ class AutoAnnealedLangevin(SampledGuide):
         self._others = tuple(name for name in self.base_guide.coordinates if name not in names)
         frames = self._prototype_frames.values()
         has_all_rows = all(frame.full_size in (None, frame.size) for frame in frames)
-        has_initial_values = isinstance(self.model, HasInitialValues) or self.global_guide is not None
-        self._moves_base = self._adapts_base and has_all_rows and not has_initial_values
+        keeps_location = isinstance(self.model, HasInitialValues) or self.global_guide is not None
+        self._moves_base = self._adapts_base and has_all_rows and not keeps_location
         self._has_pure_score = self._surrogate[0] is None and _has_log_joint_of(self.model, names)
         if self._compile and not self._has_pure_score:
             raise ValueError(f"compile=True anneals the sites of the model's log_joint, got {sorted(names)}; leave out sites=")
@@ -388,7 +388,7 @@ class AutoAnnealedLangevin(SampledGuide):
         if self._moves_base:
             self._move_base(args, kwargs)
             return
-        for (name, _), c, (loc, _) in zip(self._whitened.sites, curvatures(target.score, noise), bases, strict=True):
+        for name, c, (loc, _) in zip(self.annealed, curvatures(target.score, noise), bases, strict=True):
             c = c.reshape(-1, *loc.shape).mean(0).nan_to_num(1.0)
             self.base_guide.multiply_scale(name, c.clamp_min(1.0).rsqrt())
 
@@ -451,9 +451,9 @@ class AutoAnnealedLangevin(SampledGuide):
     def _sample_base(self, args: tuple) -> tuple[Coordinates, Bases]:
         """Draw standard normal starts of the chains of each annealed site, and return them with loc and scale of its base."""
         noise, bases = [], self._read_bases(args)
-        for (name, site), (loc, _) in zip(self._whitened.sites, bases, strict=True):
+        for name, (loc, _) in zip(self.annealed, bases, strict=True):
             with self.base_guide.in_plates(name):
-                prior = dist.Normal(torch.zeros_like(loc), 1.0).to_event(site.event_dim)
+                prior = dist.Normal(torch.zeros_like(loc), 1.0).to_event(self.base_guide.coordinates[name].event_dim)
                 # Hide the draw from traces and provenance: the Delta has its density.
                 untraced: Any = {"is_auxiliary": True, "_do_not_trace": True}
                 noise.append(detach_provenance(pyro.sample(f"_pyro_lvgp_start_of_{name}", prior, infer=untraced)))
@@ -468,7 +468,7 @@ class AutoAnnealedLangevin(SampledGuide):
     def _read_bases(self, args: tuple) -> Bases:
         """Return loc and scale of the base of each annealed site."""
         bases = []
-        for name, _ in self._whitened.sites:
+        for name in self.annealed:
             with self.base_guide.in_plates(name):
                 bases.append(self.base_guide.loc_and_scale(name, args))
         return tuple(bases)

@@ -1,0 +1,62 @@
+"""Checks of rows with missing entries and the fit of a Bayesian GPLVM, for the estimators of tables."""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from sklearn.base import BaseEstimator
+from sklearn.utils import Tags
+from torch import Tensor
+
+from pyro_lvgp.guides import MeanFieldGuide
+from pyro_lvgp.infer import FitResult, JointAdam, LRSchedule, MeanFieldELBO, fit
+from pyro_lvgp.models import BayesianGPLVM
+
+CHECKS: dict[str, Any] = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}
+
+
+class RowsEstimator(BaseEstimator):
+    """Base of estimators of rows in either precision, NaN where missing."""
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        if tags.transformer_tags is not None:
+            tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+
+def fit_gplvm(
+    model: BayesianGPLVM,
+    Y: Float[Tensor, "N D"],
+    *,
+    max_iter: int,
+    batch_size: int | None,
+    learning_rate: float,
+    seed: int,
+    verbose: bool,
+) -> tuple[MeanFieldGuide, FitResult]:
+    """Fit a model by a mean-field guide, with a learning rate that falls to zero along a cosine.
+
+    :param model: a new model of the rows.
+    :param Y: all rows, NaN where missing.
+    :param max_iter: number of steps.
+    :param batch_size: number of rows in a mini-batch, but at most all; None for all.
+    :param learning_rate: initial learning rate of Adam.
+    :param seed: seed of mini-batches and draws.
+    :param verbose: whether to show a progress bar.
+    """
+    guide = MeanFieldGuide(model)
+    history = fit(
+        model,
+        guide,
+        Y,
+        loss=MeanFieldELBO(max_plate_nesting=1),
+        num_steps=max_iter,
+        batch_size=None if batch_size is None else min(batch_size, len(Y)),
+        optim=JointAdam(lr=learning_rate),
+        callbacks=[LRSchedule("cosine")],
+        seed=seed,
+        progress=verbose,
+    )
+    return guide, history
