@@ -54,6 +54,7 @@ def uninterrupted() -> Iterator[None]:
 
     The context changes nothing in another thread than the main one, or if SIGINT has no handler in Python.
 
+    >>> before = signal.signal(signal.SIGINT, signal.default_int_handler)
     >>> try:
     ...     with uninterrupted():
     ...         signal.raise_signal(signal.SIGINT)
@@ -62,6 +63,7 @@ def uninterrupted() -> Iterator[None]:
     ...     print("interrupted")
     done
     interrupted
+    >>> handler = signal.signal(signal.SIGINT, before)
     """
     handler = signal.getsignal(signal.SIGINT)
     if not (_is_main_thread() and callable(handler)):

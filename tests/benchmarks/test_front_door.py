@@ -54,6 +54,7 @@ def test_list_names_every_benchmark_with_its_first_line(capsys):
         "oilflow",
         "processes",
         "recordings",
+        "robustness",
         "schedules",
         "srflvm",
         "srflvm_large",

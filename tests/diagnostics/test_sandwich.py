@@ -109,9 +109,10 @@ def test_a_sandwich_of_a_model_for_one_draw_at_a_time(plate):
 
     truth = poutine.trace(model).get_trace(None)
     y, x = (truth.nodes[name]["value"] for name in ("y", "x"))
-    guide = AutoAnnealedLangevin(model, local_plate=plate, num_steps=2, step_size=0.01)
+    base = MeanFieldGuide(model)  # in the coordinates of the sites, not of a preconditioner
+    guide = AutoAnnealedLangevin(model, local_plate=plate, num_steps=2, base_guide=base, step_size=0.01)
     guide(y)
-    guide.base_guide.locs.x, guide.base_guide.scales.x = 0.5 * y, torch.full((3,), 0.5**0.5)
+    base.locs.x, base.scales.x = 0.5 * y, torch.full((3,), 0.5**0.5)
     with pytest.raises(RuntimeError):
         bound_sandwich(model, guide, y, latents={"x": x}, num_samples=20)
     sandwich = bound_sandwich(model, guide, y, latents={"x": x}, num_samples=20, vectorize=False)

@@ -132,10 +132,10 @@ class LocalELBO(DifferentiableELBO):
             shape = site["fn"].batch_shape
             if is_undeclared(shape, {frame.dim for frame in site["cond_indep_stack"]}):
                 raise ValueError(
-                    f"expected sites outside plate {self.local_plate!r} with the batch dimensions of their plates, got site "
-                    f"{name!r} with batch shape {tuple(shape)}, more than its plates declare: a site that depends on draws "
-                    "inside the plate must be in the plate or be drawn before it, or there must be one draw, num_samples=1; "
-                    "other batch dimensions need .to_event(...)"
+                    f"expected a plate for each batch dimension, got a site without: site {name!r} outside plate "
+                    f"{self.local_plate!r} has batch shape {tuple(shape)}, more than its plates declare: a site that depends "
+                    "on draws inside the plate must be in the plate or be drawn before it, or there must be one draw, "
+                    "num_samples=1; other batch dimensions need .to_event(...)"
                 )
         return local, outside
 
