@@ -16,7 +16,7 @@ from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.guides._model_guide import ModelGuide
-from pyro_lvgp.infer._sites import SiteLayout, is_deterministic
+from pyro_lvgp.infer._sites import SiteLayout, is_deterministic, max_plate_nesting
 from pyro_lvgp.infer.sampling import log_weights_of_draws
 
 
@@ -60,7 +60,7 @@ class SampledGuide(ModelGuide):
         with torch.no_grad(), poutine.block():
             trace, model_trace = self._trace_once(args, kwargs)
             layouts = self._layouts(model_trace)
-            outermost = -1 - _max_plate_nesting(model_trace)
+            outermost = -1 - max_plate_nesting(model_trace.nodes.values())
             with _ReplaySubsamples(trace):
                 if vectorize is None:
                     vectorize = num_draws > 1 and self._broadcasts(outermost, args, kwargs)
@@ -166,9 +166,3 @@ class _ReplaySubsamples(ReplayMessenger):
     def _pyro_sample(self, msg):
         if site_is_subsample(msg):
             super()._pyro_sample(msg)
-
-
-def _max_plate_nesting(trace: Trace) -> int:
-    """Number of dimensions that the plates of a trace take."""
-    frames = [frame for site in trace.nodes.values() if site["type"] == "sample" for frame in site["cond_indep_stack"]]
-    return max((-frame.dim for frame in frames if frame.dim is not None), default=0)

@@ -1,6 +1,6 @@
 """Sample sites over many draws: the layout of their dimensions, and the log density of each entry."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -116,6 +116,12 @@ def is_undeclared(shape: torch.Size, dims: Collection[int | None]) -> bool:
     :param dims: dimensions of plates, −1 the rightmost.
     """
     return any(size > 1 and dim - len(shape) not in dims for dim, size in enumerate(shape))
+
+
+def max_plate_nesting(sites: Iterable[Mapping]) -> int:
+    """Return the number of dimensions that the plates of sample sites take."""
+    dims = [frame.dim for site in sites if site["type"] == "sample" for frame in site["cond_indep_stack"]]
+    return -min((dim for dim in dims if dim is not None), default=0)
 
 
 def value_of(site: Mapping) -> Tensor:

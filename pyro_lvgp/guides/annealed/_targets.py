@@ -117,14 +117,24 @@ class TracedTarget:
     kwargs: dict
 
     def score(self, z: Coordinates) -> Coordinates:
+        return self.log_joint_and_score(z)[1]
+
+    def log_joint_and_score(self, z: Coordinates) -> tuple[Tensor, Coordinates]:
+        """Compute log p, summed over draws and data, without gradients, and ∇ log p."""
         with torch.enable_grad(), _hidden_sites():
             z = tuple(x if self.differentiable and x.requires_grad else x.detach().requires_grad_() for x in z)
-            return torch.autograd.grad(self._log_joint(z), z, create_graph=self.differentiable)
+            value = self._log_joint(z)
+            return value.detach(), torch.autograd.grad(value, z, create_graph=self.differentiable)
 
     @torch.no_grad()
     def log_joint(self, z: Coordinates) -> Tensor:
         with _hidden_sites():
             return self._log_joint(z)
+
+    def sites_at(self, z: Coordinates) -> list[dict[str, Any]]:
+        """Return the model's sample sites at state z of the chain."""
+        with torch.no_grad(), _hidden_sites():
+            return list(self._trace(z)[0].values())
 
     def check(self) -> None:
         """Raise if the weights of chains would be wrong: if the density is random, or not that of separate local chains."""

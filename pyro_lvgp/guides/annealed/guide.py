@@ -29,7 +29,7 @@ from pyro_lvgp.guides._sampled import SampledGuide
 from pyro_lvgp.guides.annealed import schedules, transitions
 from pyro_lvgp.guides.annealed._chain import AnnealedChain, curvatures
 from pyro_lvgp.guides.annealed._checks import check_base_guide, check_chain, checked_value
-from pyro_lvgp.guides.annealed._pathfinder import first_base
+from pyro_lvgp.guides.annealed._first_base import first_base
 from pyro_lvgp.guides.annealed._targets import (
     PureTarget,
     Target,
@@ -393,20 +393,18 @@ class AutoAnnealedLangevin(SampledGuide):
             self.base_guide.multiply_scale(name, c.clamp_min(1.0).rsqrt())
 
     def _move_base(self, args: tuple, kwargs: dict) -> None:
-        """Give all sites of the base the Gaussian with the largest bound on a path of ascent from its location."""
-        names, is_preconditioned = (*self.annealed, *self._others), self._is_preconditioned
-        is_correlated = is_preconditioned and self.factor.dim() == 2
+        """Give all sites of the base a Gaussian with a large bound."""
+        names, is_correlated = (*self.annealed, *self._others), self._is_preconditioned and self.factor.dim() == 2
         found = first_base(self.base_guide, self.model, names, args, kwargs, correlated=is_correlated)
-        # Elsewhere the Hessian is not that of the posterior, and the location has far to go.
-        is_preconditioned &= found.is_gaussian
-        for name, loc, stddev in zip(names, found.loc, found.stddev, strict=True):
-            if is_preconditioned:
-                loc, stddev = torch.zeros_like(loc), torch.ones_like(stddev)
-            self.base_guide.set_loc_and_stddev(name, loc, stddev)
-        if is_preconditioned:
-            self.origin, stddev = (torch.cat([x.reshape(-1) for x in each]) for each in (found.loc, found.stddev))
-            diagonal = stddev.diag() if is_correlated else stddev
-            self.factor = diagonal if found.factor is None else found.factor
+        if self._is_preconditioned:
+            self.origin = torch.cat([loc.reshape(-1) for loc in found.loc])
+            self.factor = found.factor.diag() if self.factor.dim() > found.factor.dim() else found.factor
+            gaussians = [(torch.zeros_like(loc), torch.ones_like(loc)) for loc in found.loc]
+        else:
+            stddevs = found.factor.split([loc.numel() for loc in found.loc])
+            gaussians = [(loc, stddev.reshape(loc.shape)) for loc, stddev in zip(found.loc, stddevs, strict=True)]
+        for name, gaussian in zip(names, gaussians, strict=True):
+            self.base_guide.set_loc_and_stddev(name, *gaussian)
 
     @torch.no_grad()
     def _multiply_step_sizes(self, factor: float) -> None:
