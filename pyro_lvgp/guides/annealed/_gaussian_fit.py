@@ -82,17 +82,17 @@ def full_covariance_optimum(
     "Conjugate-computation variational inference", for steps along natural gradients.
     """
     best, largest = None, density.bound(loc, stddev)
-    factor = stddev.diag()
+    following = _newton_step(density, loc, stddev.diag())
     for _ in range(_MAX_NEWTON_STEPS):
-        following = _newton_step(density, loc, factor)
         if following is None or not (bound := density.bound(*following)) > largest:
             break
-        (loc, factor), largest = following, bound
-        best = following
+        best, largest = following, bound
+        following = _newton_step(density, *best)
     return best
 
 
 def _newton_step(density: JointDensity, loc: Tensor, factor: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the next mean and factor; None where the model is not defined."""
     centres = loc + antithetic_noise(loc, _NUM_HESSIANS, seed=2) @ factor.mT
     rows, gradients = [], []
     for step in factor.mT:

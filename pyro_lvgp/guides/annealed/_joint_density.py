@@ -61,8 +61,9 @@ class JointDensity:
         except Exception:  # whatever the model raises for more dimensions: one point has none
             return False
         expected = torch.stack([self.join(score) for _, score in apart])
-        return torch.allclose(value, apart[0][0] + apart[1][0], rtol=1e-4) and torch.allclose(
-            self._join_points(scores), expected, rtol=1e-3, atol=1e-5 * expected.abs().max().item()
+        atol = 1e-5 * expected.nan_to_num(0.0).abs().max().item()
+        return torch.allclose(value, apart[0][0] + apart[1][0], rtol=1e-4, equal_nan=True) and torch.allclose(
+            self._join_points(scores), expected, rtol=1e-3, atol=atol, equal_nan=True
         )
 
     def log_joint(self, points: Float[Tensor, "draws P"]) -> float:
@@ -105,9 +106,12 @@ class JointDensity:
 
     def _split_points(self, points: Float[Tensor, "draws P"]) -> Coordinates:
         """Return the coordinates of each site, with the dimension of draws left of those of all plates."""
+        result = []
         parts = points.split([shape.numel() for shape in self.shapes], -1)
-        padding = [(1,) * (self.max_plate_nesting + n - len(shape)) for n, shape in zip(self.event_dims, self.shapes, strict=True)]
-        return tuple(part.reshape(-1, *ones, *shape) for part, ones, shape in zip(parts, padding, self.shapes, strict=True))
+        for part, shape, event_dim in zip(parts, self.shapes, self.event_dims, strict=True):
+            ones = (1,) * (self.max_plate_nesting + event_dim - len(shape))
+            result.append(part.reshape(-1, *ones, *shape))
+        return tuple(result)
 
     def _join_points(self, h: Coordinates) -> Float[Tensor, "draws P"]:
         """Concatenate the coordinates of all sites, draw by draw."""

@@ -1,6 +1,5 @@
 """Diagonal Gaussian with the largest bound along a path of ascent."""
 
-import math
 from collections.abc import Iterator
 
 import torch

@@ -86,13 +86,12 @@ class AutoAnnealedLangevin(SampledGuide):
     :param differentiate_score: differentiate through the scores; False is cheaper, and its gradient biased.
     :param base_guide: a :class:`MeanFieldGuide` of the model, whose Gaussians the chains start from: diagonal, with full
         covariances, or amortised.  It becomes a part of this guide, which creates its plates.  By default
-        ``MeanFieldGuide(model)``, which the first call moves to the Gaussian with the largest bound on a path of ascent from
-        the initial location (Pathfinder), with scales from curvatures, :math:`(-\partial^2 \log p / \partial
-        h_i^2)^{-1/2}`.  If all sites are annealed, the base then is that guide's in
-        coordinates w with :math:`h = m + L w`: ``origin`` m and ``factor`` L are constant, and L has the inverse Hessian's
-        correlations if there are at most 500 coordinates.  Where the posterior is not about Gaussian there, m = 0 and L = I.
+        ``MeanFieldGuide(model)``, which the first call moves to the Gaussian with the largest bound that it finds by a
+        deterministic optimiser (Pathfinder, then mean-field variational inference with fixed draws).  If all sites are
+        annealed, the base then is that guide's in coordinates w with :math:`h = m + L w`: ``origin`` m and ``factor`` L are
+        constant, and are those of a Gaussian with correlations, if there are at most 500 coordinates and its bound is larger.
         If the first call has a mini-batch, or the model has initial values of its own, the location remains, and the scales
-        become at most these.
+        become at most those of the curvature, :math:`(-\partial^2 \log p / \partial h_i^2)^{-1/2}`.
     :param base_weight: weight λ of the gradient of the base's own bound, :math:`E_{q_0}[\log p(y, h_0) - \log q_0(h_0)]`,
         which is added to the gradient of the parameters of the base.  A chain that moves to the posterior from anywhere leaves
         its base little gradient to learn from.  The value of the bound does not change.  0 is the gradient of the annealed
@@ -120,7 +119,8 @@ class AutoAnnealedLangevin(SampledGuide):
 
     References: eqs. 13 to 18 of the annealed-GPLVM paper, with the sign of eq. 15; Geffner and Domke (2021), "MCMC variational
     inference via uncorrected Hamiltonian annealing"; Zhang, Carpenter, Gelman and Vehtari (2022), "Pathfinder: parallel
-    quasi-Newton variational inference"; NumPyro's ``AutoDAIS`` and ``AutoSemiDAIS``.
+    quasi-Newton variational inference"; Giordano, Ingram and Broderick (2024), "Black box variational inference with a
+    deterministic objective"; NumPyro's ``AutoDAIS`` and ``AutoSemiDAIS``.
     """
 
     increments: Any

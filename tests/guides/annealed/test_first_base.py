@@ -122,7 +122,10 @@ class TestFullCovarianceOptimum:
     @pytest.mark.parametrize("correlation", [0.9, 0.9999, 1.0 - 1e-8])
     def test_is_a_gaussian_with_correlations(self, correlation):
         """Of two sites, one coordinate of which is much narrower given the others than by itself."""
-        loc, covariance = torch.tensor([3.0, -1.0, 0.5]), torch.tensor([[1.0, correlation, 0.3], [correlation, 1.0, 0.3], [0.3, 0.3, 4.0]])
+        loc, covariance = (
+            torch.tensor([3.0, -1.0, 0.5]),
+            torch.tensor([[1.0, correlation, 0.3], [correlation, 1.0, 0.3], [0.3, 0.3, 4.0]]),
+        )
         precision = covariance.inverse()
 
         def log_density(a, b):
