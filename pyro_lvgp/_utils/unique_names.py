@@ -105,5 +105,7 @@ def _remove_parameters_of_deleted_modules() -> None:
     deleted = {id(tensor) for reference in _OF_DELETED_MODULES if (tensor := reference()) is not None}
     _OF_DELETED_MODULES.clear()
     store = pyro.get_param_store()
-    for name in [name for name, tensor in store.named_parameters() if id(tensor) in deleted]:
+    for name, tensor in [(name, tensor) for name, tensor in store.named_parameters() if id(tensor) in deleted]:
+        # A part of several modules has a name for each; the store forgets its tensor at the first.
+        store._param_to_name.setdefault(tensor, name)
         del store[name]

@@ -82,6 +82,20 @@ class LikelihoodPredictive(dist.TorchDistribution):
         same |= {"observed": self.observed, "validate_args": False}
         return LikelihoodPredictive(self.likelihood, **(same | changes))
 
+    def repeat_row(self, index: int, num_rows: int) -> "LikelihoodPredictive":
+        """Distribution of ``num_rows`` rows that all have the function values of one row of this one, of shape [B, D].
+
+        :param index: the row.
+        :param num_rows: number of rows.
+
+        >>> from pyro_lvgp.likelihoods import Gaussian
+        >>> y = LikelihoodPredictive(Gaussian(1.0), torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.zeros(()))
+        >>> y.repeat_row(1, 3).mean[2]
+        tensor([3., 4.])
+        """
+        shape = (num_rows, self.f_mean.shape[-1])
+        return self._replace(mean=self.f_mean[index].expand(shape), variance=self.f_variance[index].expand(shape))
+
     def rows(self, observed: Bool[Tensor, "N D"] | None = None) -> Any:
         """Joint distribution of the observed entries of each row, of event shape [D].
 

@@ -190,6 +190,15 @@ class MeanFieldGuide(ModelGuide):
         base = self._posterior(name, args)
         return base.mean, base.stddev
 
+    def stored_posterior(self, site: str) -> torch.distributions.Distribution | None:
+        """Return the posterior of a site, of all rows; None if the site has an encoder, or before the first call.
+
+        :param site: name of a latent site.
+        """
+        if self.prototype_trace is None or site in self._encoded:
+            return None
+        return self._constrained(site, ())
+
     @torch.no_grad()
     def set_loc_and_stddev(self, name: str, loc: Tensor, stddev: Tensor) -> None:
         """Give a site that has parameters of its own a diagonal Gaussian in unconstrained space.
@@ -268,10 +277,7 @@ class MeanFieldGuide(ModelGuide):
         values = {}
         for name in names:
             with self.in_plates(name):
-                posterior, transform = self._posterior(name, args), self.coordinates[name].transform
-                if transform is not None:
-                    posterior = dist.TransformedDistribution(posterior, transform)
-                values[name] = pyro.sample(name, posterior)
+                values[name] = pyro.sample(name, self._constrained(name, args))
         return values
 
     @contextmanager
@@ -288,6 +294,11 @@ class MeanFieldGuide(ModelGuide):
     def _posterior(self, name: str, args: tuple) -> Any:
         """Return the posterior of a site in unconstrained space."""
         return self.coordinates[name].base(*self.loc_and_scale(name, args))
+
+    def _constrained(self, name: str, args: tuple) -> Any:
+        """Return the posterior of a site in its support."""
+        posterior, transform = self._posterior(name, args), self.coordinates[name].transform
+        return posterior if transform is None else dist.TransformedDistribution(posterior, transform)
 
     @torch.no_grad()
     @pyro_lock

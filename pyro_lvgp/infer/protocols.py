@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from pyro_lvgp.distributions.diagonal_mixture import DiagonalMixture
 from pyro_lvgp.likelihoods import Likelihood
@@ -32,6 +33,7 @@ __all__ = [
     "HasLogJoint",
     "HasPlates",
     "HasProcessSite",
+    "HasStoredPosteriors",
     "RandomFeatureModel",
     "SamplesGlobals",
     "SubsamplesPoints",
@@ -270,6 +272,17 @@ class HasEncoders(Protocol):
 
     def encoder_of(self, site: str) -> nn.Module | None:
         """Return the encoder of a site, from data to loc and scale; None if the site has parameters of its own.
+
+        :param site: name of the site.
+        """
+
+
+@runtime_checkable
+class HasStoredPosteriors(Protocol):
+    """Guide with parameters for the latents of each training row."""
+
+    def stored_posterior(self, site: str) -> Distribution | None:
+        """Return the posterior of a site for all training rows, without data; None if it depends on data.
 
         :param site: name of the site.
         """

@@ -42,12 +42,13 @@ def laplace(
     than rounding.  The initial damping is as large as the curvature, because long steps from a start far from the mode lead to
     worse modes under little noise.  An accepted step multiplies the damping by a factor, which is smallest where the actual
     increase equals the predicted one.  Consecutive rejected steps multiply the damping by ever larger factors (Nielsen).
+    Steps of a row end when a Newton step would gain less than the rounding error of 1 nat.
 
     :param entries: p(y | x) of each entry, for each draw of the shared sites; ℓ and H are averaged over the draws.
     :param Y: rows, NaN where missing.
     :param components: p(x): one Gaussian, or one for each start [S], or for each start of each row [S, B].
     :param start: initial latents, S for each row.
-    :param num_steps: number of Gauss-Newton steps.
+    :param num_steps: number of Gauss-Newton steps, at most.
     :returns: means, Cholesky factors of the covariances and log evidences.
 
     Source: Tierney and Kadane (1986), "Accurate approximations for posterior moments"; Schraudolph (2002), "Fast curvature
@@ -70,41 +71,54 @@ def laplace(
     if loc.dim() < 3:
         loc, factors = loc[:, None], factors[:, None]
     loc, factors = loc.expand(S, B, Q).flatten(0, 1), factors.expand(S, B, Q, Q).flatten(0, 1)
-    prior = dist.MultivariateNormal(loc, scale_tril=factors)
 
-    def expansion(X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log density, its gradient and H."""
+    precision = dist.MultivariateNormal(loc, scale_tril=factors).precision_matrix
+
+    def expansion(X: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Log density, its gradient and H, of some of the rows."""
+        y, mask = Y[rows], observed[rows]
         with torch.enable_grad():
             leaf = X.detach().requires_grad_()
-            values, fishers = zip(*(_likelihood_expansion(given, leaf, Y, observed) for given in entries), strict=True)
-            value = torch.stack(values).mean(0) + prior.log_prob(leaf)
+            values, fishers = zip(*(_likelihood_expansion(given, leaf, y, mask) for given in entries), strict=True)
+            log_prior = dist.MultivariateNormal(loc[rows], scale_tril=factors[rows], validate_args=False).log_prob(leaf)
+            value = torch.stack(values).mean(0) + log_prior
             (slope,) = torch.autograd.grad(value.sum(), leaf)
-        H = prior.precision_matrix + torch.stack(fishers).mean(0)
+        H = precision[rows] + torch.stack(fishers).mean(0)
         return value.detach(), slope, 0.5 * (H + H.mT)  # exactly symmetric, for argument validation
 
-    X = start.detach().flatten(0, 1)
-    value, slope, H = expansion(X)
+    X = start.detach().flatten(0, 1).clone()
+    value, slope, H = expansion(X, torch.arange(len(X), device=X.device))
     damping = torch.full_like(value, _DAMPING)
     growth = torch.full_like(value, 2.0)
     for _ in range(num_steps):
-        damped = H + torch.diag_embed(damping[:, None] * H.diagonal(dim1=-2, dim2=-1))
-        step = torch.cholesky_solve(slope[..., None], safe_cholesky(damped, jitter=0.0, name="damped precision of latents"))
-        predicted = (slope[..., None] * step - 0.5 * step * (H @ step)).sum((-2, -1))
-        proposal = X + step[..., 0]
-        proposed, new_slope, new_H = expansion(proposal)
+        rows = (_newton_decrement(slope, H) > torch.finfo(value.dtype).eps).nonzero().squeeze(-1)
+        if not len(rows):
+            break
+        g, K, old, damped_by, grown = slope[rows], H[rows], value[rows], damping[rows], growth[rows]
+        damped = K + torch.diag_embed(damped_by[:, None] * K.diagonal(dim1=-2, dim2=-1))
+        step = torch.cholesky_solve(g[..., None], safe_cholesky(damped, jitter=0.0, name="damped precision of latents"))
+        predicted = (g[..., None] * step - 0.5 * step * (K @ step)).sum((-2, -1))
+        proposal = X[rows] + step[..., 0]
+        proposed, new_slope, new_H = expansion(proposal, rows)
         # Steps close to the mode change the log density by no more than rounding, and still reduce the distance to the mode.
-        rounding = (10.0 * torch.finfo(value.dtype).eps * value.abs()).clamp_min(torch.finfo(value.dtype).tiny)
-        gain_ratio = (proposed - value + rounding) / (predicted + rounding)
+        rounding = (10.0 * torch.finfo(old.dtype).eps * old.abs()).clamp_min(torch.finfo(old.dtype).tiny)
+        gain_ratio = (proposed - old + rounding) / (predicted + rounding)
         accepted = gain_ratio >= 0.0
-        X, value = torch.where(accepted[:, None], proposal, X), torch.where(accepted, proposed, value)
-        slope, H = torch.where(accepted[:, None], new_slope, slope), torch.where(accepted[:, None, None], new_H, H)
+        moved = rows[accepted]
+        X[moved], value[moved], slope[moved], H[moved] = (each[accepted] for each in (proposal, proposed, new_slope, new_H))
         factor = (2.0 * (gain_ratio - 1.0).abs()).clamp(1e-3, 2.0)
-        damping = (damping * torch.where(accepted, factor, growth)).clamp(*_RANGE)
-        growth = torch.where(accepted, 2.0, 2.0 * growth)
+        damping[rows] = (damped_by * torch.where(accepted, factor, grown)).clamp(*_RANGE)
+        growth[rows] = torch.where(accepted, 2.0, 2.0 * grown)
     q = dist.MultivariateNormal(X, scale_tril=_scale_tril(H))
     log_evidence = value - q.log_prob(X)
     loc, scale_tril, log_evidence = (x.unflatten(0, (S, B)).transpose(0, 1) for x in (X, q.scale_tril, log_evidence))
     return loc, scale_tril, log_evidence
+
+
+def _newton_decrement(slope: Float[Tensor, "B Q"], H: Float[Tensor, "B Q Q"]) -> Float[Tensor, " B"]:
+    """Increase of the log density of each row by a Newton step, for a quadratic density."""
+    factor = safe_cholesky(H, jitter=0.0, name="precision of latents")
+    return 0.5 * torch.linalg.solve_triangular(factor, slope[..., None], upper=False).square().sum((-2, -1))
 
 
 def _scale_tril(precision: Float[Tensor, "B Q Q"]) -> Float[Tensor, "B Q Q"]:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pyro_lvgp.models._laplace import Entries, gaussian_components, laplace
 
-_SCREENING_STEPS = 3
-_MAX_BATCH = 500  # Laplace approximations at a time, since each takes megabytes with hundreds of inducing points
+_NUM_SCREENING_DRAWS = 8  # from each component of a prior
+_MAX_BATCH = 1000  # Laplace approximations at a time, since each takes megabytes with hundreds of inducing points
 
 LogLikelihood = Callable[[Float[Tensor, "B Q"], Float[Tensor, "B D"]], Float[Tensor, " B"]]
 
@@ -81,16 +81,15 @@ def by_laplace(
         of the prior, and further starts at draws from the component.
     :param num_starts: number of starts for each component.
     :param num_steps: number of Gauss-Newton steps.
-    :param max_components: number of components of the prior that remain for each row, those of the highest evidence after
-        three steps; None for all.
+    :param max_components: number of components of the prior that remain for each row, those of the highest evidence at
+        draws from them; None for all.
     """
     log_weights, components = gaussian_components(prior)
     if start is None and max_components is not None and max_components < len(log_weights):
-        num_rows = max(_MAX_BATCH // len(log_weights), 1)
-        parts = [_screened(entries, rows, log_weights, components, max_components, num_steps) for rows in Y.split(num_rows)]
-        logits, loc, scale_tril = map(torch.cat, zip(*parts, strict=True))
+        start, components, log_weights = _screened(entries, Y, log_weights, components, max_components)
+        loc, scale_tril, log_evidence = _laplace_by_parts(entries, Y, components, start, num_steps)
         gaussians = dist.MultivariateNormal(loc, scale_tril=scale_tril)
-        return dist.MixtureSameFamily(dist.Categorical(logits=logits), gaussians)
+        return dist.MixtureSameFamily(dist.Categorical(logits=log_evidence + log_weights), gaussians)
     if start is None:
         points = torch.cat([components.mean[None], components.sample((num_starts - 1,))])
         starts = points.flatten(0, 1)[:, None].expand(-1, len(Y), -1)
@@ -98,12 +97,7 @@ def by_laplace(
         components = dist.MultivariateNormal(repeated.loc.flatten(0, 1), scale_tril=repeated.scale_tril.flatten(0, 1))
     else:
         starts = start.unflatten(0, (num_starts, -1))
-    num_rows = max(_MAX_BATCH // len(starts), 1)
-    parts = [
-        laplace(entries, rows, components, starts_of_rows, num_steps=num_steps)
-        for rows, starts_of_rows in zip(Y.split(num_rows), starts.split(num_rows, 1), strict=True)
-    ]
-    loc, scale_tril, log_evidence = map(torch.cat, zip(*parts, strict=True))
+    loc, scale_tril, log_evidence = _laplace_by_parts(entries, Y, components, starts, num_steps)
     if len(starts) == 1:
         return dist.MultivariateNormal(loc[:, 0], scale_tril=scale_tril[:, 0])
     # To [B, components, starts, ...].
@@ -113,22 +107,49 @@ def by_laplace(
     return dist.MixtureSameFamily(dist.Categorical(logits=logits.flatten(1)), gaussians)
 
 
+def _laplace_by_parts(
+    entries: Sequence[Entries],
+    Y: Float[Tensor, "B D"],
+    components: dist.MultivariateNormal,
+    start: Float[Tensor, "S B Q"],
+    num_steps: int,
+) -> tuple[Float[Tensor, "B S Q"], Float[Tensor, "B S Q Q"], Float[Tensor, "B S"]]:
+    """Compute :func:`laplace` for as many rows at a time as fit into memory."""
+    number = max(_MAX_BATCH // len(start), 1)
+    parts = []
+    for rows in torch.arange(len(Y)).split(number):
+        prior = components
+        if components.loc.dim() == 3:
+            prior = dist.MultivariateNormal(components.loc[:, rows], scale_tril=components.scale_tril[:, rows])
+        parts.append(laplace(entries, Y[rows], prior, start[:, rows], num_steps=num_steps))
+    means, factors, log_evidence = map(torch.cat, zip(*parts, strict=True))
+    return means, factors, log_evidence
+
+
+@torch.no_grad()
 def _screened(
     entries: Sequence[Entries],
     Y: Float[Tensor, "B D"],
     log_weights: Float[Tensor, " K"],
     components: dist.MultivariateNormal,
     number: int,
-    num_steps: int,
-) -> tuple[Float[Tensor, "B S"], Float[Tensor, "B S Q"], Float[Tensor, "B S Q Q"]]:
-    """Log weights, means and factors of Laplace approximations for the components with the highest evidence."""
-    start = components.loc[:, None].expand(-1, len(Y), -1)
-    loc, _, log_evidence = laplace(entries, Y, components, start, num_steps=_SCREENING_STEPS)
-    best = (log_evidence + log_weights).topk(number, -1).indices
-    of_rows = dist.MultivariateNormal(components.loc[best.mT], scale_tril=components.scale_tril[best.mT])
-    start = loc.take_along_dim(best[..., None], 1).transpose(0, 1)
-    loc, scale_tril, log_evidence = laplace(entries, Y, of_rows, start, num_steps=num_steps)
-    return log_evidence + log_weights[best], loc, scale_tril
+) -> tuple[Float[Tensor, "S B Q"], dist.MultivariateNormal, Float[Tensor, "B S"]]:
+    """Starts, priors and log weights of each row for the components with the highest evidence, estimated from few draws."""
+    draws = components.sample((_NUM_SCREENING_DRAWS,))
+    log_likelihood = _log_likelihood_at(entries, Y, draws.flatten(0, 1)).unflatten(0, draws.shape[:2])
+    best = (log_likelihood.logsumexp(0) + log_weights[:, None]).topk(number, 0).indices  # [S, B]
+    start = draws[log_likelihood.argmax(0).gather(0, best), best]
+    return start, dist.MultivariateNormal(components.loc[best], scale_tril=components.scale_tril[best]), log_weights[best.mT]
+
+
+def _log_likelihood_at(
+    entries: Sequence[Entries], Y: Float[Tensor, "B D"], points: Float[Tensor, "C Q"]
+) -> Float[Tensor, "C B"]:
+    """Log p(y | x) of each row at each of the same points, averaged over the draws of the shared sites."""
+    given = [each(points) for each in entries]
+    observed, values = ~torch.isnan(Y), torch.nan_to_num(Y, given[0].likelihood.fill_value)
+    log_prob = [[y.repeat_row(i, len(Y)).rows(observed).log_prob(values) for i in range(len(points))] for y in given]
+    return torch.stack([torch.stack(each) for each in log_prob]).mean(0)
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ from pyro_lvgp._utils.validation import check_data, check_index, check_not_empty
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
 from pyro_lvgp.distributions.normal import PrecisionNormal
 from pyro_lvgp.infer.elbo.handlers import MarginalizeGaussians
-from pyro_lvgp.infer.protocols import HasEncoders, SamplesGlobals
+from pyro_lvgp.infer.protocols import HasEncoders, HasStoredPosteriors, SamplesGlobals
 from pyro_lvgp.models._laplace import Entries
 from pyro_lvgp.models._new_rows import LogLikelihood, best_candidates, by_laplace, variational
 from pyro_lvgp.models._own_sites import OwnSites
@@ -38,6 +38,8 @@ Guide = Callable[..., Any]
 Latents = Float[Tensor, "B Q"] | TorchDistributionMixin
 Method = Literal["variational", "laplace"]
 _NUM_CANDIDATES = 500
+_MAX_COMPONENTS = 5
+_MAX_ROWS = 2000  # whose latents a mixture is fitted to
 
 
 class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
@@ -185,7 +187,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         guide: Guide,
         Y: Float[Tensor, "B D"],
         *,
-        method: Method = "variational",
+        method: Method | None = None,
         prior: torch.distributions.Distribution | None = None,
         num_starts: int = 1,
         max_components: int | None = None,
@@ -196,28 +198,28 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
     ) -> TorchDistributionMixin:
         r"""Infer the posterior of the latents of new rows, which may have missing entries, for a fixed model and guide.
 
+        ``"laplace"`` approximates p(x) p(y | x), with the p(y | x) of :meth:`predictive`, by Gaussians with full covariances
+        at modes, which Gauss-Newton steps find.  If p(x) is a mixture, there is one Gaussian for each of its components with
+        the highest evidence, weighted by its evidence.  Further starts are draws from the component, for modes that the first
+        steps do not reach.
+
         ``"variational"`` maximises :math:`E_{q(x)q(\text{globals})}[\log p(y \mid x) + \log p(x) - \log q(x)]` over a Gaussian
-        q(x) with a diagonal covariance for each row.  The optimisation starts at the candidate of the highest density.  Under
+        q(x) with a diagonal covariance for each row, which is overconfident where latents are correlated in the posterior, as
+        under little noise and few observed entries.  The optimisation starts at the candidate of the highest density.  Under
         a guide with an encoder for ``X`` it starts at the encoding, which is the result for ``num_steps=0``.  The posterior of
         a row with many missing entries may have several modes.  With several starts, q(x) is a mixture of the optimal
         Gaussians with weights proportional to ``exp`` of their bounds, in which Gaussians at the same optimum share one
         weight.
 
-        ``"laplace"`` approximates p(x) p(y | x), with the p(y | x) of :meth:`predictive`, by Gaussians with full covariances
-        at modes, which Gauss-Newton steps find.  If p(x) is a mixture, there is one Gaussian for each component of p(x): the
-        steps start at the component's mean, and the Gaussian is weighted by its evidence.  Further starts are draws from the
-        component, for modes that the steps from the mean do not reach.  Use this method where latents are strongly correlated
-        in the posterior, as under little noise and few observed entries.
-
         :param guide: a fitted guide, over whose globals the objective is averaged.
         :param Y: new rows, NaN where missing.
-        :param method: ``"variational"`` or ``"laplace"``.
-        :param prior: p(x) of one row, instead of N(0, I), such as :meth:`training_prior`.  Candidates are draws from a prior
-            that is a mixture, and :meth:`latent_candidates` otherwise.
+        :param method: ``"laplace"``, the default, or ``"variational"``, the default under a guide with an encoder for ``X``.
+        :param prior: p(x) of one row.  By default :meth:`training_prior`, if the guide stores the latents of training rows, and
+            otherwise N(0, I).  Candidates are draws from a prior that is a mixture, and :meth:`latent_candidates` otherwise.
         :param num_starts: Gaussians for each row; with ``"laplace"`` and a mixture, for each of its components.
         :param max_components: with ``"laplace"`` and a mixture, number of components that remain for each row, those of the
-            highest evidence after three steps, which takes a fraction of the time; None for all.  Needs ``num_starts=1``.
-        :param num_steps: number of Adam steps, 300 by default, or of Gauss-Newton steps, 30 by default.
+            highest evidence, estimated from 8 draws of each; by default 5, and with several starts all.
+        :param num_steps: number of Adam steps, 300 by default, or the largest number of Gauss-Newton steps, 10 by default.
         :param learning_rate: learning rate of Adam.
         :param num_samples: number of draws of the globals.  Each Adam step uses one of them, 8 by default.  Each Gauss-Newton
             step averages over all of them, 1 by default, with ``u`` or ``a`` marginalised.
@@ -228,6 +230,8 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
             ``"laplace"`` for a prior that is no Gaussian and no mixture of Gaussians.
         :raises TypeError: for a prior that is no distribution, or one of another dtype than the model's.
         """
+        if method is None:
+            method = "laplace" if self._encoder_of_latents(guide) is None else "variational"
         if method not in get_args(Method):
             raise ValueError(f"expected method in {get_args(Method)}, got {method!r}")
         # Both methods need gradients in every grad mode of the caller, and draw parameters that have a prior.
@@ -235,16 +239,18 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
             self._check_rows(Y)
             check_values(Y, columns=False, name="Y")
             Y = Y.clone()  # autograd does not save tensors of inference mode
-            prior = self._prior_of_row(prior)
-            steps, samples = (30, 1) if method == "laplace" else (300, 8)
+            prior = self._prior_of_row(self._default_prior(guide, seed) if prior is None else prior)
+            steps, samples = (10, 1) if method == "laplace" else (300, 8)
             num_steps, num_samples = steps if num_steps is None else num_steps, samples if num_samples is None else num_samples
             check_sizes(num_starts=num_starts, num_samples=num_samples)
-            if max_components is not None:
+            if max_components is None:
+                max_components = _MAX_COMPONENTS if num_starts == 1 else None
+            elif num_starts > 1:
+                raise ValueError(
+                    f"expected num_starts=1 with max_components, got {num_starts}; leave out one of the two arguments"
+                )
+            else:
                 check_sizes(max_components=max_components)
-                if num_starts > 1:
-                    raise ValueError(
-                        f"expected num_starts=1 with max_components, got {num_starts}; leave out one of the two arguments"
-                    )
             check_sizes(least=0, num_steps=num_steps)
             if method == "variational":
                 likelihoods = list(self._log_likelihoods(guide, num_samples))
@@ -256,25 +262,51 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
             entries = [self._predictor(guide) for _ in range(num_samples)]
             return by_laplace(entries, Y, prior, start, num_starts, num_steps=num_steps, max_components=max_components)
 
-    def training_prior(self, guide: Guide, Y: Float[Tensor, "N D"], *, seed: int = 0) -> dist.MixtureSameFamily:
+    def training_prior(self, guide: Guide, Y: Float[Tensor, "N D"] | None = None, *, seed: int = 0) -> dist.MixtureSameFamily:
         """Fit a mixture of Gaussians to draws of the training latents, as prior of new rows' latents in :meth:`infer_latents`.
 
         It has a Gaussian for 25 rows, and 20 at most, fitted to three draws of each latent by
-        :func:`~pyro_lvgp.models.latent_mixture`.  Under N(0, I), which training latents need not follow, rows with many
-        missing entries have worse predictive densities.
+        :func:`~pyro_lvgp.models.latent_mixture`, of 2000 rows at most.  Under N(0, I), which training latents need not follow,
+        rows with many missing entries have worse predictive densities.
 
         :param guide: a fitted guide.
-        :param Y: all training rows.
+        :param Y: all training rows; None for the latents that the guide stores
+            (:class:`~pyro_lvgp.infer.protocols.HasStoredPosteriors`), those of the base guide of an annealed guide.
         :param seed: seed of the draws and of the EM algorithm.
-        :raises ValueError: if the rows do not fit, or are not the training rows.
+        :raises ValueError: if the rows do not fit, or are not the training rows, or if they are None and the guide does not
+            store latents.
         """
-        self._check_rows(Y)
-        check_index(None, len(Y), self.num_data)
-        self._check_are_training_rows(guide, Y, None)
+        if Y is not None:
+            self._check_rows(Y)
+            check_index(None, len(Y), self.num_data)
+            self._check_are_training_rows(guide, Y, None)
         with torch.no_grad(), seeded(seed), eval_mode(self, guide):
-            traces = [poutine.trace(guide).get_trace(Y) for _ in range(3)]
-        draws = torch.cat([cast(Tensor, trace.nodes["X"]["value"]) for trace in traces])
-        return latent_mixture(draws, min(20, max(len(Y) // 25, 1)), seed=seed)
+            draws = [self._draw_training_latents(guide, Y) for _ in range(3)]
+            rows = torch.randperm(len(draws[0]))[:_MAX_ROWS]
+        X = torch.cat([draw[rows] for draw in draws])
+        return latent_mixture(X, min(20, max(len(draws[0]) // 25, 1)), seed=seed)
+
+    def _draw_training_latents(self, guide: Guide, Y: Tensor | None) -> Float[Tensor, "N Q"]:
+        if Y is not None:
+            return cast(Tensor, poutine.trace(guide).get_trace(Y).nodes["X"]["value"])
+        if (posterior := self._stored_latents(guide)) is None:
+            raise ValueError(
+                "expected the training rows for a guide that does not store latents, such as one with an encoder, got none; "
+                "pass training_prior(guide, Y)"
+            )
+        return posterior.sample()
+
+    def _stored_latents(self, guide: Guide) -> torch.distributions.Distribution | None:
+        return guide.stored_posterior("X") if isinstance(guide, HasStoredPosteriors) else None
+
+    def _encoder_of_latents(self, guide: Guide) -> Any:
+        return guide.encoder_of("X") if isinstance(guide, HasEncoders) else None
+
+    def _default_prior(self, guide: Guide, seed: int) -> torch.distributions.Distribution:
+        """Return a mixture fitted to the latents that the guide stores; N(0, I) if it stores none."""
+        if self._stored_latents(guide) is not None:
+            return self.training_prior(guide, seed=seed)
+        return dist.Normal(torch.zeros_like(self.latent_candidates()[0]), 1.0).to_event(1)
 
     @pyro_lock
     def impute(
@@ -319,10 +351,8 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         )
 
     def _prior_of_row(self, prior: Any) -> torch.distributions.Distribution:
-        """Return N(0, I) for None; raise unless the prior is a distribution over the latents of one row."""
+        """Raise unless the prior is a distribution over the latents of one row."""
         like = self.latent_candidates()
-        if prior is None:
-            return dist.Normal(torch.zeros_like(like[0]), 1.0).to_event(1)
         if not isinstance(prior, torch.distributions.Distribution):
             raise TypeError(
                 f"expected a distribution over a row's latents as prior, got {prior!r}; pass one, such as latent_mixture(...)"
@@ -351,7 +381,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         Under a guide with an encoder the latents are those of the given rows, whichever they are.
         """
         known = self.__dict__.get("_training_rows")
-        if known is None or (isinstance(guide, HasEncoders) and guide.encoder_of("X") is not None):
+        if known is None or self._encoder_of_latents(guide) is not None:
             return
         rows = known if idx is None else known[idx]
         both = ~(torch.isnan(Y) | torch.isnan(rows))
@@ -448,7 +478,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         self, guide: Guide, log_likelihood: LogLikelihood, Y: Tensor, prior: torch.distributions.Distribution, num_starts: int
     ) -> tuple[Tensor, Tensor]:
         """Initial means and standard deviations of latents: the encodings of the rows, or the best candidates."""
-        encoder = guide.encoder_of("X") if isinstance(guide, HasEncoders) else None
+        encoder = self._encoder_of_latents(guide)
         if encoder is not None and num_starts == 1:
             with torch.no_grad():
                 loc, scale = encoder(Y)

@@ -15,6 +15,7 @@ from pyro.optim import Adam
 
 from pyro_lvgp import GPVAE, AutoAnnealedLangevin, BayesianGPLVM, MeanFieldGuide, RandomFeatureGuide, RandomFeatureLVM
 from pyro_lvgp.kernels import RBF
+from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.networks import MLP
 
 
@@ -86,6 +87,21 @@ def test_copies_have_parameters_of_their_own(again):
     assert any(not torch.equal(tensor, before[name]) for name, tensor in other.named_parameters())
     for name, tensor in model.named_parameters():
         assert torch.equal(tensor, before[name])
+
+
+def test_a_part_of_two_modules_leaves_the_store_with_the_last():
+    shared, models = Gaussian(0.5), []
+    for _ in range(2):
+        models.append(BayesianGPLVM(12, 3, 2, num_inducing=4, likelihood=shared))
+        losses(models[-1], MeanFieldGuide(models[-1]))
+    names = {f"{model._pyro_name}.likelihood.variance" for model in models}
+    assert names <= pyro.get_param_store().keys()
+    del models
+    gc.collect()
+    BayesianGPLVM(12, 3, 2, num_inducing=4)
+    state = pyro.get_param_store().get_state()
+    assert not names & state["params"].keys()
+    assert state["params"].keys() == state["constraints"].keys()
 
 
 def test_parameters_of_modules_that_no_longer_exist_leave_the_store():

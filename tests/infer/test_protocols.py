@@ -19,7 +19,7 @@ from pyro_lvgp.networks import MLP, ZeroImputation
 
 OF_ROWS = {"ChecksData", "HasEventDims", "HasInitialValues", "HasLocalPlate", "HasPlates"}
 OF_SERIES = {"ChecksData", "HasEventDims", "HasLocalPlate", "HasPlates", "HasProcessSite", "TakesMiniBatches"}
-SAMPLES = {"SamplesGlobals", "HasEncoders"}
+SAMPLES = {"SamplesGlobals", "HasEncoders", "HasStoredPosteriors"}
 
 
 def gplvm(cls=BayesianGPLVM):

@@ -194,8 +194,9 @@ def test_latents_of_new_rows_have_the_posterior_of_factor_analysis():
     with torch.no_grad():
         A, S = model.predict(guide, torch.eye(Q)).f_mean.mT, covariance(model)
         Y = data()[[0, 5, 7]]
-        by_laplace = model.infer_latents(guide, Y, method="laplace", num_steps=5)
-        variational = model.infer_latents(guide, Y, num_steps=300, learning_rate=0.1)
+        prior = dist.Normal(torch.zeros(Q), 1.0).to_event(1)
+        by_laplace = model.infer_latents(guide, Y, prior=prior, num_steps=5)
+        variational = model.infer_latents(guide, Y, method="variational", prior=prior, num_steps=300, learning_rate=0.1)
     for n, y in enumerate(Y):
         o = ~torch.isnan(y)
         precision = torch.linalg.inv(S[o][:, o])

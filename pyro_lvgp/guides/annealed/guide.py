@@ -246,6 +246,13 @@ class AutoAnnealedLangevin(SampledGuide):
         """
         return self.base_guide.encoder_of(site)
 
+    def stored_posterior(self, site: str) -> torch.distributions.Distribution | None:
+        """Return the posterior of a site in the base guide, of all rows; None if the base guide does not store it.
+
+        :param site: name of the site.
+        """
+        return None if self._is_preconditioned else self.base_guide.stored_posterior(site)
+
     def _add_parameters(self, names: Sequence[str], args: tuple) -> None:
         self.step_sizes = PyroModule()
         num_coordinates = 0

@@ -246,6 +246,13 @@ class RandomFeatureGuide(SampledGuide):
             )
         return dist.Normal(loc, scale) if idx is None else dist.Normal(loc[idx], scale[idx])
 
+    def stored_posterior(self, site: str) -> dist.Normal | None:
+        """Return the posterior of the latents X of all rows; None for another site, with an encoder, or before the first call.
+
+        :param site: name of the site.
+        """
+        return None if site != "X" or "X" in self._encoded or self.prototype_trace is None else self.latents()
+
     def _check_has_run(self) -> None:
         if self.prototype_trace is None:
             raise RuntimeError("expected a guide that has run once, got a new one, without parameters; call guide(Y) first")

@@ -23,7 +23,8 @@ def test_infer_latents_equals_factor_analysis_for_a_linear_kernel():
     with torch.no_grad():
         unit = model.predict(guide, torch.eye(Q)).f_mean.mT  # W [D, Q], as f is linear in x
     Y_new = with_holes(torch.randn(6, D))
-    q = model.infer_latents(guide, Y_new, num_steps=4000, learning_rate=0.02).base_dist
+    prior = dist.Normal(torch.zeros(Q), 1.0).to_event(1)
+    q = model.infer_latents(guide, Y_new, method="variational", prior=prior, num_steps=4000, learning_rate=0.02).base_dist
     for n in range(6):
         W = unit[~torch.isnan(Y_new[n])]
         precision = torch.eye(Q) + W.mT @ W / 0.5
@@ -43,7 +44,7 @@ def test_infer_latents_finds_both_modes_under_a_mixture_prior():
     means, scale = torch.tensor([[-2.0] * Q, [2.0] * Q]), 0.3
     prior = dist.MixtureSameFamily(dist.Categorical(torch.tensor([0.7, 0.3])), dist.Normal(means, scale).to_event(1))
     Y_new = 0.3 * torch.randn(5, D)
-    q = model.infer_latents(guide, Y_new, prior=prior, num_starts=40)
+    q = model.infer_latents(guide, Y_new, method="variational", prior=prior, num_starts=40)
     for n, y in enumerate(Y_new):
         evidence = dist.MultivariateNormal(means @ W.mT, scale**2 * W @ W.mT + 0.5 * torch.eye(D))
         weight = (torch.tensor([0.7, 0.3]).log() + evidence.log_prob(y)).softmax(0)
@@ -63,7 +64,7 @@ def test_infer_latents_wants_as_many_candidates_as_starts(Y):
     guide = MeanFieldGuide(model)
     guide(Y)
     with pytest.raises(ValueError, match=f"num_starts of at most {M}, the number of candidates"):
-        model.infer_latents(guide, Y, num_starts=M + 1)
+        model.infer_latents(guide, Y, prior=dist.Normal(torch.zeros(Q), 1.0).to_event(1), num_starts=M + 1)
 
 
 def test_infer_latents_leaves_model_guide_and_random_state_alone(Y):
