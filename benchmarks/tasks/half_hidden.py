@@ -271,8 +271,10 @@ METHODS: dict[str, Callable[[Tensor, int, int | None], Fitted]] = {
 }
 Infer = Callable[[BayesianGPLVM | RandomFeatureLVM, Guide, Tensor, TorchDistributionMixin], TorchDistributionMixin]
 POSTERIORS: dict[str, Infer] = {
-    "16 Gaussians": lambda model, guide, Y, mixture: model.infer_latents(guide, Y, prior=mixture, num_starts=NUM_STARTS),
-    "Laplace": lambda model, guide, Y, mixture: model.infer_latents(guide, Y, method="laplace", prior=mixture),
+    "16 Gaussians": lambda model, guide, Y, mixture: model.infer_latents(
+        guide, Y, method="variational", prior=mixture, num_starts=NUM_STARTS
+    ),
+    "Laplace": lambda model, guide, Y, mixture: model.infer_latents(guide, Y, prior=mixture, max_components=20, num_steps=30),
 }
 TASKS: dict[str, Callable[[int, int | None], Iterator[Measurement]]] = {
     "oilflow": oilflow,

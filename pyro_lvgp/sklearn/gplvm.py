@@ -140,9 +140,9 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsEstimator):
         check_values(torch.tensor(X), columns=False, name="X")
         Y = torch.tensor(self.scaler_.transform(X)).to(self.model_.mean)
         with own_parameters(self._local):
+            prior = self.model_.training_prior(self.guide_, seed=self._seed)
             parts: list[Any] = [
-                self.model_.infer_latents(self.guide_, rows, method="laplace", seed=self._seed)
-                for rows in Y.split(_CHUNK_SIZE)
+                self.model_.infer_latents(self.guide_, rows, prior=prior, seed=self._seed) for rows in Y.split(_CHUNK_SIZE)
             ]
         return torch.cat([part.mean for part in parts]).numpy(force=True)
 

@@ -199,8 +199,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         parts = []
         with own_parameters(self._local), seeded(self._seed):
             for rows in T.to(model.mean).split(_CHUNK_SIZE):
-                how: dict[str, Any] = {"method": "laplace", "max_components": 5, "num_steps": 10}
-                latents = _points(model.infer_latents(guide, rows, prior=prior, seed=self._seed, **how), _NUM_POINTS)
+                latents = _points(model.infer_latents(guide, rows, prior=prior, seed=self._seed), _NUM_POINTS)
                 with torch.no_grad():
                     y = model.predictive(guide, latents.flatten(0, 1)).condition(rows.repeat(_NUM_POINTS, 1))
                     parts.append([moment.unflatten(0, (_NUM_POINTS, -1)).double() for moment in y.moments()])

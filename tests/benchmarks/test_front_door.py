@@ -51,6 +51,7 @@ def test_list_names_every_benchmark_with_its_first_line(capsys):
         "imputation",
         "longseries",
         "minibatches",
+        "new_rows",
         "oilflow",
         "processes",
         "recordings",
