@@ -23,13 +23,13 @@ NUM_THREADS = 1
 LATENT_DIM, NUM_INDUCING, NUM_STEPS, NUM_SAMPLES = 5, 50, 400, 32
 PUBLISHED: list[Row] = []
 NOTES = f"""\
-A Bayesian GPLVM with {LATENT_DIM} latent dimensions and {NUM_INDUCING} inducing points is fitted to some of the rows, with Adam
-and a learning rate of 0.05. Half of the entries of the other rows are hidden, and predicted from the inferred latents. "infer
-[s/1000 rows]" are the wall seconds of `infer_latents`, for 1000 rows. Means and densities are those of {NUM_SAMPLES} draws of the
-inducing outputs; NLPD is in nats per hidden entry. "default" sets nothing: Laplace's approximation for the five best components of
-a mixture fitted to the training latents. Splits, hidden entries and fits of one seed are the same for all settings. Data are
-those of scikit-learn: digits, standardised, binary (intensities above 7) and as counts, and the breast-cancer table,
-standardised."""
+A Bayesian GPLVM with {LATENT_DIM} latent dimensions and {NUM_INDUCING} inducing points is fitted to some of the rows, with
+Adam and a learning rate of 0.05. Half of the entries of the other rows are hidden, and predicted from the inferred latents.
+"infer [s/1000 rows]" are the wall seconds of `infer_latents`, for 1000 rows. Means and densities are those of {NUM_SAMPLES}
+draws of the inducing outputs; NLPD is in nats per hidden entry. "default" sets nothing: Laplace's approximation for the five
+best components of a mixture fitted to the training latents. Splits, hidden entries and fits of one seed are the same for all
+settings. Data are those of scikit-learn: digits, standardised, binary (intensities above 7) and as counts, and the
+breast-cancer table, standardised."""
 
 
 class Task(NamedTuple):
@@ -108,7 +108,8 @@ def fitted(
         model = BayesianGPLVM.from_data(train, LATENT_DIM, num_inducing=NUM_INDUCING, seed=seed)
     else:
         sizes: dict[str, Any] = {"num_inducing": NUM_INDUCING, "likelihood": make_likelihood()}
-        model = BayesianGPLVM(*train.shape, LATENT_DIM, **sizes).initialize(train, seed=seed)
+        num_data, data_dim = train.shape
+        model = BayesianGPLVM(num_data, data_dim, LATENT_DIM, **sizes).initialize(train, seed=seed)
     guide = MeanFieldGuide(model)
     loss, optim = MeanFieldELBO(max_plate_nesting=1), JointAdam(lr=0.05)
     history = fit(model, guide, train, loss=loss, optim=optim, num_steps=num_steps, seed=seed, progress=False)

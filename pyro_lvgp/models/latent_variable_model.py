@@ -214,8 +214,9 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         :param guide: a fitted guide, over whose globals the objective is averaged.
         :param Y: new rows, NaN where missing.
         :param method: ``"laplace"``, the default, or ``"variational"``, the default under a guide with an encoder for ``X``.
-        :param prior: p(x) of one row.  By default :meth:`training_prior`, if the guide stores the latents of training rows, and
-            otherwise N(0, I).  Candidates are draws from a prior that is a mixture, and :meth:`latent_candidates` otherwise.
+        :param prior: p(x) of one row.  By default :meth:`training_prior`, if the guide stores the latents of training rows,
+            and otherwise N(0, I).  Candidates are draws from a prior that is a mixture, and :meth:`latent_candidates`
+            otherwise.
         :param num_starts: Gaussians for each row; with ``"laplace"`` and a mixture, for each of its components.
         :param max_components: with ``"laplace"`` and a mixture, number of components that remain for each row, those of the
             highest evidence, estimated from 8 draws of each; by default 5, and with several starts all.
