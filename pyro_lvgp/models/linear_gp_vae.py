@@ -192,7 +192,7 @@ class LinearGPVAE:
         X, filled = linear_latents(y, min(max(Q, R), y.shape[1]), num_iterations=100)
         columns = torch.cat([torch.arange(Q), torch.arange(R)]).to(y.device) % X.shape[1]
         X = X[:, columns]
-        noise = (0.1 * filled.var(0)).clamp_min(1e-3)
+        noise = (0.1 * filled.var(0, correction=min(1, len(y) - 1))).clamp_min(1e-3)
         q = linear_decoder.initial_factors(self.table, X.new_ones(y.shape[1], Q + R), noise)
         return linear_decoder.update_weights(self.table, q, LatentMoments(X, torch.zeros_like(X[:, :, None] * X[:, None, :])))
 

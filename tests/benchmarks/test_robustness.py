@@ -11,7 +11,7 @@ from benchmarks.tasks.robustness import configurations, is_clear, try_configurat
 from pyro_lvgp._utils.cholesky import safe_cholesky
 from pyro_lvgp.guides import MeanFieldGuide, RandomFeatureGuide
 from pyro_lvgp.infer import fit
-from pyro_lvgp.kernels import Linear
+from pyro_lvgp.kernels import Linear, Matern
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import BayesianGPLVM, LinearGPVAE, RandomFeatureLVM
 
@@ -98,6 +98,13 @@ def test_weights_of_features_without_rank():
     guide = RandomFeatureGuide(model, weights="explicit")
     weights = guide(Y)["a"]  # their precisions are 1 + 1e12 times a singular matrix
     assert weights.isfinite().all()
+
+
+def test_a_linear_gp_vae_of_one_point():
+    model = LinearGPVAE(Matern(1, 1.5, batch_shape=(1,)), independent_dim=1)
+    bounds = model.fit(torch.zeros(1, 1).double(), torch.ones(1, 3).double(), num_sweeps=3)
+    assert torch.tensor(bounds).isfinite().all()
+    assert model.predict(num_samples=2).mean.isfinite().all()
 
 
 def test_infinite_entries_of_a_linear_gp_vae_are_named():
