@@ -4,9 +4,11 @@ from abc import ABCMeta
 
 from pyro.nn.module import _PyroModuleMeta
 
+from pyro_lvgp._utils.construction import RecordsConstruction
 
-class AbstractModuleMeta(ABCMeta, _PyroModuleMeta):
-    """Metaclass of ``PyroModule`` classes in which ``abc.abstractmethod`` takes effect.
+
+class AbstractModuleMeta(RecordsConstruction, ABCMeta, _PyroModuleMeta):
+    """Metaclass of modules in which ``abc.abstractmethod`` takes effect, and whose constructors are recorded.
 
     Python checks abstract methods only in classes whose metaclass is an ``ABCMeta``, and that of ``PyroModule`` is not.
 

@@ -31,6 +31,7 @@ from pyro_lvgp.infer.elbo import (
 )
 from pyro_lvgp.infer.optim import JointAdam, JointOptim
 from pyro_lvgp.infer.sampling import SampledTraces, sample_traces
+from pyro_lvgp.infer.saving import Saved, load, save
 
 __all__ = [
     "Block",
@@ -55,11 +56,14 @@ __all__ = [
     "ProgressBar",
     "SampledSite",
     "SampledTraces",
+    "Saved",
     "StopOnConvergence",
     "StructuredELBO",
     "fit",
     "holds",
+    "load",
     "pyro_lock",
     "sample_moments",
     "sample_traces",
+    "save",
 ]

@@ -26,6 +26,7 @@ __all__ = [
     "HasConditionalSite",
     "HasEncoders",
     "HasEventDims",
+    "HasExampleData",
     "HasInducingPoints",
     "HasInitialValues",
     "HasLikelihoodTerm",
@@ -82,6 +83,14 @@ class HasEventDims(Protocol):
     """
 
     event_dims: Mapping[str, Sequence[str]]
+
+
+@runtime_checkable
+class HasExampleData(Protocol):
+    """Model that generates data of the shapes of its training data."""
+
+    def example_data(self) -> tuple:
+        """Return arguments for a call of the model that needs no data of the user."""
 
 
 @runtime_checkable

@@ -103,6 +103,12 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
 
     create_plates = data_plate
 
+    @torch.no_grad()
+    def example_data(self) -> tuple[Float[Tensor, "N D"]]:
+        """Draw rows from the model, such as those that it can be fitted to."""
+        with poutine.block():
+            return (self().detach(),)
+
     def init_loc_fn(self, site: dict) -> Tensor:
         """Return the initial value of a site in a guide: that in ``initial_values``, or else the median of the prior.
 

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from pyro_lvgp._utils.abstract import AbstractModuleMeta
 from pyro_lvgp.networks._layers import layers
 
 __all__ = ["MLP"]
 
 
-class MLP(nn.Sequential):
+class MLP(nn.Sequential, metaclass=AbstractModuleMeta):
     """Fully connected network.
 
     :param in_dim: size of the input.

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from pyro_lvgp._utils.abstract import AbstractModuleMeta
 from pyro_lvgp._utils.validation import check_init_scale, check_sizes
 from pyro_lvgp.networks.base import loc_and_scale, smallest_scale
 from pyro_lvgp.networks.mlp import MLP
@@ -13,7 +14,7 @@ from pyro_lvgp.networks.mlp import MLP
 __all__ = ["NeighbourNet", "OffsetNet"]
 
 
-class OffsetNet(nn.Module):
+class OffsetNet(nn.Module, metaclass=AbstractModuleMeta):
     r"""Encoder of the sites of each datum on the values at its T nearest inducing points.
 
     .. math::
@@ -73,7 +74,7 @@ class OffsetNet(nn.Module):
         return loc_and_scale(self.net(_pairs(offset, loc, _information(scale))), self.init_scale)
 
 
-class NeighbourNet(nn.Module):
+class NeighbourNet(nn.Module, metaclass=AbstractModuleMeta):
     r"""Encoder of the sites of each datum on its own function values, one for each of its T nearest inducing points.
 
     .. math::

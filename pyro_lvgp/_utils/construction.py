@@ -1,0 +1,42 @@
+"""Arguments that objects were constructed with."""
+
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+__all__ = ["Construction", "RecordsConstruction", "construction_of"]
+
+
+class Construction(NamedTuple):
+    """Call of a constructor."""
+
+    cls: type
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+_CONSTRUCTIONS: WeakKeyDictionary[Any, Construction] = WeakKeyDictionary()
+
+
+class RecordsConstruction(type):
+    """Metaclass of classes whose instances can be constructed again.
+
+    >>> class Scale(metaclass=RecordsConstruction):
+    ...     def __init__(self, value, *, name="scale"):
+    ...         self.value = value
+    >>> scale = Scale(2.0, name="s")
+    >>> construction_of(scale).args, construction_of(scale).kwargs
+    ((2.0,), {'name': 's'})
+    """
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        created = super().__call__(*args, **kwargs)
+        _CONSTRUCTIONS[created] = Construction(cls, args, kwargs)
+        return created
+
+
+def construction_of(instance: Any) -> Construction | None:
+    """Return the call that constructed an object; None for copies, unpickled objects and objects of other classes.
+
+    :param instance: the object.
+    """
+    return _CONSTRUCTIONS.get(instance)
