@@ -1,5 +1,6 @@
 """Predictions of missing entries of tables by Bayesian GPLVMs without settings."""
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ __all__ = ["GPLVMImputer"]
 
 _SIZES = ((2, 8), (5, 4), (10, 1))  # numbers of latent dimensions, and of linear factors of the residuals
 _FACTORS = (0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0)  # of predictive standard deviations
+_NUM_HELD_OUT, _MAX_FOLDS = 100, 4
 _LEAST_WEIGHT = 0.01
 _STACKING_TOLERANCE = 1e-3  # nats per entry: held-out entries are few, and further steps fit them
 _NUM_POINTS = 32  # of the latents of a row
@@ -67,7 +69,8 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
     Latents of all rows, training rows included, are inferred by Laplace's approximation under a mixture of Gaussians as prior,
     which is fitted to the training latents.
 
-    :param n_folds: number of sets of held-out rows, each with its own fits, which are averaged.
+    :param n_folds: number of sets of held-out rows, each with its own fits, which are averaged.  By default as many that 100
+        rows are held out, 4 at most: fewer rows choose weights by chance.
     :param max_iter: number of steps of Adam of each fit.
     :param batch_size: number of rows in a mini-batch.
     :param learning_rate: initial learning rate, which falls to zero along a cosine.
@@ -105,7 +108,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
     def __init__(
         self,
         *,
-        n_folds: int = 1,
+        n_folds: int | None = None,
         max_iter: int = 300,
         batch_size: int = 128,
         learning_rate: float = 0.05,
@@ -126,7 +129,9 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         :param y: ignored.
         :raises ValueError: for rows or columns without observed entries, infinite entries, or sizes that are not positive.
         """
-        check_sizes(n_folds=self.n_folds, max_iter=self.max_iter, batch_size=self.batch_size)
+        check_sizes(max_iter=self.max_iter, batch_size=self.batch_size)
+        if self.n_folds is not None:
+            check_sizes(n_folds=self.n_folds)
         X = validate_data(self, X, ensure_min_samples=4, **CHECKS)
         Y = torch.tensor(X)
         check_values(Y, name="X")
@@ -163,7 +168,8 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         """Rows of each fold that are held out, an eighth of all."""
         number = max(len(T) // 8, 1)
         order = torch.randperm(len(T), generator=torch.Generator().manual_seed(self._seed))
-        for fold in range(self.n_folds):
+        n_folds = min(math.ceil(_NUM_HELD_OUT / number), _MAX_FOLDS) if self.n_folds is None else self.n_folds
+        for fold in range(n_folds):
             held_out = torch.zeros(len(T), dtype=torch.bool)
             held_out[order.roll(-fold * number)[:number]] = True
             unobserved = T[~held_out].isnan().all(0)
