@@ -45,6 +45,8 @@ if TYPE_CHECKING:
         MeanFieldELBO,
         StructuredELBO,
         fit,
+        load,
+        save,
     )
     from pyro_lvgp.models import GPVAE, BayesianGPLVM, RandomFeatureLVM, SparseGPVAE
 
@@ -76,11 +78,13 @@ __all__ = [
     "infer",
     "kernels",
     "likelihoods",
+    "load",
     "load_dataset",
     "models",
     "networks",
     "ops",
     "plots",
+    "save",
     "sklearn",
     "to_arviz",
 ]
@@ -102,7 +106,9 @@ _HOMES = {
     "StructuredELBO": "infer",
     "StructuredGPGuide": "guides",
     "fit": "infer",
+    "load": "infer",
     "load_dataset": "datasets",
+    "save": "infer",
     "to_arviz": "diagnostics",
 }
 

@@ -11,13 +11,23 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from pyro_lvgp.sklearn import GPLVMImputer
 from pyro_lvgp.sklearn.gplvm_imputer import _points
 
-QUICK = {"max_iter": 2, "random_state": 0}
+QUICK = {"max_iter": 2, "n_folds": 1, "random_state": 0}
 
 
 @pytest.mark.usefixtures("unchecked")  # which give it arguments of any kind
 @parametrize_with_checks([GPLVMImputer(**QUICK)])
 def test_scikit_learn_s_own_checks(estimator, check):
     check(estimator)
+
+
+@pytest.mark.parametrize(("num_rows", "number"), [(24, 4), (250, 4), (400, 2), (800, 1)])
+def test_as_many_folds_as_hold_out_100_rows_by_default(num_rows, number):
+    imputer = GPLVMImputer()
+    imputer._seed = 0
+    held_out = torch.stack(list(imputer._held_out(torch.zeros(num_rows, 2))))
+    assert len(held_out) == number
+    assert (held_out.sum(1) == num_rows // 8).all()
+    assert (held_out.sum(0) <= 1).all()
 
 
 @pytest.fixture(scope="module")
