@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from pyro.infer.autoguide import AutoGuide
 from pyro.nn import PyroModule
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
@@ -47,8 +48,8 @@ def save(path: str | os.PathLike[str], model: nn.Module, guide: nn.Module | None
     :param guide: its guide, after a call.
     :raises TypeError: for a module that is not of this package, or an argument that is neither a number, a string, a tensor, a
         layer of ``torch.nn`` nor a module of this package, such as a function.
-    :raises ValueError: for a copy, or a part that was changed after its construction in a way that the file cannot hold, such
-        as a prior at a parameter.
+    :raises ValueError: for a copy, for a guide before its first call, or for a part that was changed after its construction
+        in a way that the file cannot hold, such as a prior at a parameter.
     :raises OSError: if the file cannot be written; an old file then is as it was.
 
     >>> import tempfile
@@ -63,6 +64,8 @@ def save(path: str | os.PathLike[str], model: nn.Module, guide: nn.Module | None
     >>> torch.equal(its_guide.locs.X, guide.locs.X)
     True
     """
+    if isinstance(guide, AutoGuide) and guide.prototype_trace is None:
+        raise ValueError("expected a guide after a call, got one without parameters; fit it, or call it once on the data")
     tensors: dict[str, Tensor] = {}
     writer = Describer(tensors, model)
     header: dict[str, Any] = {
@@ -153,7 +156,7 @@ def _changed_attributes(name: str, part: nn.Module, twin: nn.Module) -> dict[str
         other = twins.pop(place, None)
         if other is None and not module.state_dict():  # a container that a guide makes at its first call
             continue
-        if type(other) is not type(module) or _priors(other) != _priors(module):
+        if type(other) is not type(module) or _priors(other) != _priors(module) or not _has_equal_tensors(module, other):
             raise ValueError(
                 f"expected a {name} as its constructor makes it, got another {type(module).__name__} at {place or name!r}: "
                 "parts or priors were set after construction; pass them to the constructor, or store state_dict()"
@@ -165,6 +168,13 @@ def _changed_attributes(name: str, part: nn.Module, twin: nn.Module) -> dict[str
     if twins:
         raise ValueError(f"expected a {name} with the parts that its constructor makes, got one without {sorted(twins)}")
     return changed
+
+
+def _has_equal_tensors(module: nn.Module, other: nn.Module) -> bool:
+    """Return whether attributes that are tensors, but no parameters or buffers, are the same; copies have these attributes."""
+    states: Any = (module.__getstate__(), other.__getstate__())
+    own, its = ({name: value for name, value in state.items() if isinstance(value, Tensor)} for state in states)
+    return own.keys() == its.keys() and all(torch.equal(stored(value), stored(its[name])) for name, value in own.items())
 
 
 def _priors(module: Any) -> set[str]:

@@ -24,8 +24,8 @@ from pyro_lvgp import (
     fit,
 )
 from pyro_lvgp.infer import StructuredELBO, load, save
-from pyro_lvgp.kernels import RBF, Linear, Matern
-from pyro_lvgp.likelihoods import Gaussian, Poisson, StudentT
+from pyro_lvgp.kernels import RBF, Cosine, Linear, Matern, Periodic
+from pyro_lvgp.likelihoods import Bernoulli, Gaussian, Heterogeneous, NegativeBinomial, Ordinal, Poisson, StudentT
 from pyro_lvgp.networks import MLP, IndexNet, ZeroImputation
 
 N, D, Q = 12, 3, 2
@@ -150,6 +150,30 @@ def test_a_model_without_a_guide_keeps_settings_frozen_parameters_and_the_random
     assert again._pyro_name != model._pyro_name
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel": Periodic(Q, period=2.0)},
+        {"kernel": Linear(Q) + Matern(Q, 2.5, ard=False)},
+        {"kernel": Cosine(1, active_dims=[1]) * RBF(Q)},
+        {"likelihood": Ordinal.from_data((torch.arange(N * D).reshape(N, D) % 4).float())},
+        {"likelihood": Heterogeneous([(Gaussian(), [0, 1]), (Bernoulli(), [2])])},
+        {"likelihood": NegativeBinomial(3.0)},
+    ],
+    ids=lambda options: type(next(iter(options.values()))).__name__,
+)
+def test_kernels_and_likelihoods_are_made_again(options, tmp_path):
+    model = gplvm(**options)
+    save(tmp_path / "model", model)
+    again, _ = load(tmp_path / "model")
+    X = torch.linspace(-1.0, 1.0, 5 * Q).reshape(5, Q)
+    assert torch.equal(again.kernel(X, X), model.kernel(X, X))
+    f = torch.zeros(5, D)
+    params = (each.likelihood.params() for each in (model, again))
+    mean, its = (each.likelihood.distribution(f, p).mean for each, p in zip((model, again), params, strict=True))
+    assert torch.equal(mean, its)
+
+
 class TestRefuses:
     @pytest.fixture
     def refused(self, tmp_path):
@@ -171,6 +195,10 @@ class TestRefuses:
         refused(TypeError, r"got a PyroNet as model\[1\], whose code", GPVAE(RBF(1, batch_shape=(2,)), Net()))
         refused(TypeError, "got a Net as model", Net())
 
+    def test_guides_before_their_first_call(self, refused):
+        model = gplvm()
+        refused(ValueError, "expected a guide after a call", model, MeanFieldGuide(model))
+
     def test_copies(self, refused):
         refused(ValueError, "a copied or unpickled BayesianGPLVM", copy.deepcopy(gplvm()))
 
@@ -181,6 +209,9 @@ class TestRefuses:
         model = gplvm()
         model.likelihood = StudentT(1.0)
         refused(ValueError, "likelihood.*set after construction", model)
+        model = gplvm()
+        model.kernel.weights = torch.ones(2)  # a tensor that is no parameter
+        refused(ValueError, "another RBF at 'kernel'", model)
 
     def test_several_dtypes(self, refused):
         model = gplvm()
