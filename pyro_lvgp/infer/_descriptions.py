@@ -112,7 +112,7 @@ def _layer(name: str) -> Callable[..., nn.Module]:
 def _class_of(name: str) -> Callable[..., nn.Module]:
     """Return the class of this package by its full name."""
     module, _, attribute = name.rpartition(".")
-    cls = getattr(import_module(module), attribute, None) if module.startswith(f"{_PACKAGE}.") else None
+    cls = vars(import_module(module)).get(attribute) if module.startswith(f"{_PACKAGE}.") else None
     if not isinstance(cls, AbstractModuleMeta):
         raise ValueError(
             f"expected classes of models, kernels, likelihoods, guides and networks of {_PACKAGE}, got {name!r}; the file is "

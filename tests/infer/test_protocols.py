@@ -17,7 +17,7 @@ from pyro_lvgp.kernels import RBF
 from pyro_lvgp.models import GPVAE, BayesianGPLVM, RandomFeatureLVM, SparseGPVAE
 from pyro_lvgp.networks import MLP, ZeroImputation
 
-OF_ROWS = {"ChecksData", "HasEventDims", "HasInitialValues", "HasLocalPlate", "HasPlates"}
+OF_ROWS = {"HasExampleData", "ChecksData", "HasEventDims", "HasInitialValues", "HasLocalPlate", "HasPlates"}
 OF_SERIES = {"ChecksData", "HasEventDims", "HasLocalPlate", "HasPlates", "HasProcessSite", "TakesMiniBatches"}
 SAMPLES = {"SamplesGlobals", "HasEncoders", "HasStoredPosteriors"}
 
