@@ -156,18 +156,28 @@ def _changed_attributes(name: str, part: nn.Module, twin: nn.Module) -> dict[str
         other = twins.pop(place, None)
         if other is None and not module.state_dict():  # a container that a guide makes at its first call
             continue
-        if type(other) is not type(module) or _priors(other) != _priors(module) or not _has_equal_tensors(module, other):
+        if other is None or not _is_alike(module, other):
             raise ValueError(
                 f"expected a {name} as its constructor makes it, got another {type(module).__name__} at {place or name!r}: "
                 "parts or priors were set after construction; pass them to the constructor, or store state_dict()"
             )
-        own, its = ({k: v for k, v in vars(x).items() if isinstance(v, SIMPLE)} for x in (module, other))
-        keys = [k for k in own if k not in _CHANGES and not k.startswith("_pyro") and own[k] != its.get(k, ...)]
-        if keys:
-            changed[place] = {key: own[key] for key in keys}
+        its = _settings(other)
+        if settings := {key: value for key, value in _settings(module).items() if value != its.get(key, ...)}:
+            changed[place] = settings
     if twins:
         raise ValueError(f"expected a {name} with the parts that its constructor makes, got one without {sorted(twins)}")
     return changed
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes that are numbers or strings."""
+    of_pyro = {name for name in vars(module) if name.startswith("_pyro")}
+    return {k: v for k, v in vars(module).items() if isinstance(v, SIMPLE) and k not in _CHANGES | of_pyro}
+
+
+def _is_alike(module: nn.Module, other: nn.Module) -> bool:
+    """Return whether class, names of priors and tensors that are no parameters are the same."""
+    return type(other) is type(module) and _priors(other) == _priors(module) and _has_equal_tensors(module, other)
 
 
 def _has_equal_tensors(module: nn.Module, other: nn.Module) -> bool:

@@ -42,7 +42,7 @@ def laplace(
     than rounding.  The initial damping is as large as the curvature, because long steps from a start far from the mode lead to
     worse modes under little noise.  An accepted step multiplies the damping by a factor, which is smallest where the actual
     increase equals the predicted one.  Consecutive rejected steps multiply the damping by ever larger factors (Nielsen).
-    Steps of a row end when a Newton step would gain less than the rounding error of 1 nat.
+    Steps of a row end when one with little damping is predicted to gain less than the rounding error of 1 nat.
 
     :param entries: p(y | x) of each entry, for each draw of the shared sites; ℓ and H are averaged over the draws.
     :param Y: rows, NaN where missing.
@@ -71,7 +71,6 @@ def laplace(
     if loc.dim() < 3:
         loc, factors = loc[:, None], factors[:, None]
     loc, factors = loc.expand(S, B, Q).flatten(0, 1), factors.expand(S, B, Q, Q).flatten(0, 1)
-
     precision = dist.MultivariateNormal(loc, scale_tril=factors).precision_matrix
 
     def expansion(X: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,34 +90,35 @@ def laplace(
     damping = torch.full_like(value, _DAMPING)
     growth = torch.full_like(value, 2.0)
     for _ in range(num_steps):
-        rows = (_newton_decrement(slope, H) > torch.finfo(value.dtype).eps).nonzero().squeeze(-1)
+        step, predicted = _damped_step(slope, H, damping)
+        rows = ((predicted > torch.finfo(value.dtype).eps) | (damping >= _DAMPING)).nonzero().squeeze(-1)
         if not len(rows):
             break
-        g, K, old, damped_by, grown = slope[rows], H[rows], value[rows], damping[rows], growth[rows]
-        damped = K + torch.diag_embed(damped_by[:, None] * K.diagonal(dim1=-2, dim2=-1))
-        step = torch.cholesky_solve(g[..., None], safe_cholesky(damped, jitter=0.0, name="damped precision of latents"))
-        predicted = (g[..., None] * step - 0.5 * step * (K @ step)).sum((-2, -1))
-        proposal = X[rows] + step[..., 0]
+        proposal, old = (X + step)[rows], value[rows]
         proposed, new_slope, new_H = expansion(proposal, rows)
         # Steps close to the mode change the log density by no more than rounding, and still reduce the distance to the mode.
         rounding = (10.0 * torch.finfo(old.dtype).eps * old.abs()).clamp_min(torch.finfo(old.dtype).tiny)
-        gain_ratio = (proposed - old + rounding) / (predicted + rounding)
+        gain_ratio = (proposed - old + rounding) / (predicted[rows] + rounding)
         accepted = gain_ratio >= 0.0
         moved = rows[accepted]
         X[moved], value[moved], slope[moved], H[moved] = (each[accepted] for each in (proposal, proposed, new_slope, new_H))
         factor = (2.0 * (gain_ratio - 1.0).abs()).clamp(1e-3, 2.0)
-        damping[rows] = (damped_by * torch.where(accepted, factor, grown)).clamp(*_RANGE)
-        growth[rows] = torch.where(accepted, 2.0, 2.0 * grown)
+        damping[rows] = (damping[rows] * torch.where(accepted, factor, growth[rows])).clamp(*_RANGE)
+        growth[rows] = torch.where(accepted, 2.0, 2.0 * growth[rows])
     q = dist.MultivariateNormal(X, scale_tril=_scale_tril(H))
     log_evidence = value - q.log_prob(X)
     loc, scale_tril, log_evidence = (x.unflatten(0, (S, B)).transpose(0, 1) for x in (X, q.scale_tril, log_evidence))
     return loc, scale_tril, log_evidence
 
 
-def _newton_decrement(slope: Float[Tensor, "B Q"], H: Float[Tensor, "B Q Q"]) -> Float[Tensor, " B"]:
-    """Increase of the log density of each row by a Newton step, for a quadratic density."""
-    factor = safe_cholesky(H, jitter=0.0, name="precision of latents")
-    return 0.5 * torch.linalg.solve_triangular(factor, slope[..., None], upper=False).square().sum((-2, -1))
+def _damped_step(
+    slope: Float[Tensor, "B Q"], H: Float[Tensor, "B Q Q"], damping: Float[Tensor, " B"]
+) -> tuple[Float[Tensor, "B Q"], Float[Tensor, " B"]]:
+    """Compute the step of each row, and the increase of its log density that the quadratic approximation predicts."""
+    damped = H + torch.diag_embed(damping[:, None] * H.diagonal(dim1=-2, dim2=-1))
+    step = torch.cholesky_solve(slope[..., None], safe_cholesky(damped, jitter=0.0, name="damped precision of latents"))
+    predicted = (slope[..., None] * step - 0.5 * step * (H @ step)).sum((-2, -1))
+    return step[..., 0], predicted
 
 
 def _scale_tril(precision: Float[Tensor, "B Q Q"]) -> Float[Tensor, "B Q Q"]:
