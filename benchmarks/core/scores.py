@@ -57,8 +57,9 @@ def held_out_log_likelihood(
     :param widen: factor on the standard deviations of the Gaussian.
     :param prior: weight of the prior in the mixture.
     """
-    broad = dist.Normal(Y.new_zeros(model.latent_dim), 1.0).to_event(1)
-    fitted = model.infer_latents(guide, Y, method="variational", prior=broad, num_steps=200)
+    standard = dist.Normal(Y.new_zeros(model.latent_dim), 1.0).to_event(1)
+    broad = standard.expand((len(Y),))
+    fitted = model.infer_latents(guide, Y, method="variational", prior=standard, num_steps=200)
     near = dist.Normal(fitted.mean, widen * fitted.stddev).to_event(1)
     log_weights = []
     for chunk in torch.arange(draws).split(20):
