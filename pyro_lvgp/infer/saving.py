@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
+from pyro_lvgp._utils.files import replace_file
 from pyro_lvgp._utils.interrupts import uninterrupted
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
@@ -213,14 +214,10 @@ def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write to a new file, which then replaces the old one."""
-    unfinished = Path(f"{path}.unfinished")
     with uninterrupted():
         try:
-            unfinished.write_bytes(content)
-            unfinished.replace(path)
+            replace_file(path, lambda unfinished: unfinished.write_bytes(content))
         except OSError as error:
-            unfinished.unlink(missing_ok=True)
             raise OSError(
                 f"expected to write to {path}, got an error ({error}); an old file of that name is as it was: make room on "
                 "the disk, or name a file in another folder"

@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from pyro_lvgp._utils.files import replace_file
 from pyro_lvgp._utils.interrupts import uninterrupted
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.infer._fit_state import FitState, Stateful
@@ -93,12 +95,9 @@ class Checkpoint(Callback):
 
     def _write(self, states: Mapping[str, Any]) -> None:
         """Write to a new file, which then replaces the last one."""
-        unfinished = Path(f"{self._own_path}.unfinished")
         try:
-            torch.save(states, unfinished)
-            unfinished.replace(self._own_path)
+            replace_file(self._own_path, partial(torch.save, states))
         except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError where the disk is full
-            unfinished.unlink(missing_ok=True)
             raise OSError(
                 f"expected to write a checkpoint to {self._own_path}, got an error ({error}); the last checkpoint is as it "
                 "was: make room on the disk, or name a file on another"
