@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_lvgp.guides.annealed._ascent import Ascent
 from pyro_lvgp.guides.annealed._joint_density import JointDensity, antithetic_noise
 
 _SAMPLE_SIZES = (8, 32)
@@ -12,7 +13,6 @@ _MAX_EVALUATIONS = 150
 _NUM_HESSIANS = 4
 _MAX_NEWTON_STEPS = 4
 _LEAST_EIGENVALUE = 1e-2  # of an expected Hessian in units of scales, so that these grow at most tenfold
-_LARGE = 1e30
 
 
 def mean_field_optimum(
@@ -39,28 +39,20 @@ def mean_field_optimum(
 
 def _optimum_of_sample(density: JointDensity, loc: Tensor, stddev: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviations with the largest average over this sample."""
-    # Double precision, for the differences of values in line searches.
-    steps = torch.zeros(2, len(loc), dtype=torch.float64, device=loc.device, requires_grad=True)
-    optimizer = torch.optim.LBFGS(
-        [steps], max_iter=_MAX_ITERATIONS, max_eval=_MAX_EVALUATIONS, history_size=10, line_search_fn="strong_wolfe"
-    )
 
-    def gaussian() -> tuple[Tensor, Tensor]:
-        shift, log_ratio = steps.detach().to(loc)
+    def gaussian(steps: Tensor) -> tuple[Tensor, Tensor]:
+        shift, log_ratio = steps.to(loc)
         return loc + stddev * shift, stddev * log_ratio.exp()
 
-    def minus_bound() -> Tensor:
-        mean, scale = gaussian()
+    def bound(steps: Tensor) -> tuple[float, Tensor]:
+        mean, scale = gaussian(steps)
         value, scores = density.log_joint_and_score(mean + scale * noise)
         gradient = torch.stack([stddev * scores.mean(0), (scale * noise * scores).mean(0) + 1.0])
-        steps.grad = -gradient.nan_to_num(0.0).to(steps)
-        # The line search interpolates between values, so that they must be finite.
-        bound = value / len(noise) + steps.detach()[1].sum().item()
-        return steps.new_tensor(-max(bound, -_LARGE))
+        return value / len(noise) + steps[1].sum().item(), gradient
 
-    with torch.enable_grad():
-        optimizer.step(minus_bound)
-    return gaussian()
+    # Double precision, for the differences of values in line searches.
+    start = torch.zeros(2, len(loc), dtype=torch.float64, device=loc.device)
+    return gaussian(Ascent(bound, start).run(max_iter=_MAX_ITERATIONS, max_eval=_MAX_EVALUATIONS))
 
 
 def full_covariance_optimum(

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_lvgp.guides.annealed._ascent import Ascent
 from pyro_lvgp.guides.annealed._chain import curvatures
 from pyro_lvgp.guides.annealed._joint_density import JointDensity
 from pyro_lvgp.guides.annealed.transitions import Coordinates
@@ -13,7 +14,6 @@ from pyro_lvgp.guides.annealed.transitions import Coordinates
 _NUM_POINTS, _MAX_FAILURES = 8, 2
 _MAX_EVALUATIONS = 25  # of a line search
 _FLATTEST = 1e-2  # least curvature, so that a scale grows at most tenfold at a time
-_LARGE = 1e30
 
 
 def best_on_path(
@@ -48,24 +48,18 @@ def best_on_path(
 def _ascent(density: JointDensity, start: Tensor) -> Iterator[Tensor]:
     """Ascend the log density by L-BFGS; yield iterates 0, 1, 3, 7, 15 … until it has converged."""
     yield start
-    h = start.clone().requires_grad_()
-    optimizer = torch.optim.LBFGS([h], history_size=10, line_search_fn="strong_wolfe")
 
-    def minus_log_joint() -> Tensor:
-        value, score = density.log_joint_and_score(h.detach()[None])
-        h.grad = -score[0].nan_to_num(0.0)
-        # The line search interpolates between values, so that they must be finite.
-        return h.new_tensor(-max(value, -_LARGE))
+    def log_joint_and_score(h: Tensor) -> tuple[float, Tensor]:
+        value, score = density.log_joint_and_score(h[None])
+        return value, score[0]
 
+    ascent, before = Ascent(log_joint_and_score, start), start
     for j in range(_NUM_POINTS):
-        before = h.detach().clone()
-        optimizer.param_groups[0].update(max_iter=2**j, max_eval=2 ** (j + 1) + _MAX_EVALUATIONS)
-        with torch.enable_grad():
-            optimizer.step(minus_log_joint)
-        after = h.detach().clone()
+        after = ascent.run(max_iter=2**j, max_eval=2 ** (j + 1) + _MAX_EVALUATIONS)
         if not after.isfinite().all() or torch.equal(after, before):
             return
         yield after
+        before = after
 
 
 def _conditional_stddevs(density: JointDensity, loc: Tensor, scale: Tensor) -> Tensor:
