@@ -1,4 +1,4 @@
-"""Annealed guide beside its own base, and NUTS, on 18 Pyro models of many kinds, with nothing set."""
+"""Annealed guide beside its own base, and NUTS, on 19 Pyro models of many kinds, with nothing set."""
 
 from collections.abc import Callable, Iterator
 
@@ -24,7 +24,7 @@ the same seed. MeanFieldGuide is the base from which the annealed guide starts i
 MeanFieldGuide; its standard error is that of the difference. The funnel has no data: its log evidence is 0.
 Moments are those of 1000 draws, of the annealed guide by `sample_posterior`.
 
-Every model but `gplvm` is written once, with pyroapi, and runs in Pyro and in NumPyro, in float64. Distances are those from
+Every model but `gplvm` and `large_gplvm` is written once, with pyroapi, and runs in Pyro and in NumPyro, in float64. Distances are those from
 NUTS, of posterior means, in standard deviations, and of logarithms of standard deviations, as root mean squares over all
 latent coordinates in unconstrained space; "error" is the Monte Carlo error of a distance, that of NUTS included. In rows of
 NUTS the distances are its own Monte Carlo errors, and its seconds include compilation. NUTS gives no reference if its largest
@@ -51,6 +51,7 @@ TASKS: dict[str, Callable[[], Problem]] = {
         latent_variables.item_response,
         latent_variables.gaussian_process,
         latent_variables.gplvm,
+        latent_variables.large_gplvm,
         supports.psychometric,
         supports.mixture_weights,
         supports.funnel,

@@ -70,7 +70,16 @@ def gaussian_process() -> Problem:
 
 def gplvm() -> Problem:
     """Two latent dimensions of 100 of scikit-learn's digits; a PyTorch module, which NumPyro cannot run."""
-    digits = load_digits().data[:100] / 16.0
+    return _gplvm_of_digits(100, num_inducing=20)
+
+
+def large_gplvm() -> Problem:
+    """Two latent dimensions of 1000 of scikit-learn's digits."""
+    return _gplvm_of_digits(1000, num_inducing=50)
+
+
+def _gplvm_of_digits(num_rows: int, *, num_inducing: int) -> Problem:
+    digits = load_digits().data[:num_rows] / 16.0
     Y = (digits - digits.mean()) / digits.std()
-    model = BayesianGPLVM(len(Y), Y.shape[1], latent_dim=2, num_inducing=20).double().initialize(torch.as_tensor(Y), seed=0)
+    model = BayesianGPLVM(*Y.shape, latent_dim=2, num_inducing=num_inducing).double().initialize(torch.as_tensor(Y), seed=0)
     return Problem(model, (Y,), runs_in_numpyro=False)

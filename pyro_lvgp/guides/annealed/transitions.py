@@ -12,16 +12,22 @@ The Langevin transitions are tamed: they move by
 
 in place of the score g, entry by entry, forward and in reverse, so that no step explodes however narrow the target is beside
 the base.  As T is a function of the state alone, forward and reverse densities keep their form, and :math:`E[w] = Z` is exact.
+
+Their gradients are limited: where a chain is unstable, the derivative of the log weight with respect to an early position is
+a product of large factors, one for each transition, and a few such chains would decide the step of an optimiser.  So the
+derivatives with respect to each position are clipped to an interval [−b, b], entry by entry, on their way back.  Values of
+chains and weights do not change.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd import Function
 
 __all__ = [
     "DivergedChainError",
@@ -105,13 +111,15 @@ class _TamedLangevin(Transition):
     """Base of the Langevin transitions.
 
     :param max_drift: bound c of the drift of a step, in units of the base's standard deviation.
-    :raises ValueError: unless it is positive; infinity leaves the score as it is.
+    :param max_gradient: bound b of the derivatives of a log weight, in nats for each standard deviation of the base.
+    :raises ValueError: unless both are positive; infinity leaves scores, or derivatives, as they are.
     """
 
-    def __init__(self, max_drift: float = 3.0):
-        if not max_drift > 0.0:
-            raise ValueError(f"expected a positive max_drift, got {max_drift}; math.inf does not tame the drift")
-        self.max_drift = max_drift
+    def __init__(self, max_drift: float = 3.0, max_gradient: float = 10.0):
+        for name, value in (("max_drift", max_drift), ("max_gradient", max_gradient)):
+            if not value > 0.0:
+                raise ValueError(f"expected a positive {name}, got {value}; math.inf sets no bound")
+        self.max_drift, self.max_gradient = max_drift, max_gradient
 
     def _drift(self, z: Coordinates, score: Coordinates, beta: Tensor, step_size: Coordinates) -> Coordinates:
         """Compute the tamed score T(g) of a bridge, entry by entry."""
@@ -119,6 +127,14 @@ class _TamedLangevin(Transition):
         if math.isinf(self.max_drift):
             return tuple(bridge)
         return tuple(_tame(g, eta / self.max_drift) for g, eta in zip(bridge, step_size, strict=True))
+
+    def _limited(self, z: Coordinates, state: State) -> tuple[Coordinates, State]:
+        """Return a new position, and the state before it, unchanged but for the gradient of the position."""
+        if math.isinf(self.max_gradient):
+            return z, state
+        limited = [_LimitGradient.apply(x, total, self.max_gradient) for x, total in zip(z, state.log_ratio, strict=True)]
+        z, log_ratio = zip(*limited, strict=True)
+        return z, state._replace(log_ratio=log_ratio)
 
 
 class OverdampedLangevin(_TamedLangevin):
@@ -131,7 +147,9 @@ class OverdampedLangevin(_TamedLangevin):
         \log r - \log t = \tfrac12 (\epsilon^2 - \tilde\epsilon^2)
 
     :param max_drift: bound c of :math:`\eta\,|T(g)|`, in units of the base's standard deviation.
-    :raises ValueError: unless it is positive; infinity leaves the score as it is.
+    :param max_gradient: bound b of the derivatives of a log weight with respect to :math:`z'`, in nats for each standard
+        deviation of the base.
+    :raises ValueError: unless both are positive; infinity leaves scores, or derivatives, as they are.
 
     Source: eqs. 14 and 15 of the annealed-GPLVM paper (its algorithm 1 has a sign wrong); taming after Hutzenthaler, Jentzen
     and Kloeden (2012), "Strong convergence of an explicit numerical method for SDEs with nonglobally Lipschitz coefficients".
@@ -155,6 +173,7 @@ class OverdampedLangevin(_TamedLangevin):
     ) -> State:
         g = self._drift(state.z, state.score, beta, step_size)
         z = tuple(z + eta * g + (2.0 * eta).sqrt() * e for z, eta, g, e in zip(state.z, step_size, g, noise, strict=True))
+        z, state = self._limited(z, state)
         s = score(z)
         # This is −ε̃; only its square is used.
         reverse = tuple(
@@ -177,7 +196,9 @@ class UnderdampedLangevin(_TamedLangevin):
     Each substep is a shear, which preserves volume for any T.
 
     :param max_drift: bound c of :math:`\eta\,|T(g)|`, in units of the base's standard deviation.
-    :raises ValueError: unless it is positive; infinity leaves the score as it is.
+    :param max_gradient: bound b of the derivatives of a log weight with respect to :math:`z'`, in nats for each standard
+        deviation of the base.
+    :raises ValueError: unless both are positive; infinity leaves scores, or derivatives, as they are.
 
     Source: Geffner and Domke (2021), "MCMC variational inference via uncorrected Hamiltonian annealing"; Zhang et al. (2021),
     "Differentiable annealed importance sampling and the perils of gradient noise".
@@ -206,6 +227,7 @@ class UnderdampedLangevin(_TamedLangevin):
         g = self._drift(state.z, state.score, beta, step_size)
         half = tuple(rho + 0.5 * eta * g for rho, eta, g in zip(before, step_size, g, strict=True))
         z = tuple(z + eta * rho for z, eta, rho in zip(state.z, step_size, half, strict=True))
+        z, state = self._limited(z, state)
         s = score(z)
         g = self._drift(z, s, beta, step_size)
         after = tuple(rho + 0.5 * eta * g for rho, eta, g in zip(half, step_size, g, strict=True))
@@ -290,6 +312,24 @@ def check_finite(z: Coordinates) -> None:
             "expected a chain that stays finite, got NaN or infinity: the chain diverged, because its step size is too "
             "large for the gradients of the target; make step_size smaller, or start from a base_guide closer to the posterior"
         )
+
+
+class _LimitGradient(Function):
+    """Identity of a position and a log ratio, with a bound of the gradient of the position.
+
+    The gradient of the log ratio is that of the chain's log weight, so that the bound does not depend on the scale of a loss.
+    A loss without the weight sets no bound.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, log_ratio: Tensor, bound: float) -> tuple[Tensor, Tensor]:
+        ctx.bound = bound
+        return z.view_as(z), log_ratio.view_as(log_ratio)
+
+    @staticmethod
+    def backward(ctx: Any, of_z: Tensor, of_log_ratio: Tensor) -> tuple[Tensor, Tensor, None]:
+        bound = (ctx.bound * of_log_ratio.abs()).masked_fill(of_log_ratio == 0.0, math.inf)
+        return of_z.clamp(-bound, bound), of_log_ratio, None
 
 
 def _tame(g: Tensor, scale: Tensor) -> Tensor:

@@ -134,10 +134,51 @@ def test_tamed_drift_is_bounded_and_close_to_the_score_where_that_is_small():
     assert torch.isfinite(moved).all()
 
 
-@pytest.mark.parametrize("max_drift", [0.0, -1.0, math.nan])
-def test_bounds_of_the_drift_are_positive(max_drift):
-    with pytest.raises(ValueError, match=r"expected a positive max_drift, got .*; math.inf does not tame the drift"):
-        UnderdampedLangevin(max_drift)
+@pytest.mark.parametrize("name", ["max_drift", "max_gradient"])
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan])
+def test_bounds_of_drift_and_gradients_are_positive(name, value):
+    with pytest.raises(ValueError, match=rf"expected a positive {name}, got .*; math.inf sets no bound"):
+        UnderdampedLangevin(**{name: value})
+
+
+def bound_and_gradient(transition, precision, scale=1.0):
+    """Log weights of a chain to each of some Gaussian targets, and their gradients in the starts, for a loss that is scaled."""
+    torch.manual_seed(0)
+    score = lambda z: (-precision * z[0],)  # noqa: E731
+    z = torch.randn(len(precision), 1, dtype=torch.float64, requires_grad=True)
+    step = partial(transition, score, momentum_persistence=DAMPING)
+    last = anneal(step, initial_state(score, (z,), transition), torch.ones(8), (torch.full((8, 1), 0.5).double(),))
+    log_w = -0.5 * precision * last.z[0].square() + 0.5 * z.square() + last.log_ratio[0]
+    return log_w.detach(), torch.autograd.grad(scale * log_w.sum(), z)[0] / scale
+
+
+@pytest.mark.parametrize("cls", [OverdampedLangevin, UnderdampedLangevin])
+def test_gradients_of_unstable_chains_are_limited_and_their_values_are_not(cls):
+    """Both dynamics are unstable at η = ½ and precision 40, and stable at precision 1."""
+    precision = torch.tensor([1.0, 40.0], dtype=torch.float64).repeat(500)[:, None]
+    limited, free = cls(), cls(max_gradient=math.inf)
+    bound, gradient = bound_and_gradient(limited, precision)
+    free_bound, free_gradient = bound_and_gradient(free, precision)
+    assert torch.equal(bound, free_bound)
+    assert torch.equal(gradient[::2], free_gradient[::2])
+    assert free_gradient.abs().max() > 1e5
+    assert gradient.abs().max() < 300.0
+    scaled = bound_and_gradient(limited, precision, scale=1e-3)[1]
+    assert torch.allclose(scaled, gradient)
+
+
+@pytest.mark.parametrize("cls", [OverdampedLangevin, UnderdampedLangevin])
+def test_a_loss_of_the_positions_alone_has_its_own_gradient(cls):
+    z = torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
+    gradients = []
+    for transition in (cls(), cls(max_gradient=math.inf)):
+        torch.manual_seed(0)
+        step = partial(transition, score, momentum_persistence=DAMPING)
+        start = z.expand(1, 2)
+        last = anneal(step, initial_state(score, (start,), transition), torch.ones(3), (torch.full((3, 1), 0.1).double(),))
+        gradients.append(torch.autograd.grad(100.0 * last.z[0].sum(), z)[0])
+    assert gradients[0] != 0.0
+    assert torch.equal(*gradients)
 
 
 @pytest.mark.parametrize("dynamics", list(TRANSITIONS))
