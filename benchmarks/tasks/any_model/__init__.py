@@ -24,11 +24,11 @@ the same seed. MeanFieldGuide is the base from which the annealed guide starts i
 MeanFieldGuide; its standard error is that of the difference. The funnel has no data: its log evidence is 0.
 Moments are those of 1000 draws, of the annealed guide by `sample_posterior`.
 
-Every model but `gplvm` and `large_gplvm` is written once, with pyroapi, and runs in Pyro and in NumPyro, in float64. Distances are those from
-NUTS, of posterior means, in standard deviations, and of logarithms of standard deviations, as root mean squares over all
-latent coordinates in unconstrained space; "error" is the Monte Carlo error of a distance, that of NUTS included. In rows of
-NUTS the distances are its own Monte Carlo errors, and its seconds include compilation. NUTS gives no reference if its largest
-split R-hat is above {MAX_RHAT}.
+Every model but `gplvm` and `large_gplvm` is written once, with pyroapi, and runs in Pyro and in NumPyro, in float64. Distances
+are those from NUTS, of posterior means, in standard deviations, and of logarithms of standard deviations, as root mean squares
+over all latent coordinates in unconstrained space; "error" is the Monte Carlo error of a distance, that of NUTS included. In
+rows of NUTS the distances are its own Monte Carlo errors, and its seconds include compilation. NUTS gives no reference if its
+largest split R-hat is above {MAX_RHAT}.
 
 In the summary, which counts models, means or standard deviations are close to NUTS if their distance is at most half that of
 MeanFieldGuide, or within {NUM_ERRORS:g} Monte Carlo errors. A guide that raises an error has a row with the words of the

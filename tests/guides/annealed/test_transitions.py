@@ -142,7 +142,7 @@ def test_bounds_of_drift_and_gradients_are_positive(name, value):
 
 
 def bound_and_gradient(transition, precision, scale=1.0):
-    """Log weights of a chain to each of some Gaussian targets, and their gradients in the starts, for a loss that is scaled."""
+    """Log weights of a chain to each of some Gaussian targets, and their gradients in the starts by a scaled loss."""
     torch.manual_seed(0)
     score = lambda z: (-precision * z[0],)  # noqa: E731
     z = torch.randn(len(precision), 1, dtype=torch.float64, requires_grad=True)
