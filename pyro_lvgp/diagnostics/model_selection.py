@@ -3,6 +3,7 @@
 The order of models by their bounds may differ from the order by predictive density.
 """
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -261,25 +262,33 @@ def _filled_in_support(y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def stacking_weights(
-    log_prob: Mapping[_Name, Float[Tensor, " _"]], *, tolerance: float = 1e-6, max_steps: int = 10_000
+    log_prob: Mapping[_Name, Float[Tensor, " _"]],
+    *,
+    num_independent: float = math.inf,
+    tolerance: float = 1e-6,
+    max_steps: int = 10_000,
 ) -> dict[_Name, float]:
     r"""Compute stacking weights: those of the mixture of candidates with the highest density of hidden entries.
 
     .. math::
 
-        \max_w \frac{1}{H} \sum_{h=1}^H \log \sum_k w_k p_k(y_h), \quad w_k \ge 0, \; \sum_k w_k = 1
+        \max_w \frac{1}{H} \sum_{h=1}^H \log \sum_{k=1}^K w_k p_k(y_h) + \frac{1}{n K} \sum_{k=1}^K \log w_k, \quad
+        w_k \ge 0, \; \sum_k w_k = 1
 
-    The problem is concave, and solved by expectation-maximisation,
-    :math:`w_k \leftarrow w_k \frac{1}{H} \sum_h p_k(y_h) / p_w(y_h)`.
+    The second term is the Dirichlet prior of concentrations 1 + 1 / K for entries that are worth n independent ones; it is
+    zero by default.  The problem is concave, and solved by expectation-maximisation,
+    :math:`w_k \leftarrow \big(\frac{n}{H} \sum_h w_k p_k(y_h) / p_w(y_h) + \frac{1}{K}\big) / (n + 1)`.
     Fit all candidates to all data, and predict by :meth:`~pyro_lvgp.models.Prediction.pool` with these weights.  The mixture
     may predict better than each of them.
 
     :param log_prob: nats of each hidden entry by name, such as of :func:`held_out_log_prob`.
+    :param num_independent: number n of independent observations that the entries are worth.  Entries of one gap in a series
+        are no independent evidence: count the gaps.
     :param tolerance: bound on the difference from the maximum, in nats per entry, at which iterations stop.
     :param max_steps: maximum number of iterations.
     :returns: weights by name; a name is a string, or any other key.
-    :raises ValueError: if there are no candidates or entries, candidates have different numbers of entries, or an entry has
-        no finite density under any candidate, or NaN under one.
+    :raises ValueError: if there are no candidates or entries, candidates have different numbers of entries, an entry has
+        no finite density under any candidate, or NaN under one, or ``num_independent`` is not positive.
 
     Source: Yao, Vehtari, Simpson and Gelman (2018), "Using stacking to average Bayesian predictive
     distributions", Bayesian Analysis 13, 917-1003.
@@ -287,6 +296,8 @@ def stacking_weights(
     >>> stacking_weights({"first": torch.tensor([-1.0, -3.0]), "second": torch.tensor([-3.0, -1.0])})
     {'first': 0.5, 'second': 0.5}
     """
+    if not num_independent > 0.0:
+        raise ValueError(f"expected a positive num_independent, got {num_independent}; count the gaps that are held out")
     if not log_prob or len({values.shape for values in log_prob.values()}) != 1:
         shapes = {name: list(values.shape) for name, values in log_prob.items()}
         raise ValueError(f"expected the log densities of the same entries from one candidate or more, got shapes {shapes}")
@@ -296,10 +307,14 @@ def stacking_weights(
             "expected entries to each of which a candidate gives a finite density, none NaN, got "
             f"{int(finite.sum())} of {finite.numel()}"
         )
-    weights = torch.full((len(stacked),), 1.0 / len(stacked), dtype=stacked.dtype, device=stacked.device)
+    num_candidates = len(stacked)
+    weights = torch.full((num_candidates,), 1.0 / num_candidates, dtype=stacked.dtype, device=stacked.device)
+    prior_share = 1.0 / (1.0 + num_independent)
     for _ in range(max_steps):
         log_joint = weights.log()[:, None] + stacked
-        gain = (stacked - log_joint.logsumexp(0)).exp().mean(1)
+        likelihood = (stacked - log_joint.logsumexp(0)).exp().mean(1)
+        # The prior is that of further entries, each of which has a density under one candidate alone.
+        gain = (1.0 - prior_share) * likelihood + prior_share / (num_candidates * weights).clamp_min(1e-300)
         if gain.max().log() < tolerance:
             break
         weights = weights * gain

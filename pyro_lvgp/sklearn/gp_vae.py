@@ -44,7 +44,8 @@ class GPVAERegressor(BaseEstimator):
     of the predictions :math:`p_c`, with means :math:`m_c`, of the candidates, with factors :math:`\phi_j` = 1, 1.4, 2 and 3 on
     their standard deviations.  Its weights w are those under which the hidden entries have the highest density
     (:func:`~pyro_lvgp.diagnostics.stacking_weights`): the gaps tell how far the models are from the truth, which noise and
-    posterior of a model do not.
+    posterior of a model do not.  Entries of one gap depend on each other, so that the evidence is that of as many observations
+    as there are gaps: with few gaps, no candidate and no factor is excluded.
 
     :param period: length of a cycle in units of the inputs, such as 24.0 for hourly data with a daily cycle.
     :param n_folds: number of folds.
@@ -124,7 +125,9 @@ class GPVAERegressor(BaseEstimator):
             for name, parts in predicted.items()
             for factor in _FACTORS
         }
-        weights = {key: weight for key, weight in stacking_weights(log_prob).items() if weight >= _LEAST_WEIGHT}
+        num_gaps = sum(_num_runs((fold & ~data.isnan()).any(1)) for fold in folds)
+        found = stacking_weights(log_prob, num_independent=num_gaps)
+        weights = {key: weight for key, weight in found.items() if weight >= _LEAST_WEIGHT}
         total = sum(weights.values())
         self.weights_, self.factor_weights_ = {}, {}
         for name in dict.fromkeys(name for name, _ in weights):
@@ -181,6 +184,11 @@ def _widened(prediction: Prediction, factor: float) -> Prediction:
 def _log_prob(prediction: Prediction, factor: float, data: Tensor, fold: Bool[Tensor, "N D"]) -> Float[Tensor, " hidden"]:
     """Log densities of the hidden entries of a fold under a widened prediction."""
     return _widened(prediction, factor).log_prob(data)[fold & ~data.isnan()]
+
+
+def _num_runs(rows: Bool[Tensor, " N"]) -> int:
+    """Number of runs of consecutive rows."""
+    return int(rows[0]) + int((rows[1:] & ~rows[:-1]).sum())
 
 
 def _spread(x: Float[Tensor, "N P"]) -> Float[Tensor, " P"]:

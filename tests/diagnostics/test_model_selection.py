@@ -163,6 +163,24 @@ def test_stacking_ends_where_no_candidate_gains():
     assert weights["c"] == pytest.approx(0.25, abs=0.1)
 
 
+@pytest.mark.parametrize("num_independent", [1.0, 5.0, 200.0])
+def test_stacking_of_few_independent_entries_is_the_best_on_a_grid(num_independent):
+    log_prob = {"first": Normal(0.0, 1.0).log_prob(torch.randn(50)), "second": Normal(0.0, 1.0).log_prob(torch.randn(50) - 4.0)}
+    first, second = (values.double() for values in log_prob.values())
+    grid = torch.linspace(0.0, 1.0, 10_001, dtype=torch.float64)
+    merit = torch.logaddexp(grid.log()[:, None] + first, (1.0 - grid).log()[:, None] + second).mean(1)
+    merit += 0.5 * (grid.log() + (1.0 - grid).log()) / num_independent
+    weights = stacking_weights(log_prob, num_independent=num_independent, tolerance=1e-10)
+    assert weights["first"] == pytest.approx(grid[merit.argmax()].item(), abs=1e-4)
+    assert weights["first"] < stacking_weights(log_prob)["first"]
+
+
+def test_stacking_without_independent_entries_is_refused():
+    for number in (0.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="expected a positive num_independent, got .*; count the gaps"):
+            stacking_weights({"a": torch.zeros(2)}, num_independent=number)
+
+
 def test_stacking_needs_the_same_entries_of_each():
     with pytest.raises(ValueError, match=r"the same entries from one candidate or more, got shapes {'a': \[2\], 'b': \[3\]}"):
         stacking_weights({"a": torch.zeros(2), "b": torch.zeros(3)})
