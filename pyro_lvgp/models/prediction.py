@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from itertools import repeat
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,7 +21,7 @@ from pyro_lvgp.models._mixture import MixtureMoments, pooled_weights, systematic
 
 __all__ = ["Prediction"]
 
-Coords = Mapping[str, tuple[Sequence[str], Tensor]]
+Coords = Mapping[str, tuple[Sequence[str], Any]]
 
 
 class Prediction:
@@ -52,7 +52,8 @@ class Prediction:
         :class:`~pyro_lvgp.distributions.LikelihoodPredictive` has the moments of f itself.
     :param fill_value: number in the support of all entries, at which ``log_prob`` evaluates missing ones.
     :param dims: names of the dimensions of y for :meth:`to_xarray`; ``dim_0``, ``dim_1``, … by default.
-    :param coords: dimensions and values of coordinates by name, for :meth:`to_xarray`.
+    :param coords: dimensions and values (tensors, arrays or labels) of coordinates by name, for :meth:`to_xarray` and
+        :meth:`to_pandas`.
     :raises ValueError: if there are no parts, their shapes differ, or the weights are not one for each draw.
 
     >>> import pyro.distributions as dist
@@ -337,16 +338,46 @@ class Prediction:
         """
         import xarray  # takes a quarter of a second to import
 
-        dims = self.dims or tuple(f"dim_{i}" for i in range(len(self.shape)))
+        dims = self._named_dims
         variables: dict[str, Any] = {
             name: (dims, value.numpy(force=True)) for name, value in (("mean", self.mean), ("stddev", self.stddev))
         }
         coords: dict[str, Any] = {dim: range(size) for dim, size in zip(dims, self.shape, strict=True)}
-        coords |= {name: (tuple(names), value.numpy(force=True)) for name, (names, value) in self.coords.items()}
+        coords |= {name: (tuple(names), _as_labels(value)) for name, (names, value) in self.coords.items()}
         if len(quantiles):
             variables["quantiles"] = (("quantile", *dims), self.quantile(list(quantiles)).numpy(force=True))
             coords["quantile"] = list(quantiles)
         return xarray.Dataset(variables, coords)
+
+    def to_pandas(self, statistic: Literal["mean", "stddev", "variance"] | float = "mean") -> Any:
+        """Convert a statistic of a table to a ``pandas.DataFrame``, with the index and the columns of the data.
+
+        :param statistic: ``"mean"``, ``"stddev"`` or ``"variance"``, or the probability of a quantile.
+        :returns: a ``pandas.DataFrame`` of the shape of y.
+        :raises ValueError: for predictions that are no table, another name, and as :meth:`quantile`.
+
+        >>> import pyro.distributions as dist
+        >>> coords = {"columns": (("columns",), ["a", "b"])}
+        >>> y = Prediction([dist.Normal(torch.zeros(1, 2, 2), 1.0)], dims=("rows", "columns"), coords=coords)
+        >>> y.to_pandas("stddev").to_dict("list")
+        {'a': [1.0, 1.0], 'b': [1.0, 1.0]}
+        """
+        import pandas as pd  # takes half a second to import
+
+        if len(self.shape) != 2:
+            raise ValueError(f"expected a prediction of rows and columns, got shape {list(self.shape)}; take to_xarray()")
+        if isinstance(statistic, str) and statistic not in _STATISTICS:
+            raise ValueError(f"expected one of {_STATISTICS} or the probability of a quantile, got {statistic!r}")
+        values = getattr(self, statistic) if isinstance(statistic, str) else self.quantile(statistic)
+        index, columns = (
+            pd.Index(_as_labels(self.coords[dim][1])) if dim in self.coords else pd.RangeIndex(size, name=dim)
+            for dim, size in zip(self._named_dims, self.shape, strict=True)
+        )
+        return pd.DataFrame(values.numpy(force=True), index, columns)
+
+    @property
+    def _named_dims(self) -> tuple[str, ...]:
+        return self.dims or tuple(f"dim_{i}" for i in range(len(self.shape)))
 
     def _weighted_parts(self) -> Iterable[tuple[Any, Tensor | None]]:
         sizes = [part.batch_shape[0] for part in self.parts]
@@ -362,6 +393,12 @@ class Prediction:
 
 
 _NUM_SAMPLES = 1000  # of quantiles
+_STATISTICS = ("mean", "stddev", "variance")
+
+
+def _as_labels(values: Any) -> Any:
+    """Values of a coordinate as an array, or labels as they are."""
+    return values.numpy(force=True) if isinstance(values, Tensor) else values
 
 
 def _is_of_rows(part: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,8 @@ from pyro_lvgp.diagnostics.model_selection import held_out_log_prob, shifted_fol
 from pyro_lvgp.distributions import LikelihoodPredictive
 from pyro_lvgp.kernels import Cosine, Kernel, Matern, Stack
 from pyro_lvgp.models import LinearGPVAE, Prediction
+from pyro_lvgp.sklearn._labels import as_coords, labels_of
+from pyro_lvgp.sklearn._series import TimeAxis, as_dates, as_matrix
 
 __all__ = ["GPVAERegressor"]
 
@@ -47,7 +50,8 @@ class GPVAERegressor(BaseEstimator):
     posterior of a model do not.  Entries of one gap depend on each other, so that the evidence is that of as many observations
     as there are gaps: with few gaps, no candidate and no factor is excluded.
 
-    :param period: length of a cycle in units of the inputs, such as 24.0 for hourly data with a daily cycle.
+    :param period: length of a cycle in units of the inputs, such as 24.0 for hourly data with a daily cycle; for dates a
+        duration, such as ``pandas.Timedelta(days=1)``.
     :param n_folds: number of folds.
     :param max_iter: maximum number of sweeps of a fit.
     :param verbose: whether to show a progress bar.
@@ -57,6 +61,7 @@ class GPVAERegressor(BaseEstimator):
     - ``models_``: fitted models by the name of the candidate;
     - ``weights_``: their weights in the mixture;
     - ``factor_weights_``: shares of the factors on the standard deviations of each;
+    - ``time_unit_``: unit of the inputs if they are dates, from ``"days"`` to ``"seconds"``; None for numbers;
     - ``held_out_nll_``: mean negative log densities of hidden entries, in nats.
 
     Source: Ashman (2020) for the model; Yao, Vehtari, Simpson and Gelman (2018) for stacking.
@@ -73,8 +78,16 @@ class GPVAERegressor(BaseEstimator):
     weights_: dict[str, float]
     factor_weights_: dict[str, dict[float, float]]
     held_out_nll_: dict[str, float]
+    time_unit_: str | None
 
-    def __init__(self, *, period: float | None = None, n_folds: int = 3, max_iter: int = 100, verbose: bool = False):
+    def __init__(
+        self,
+        *,
+        period: float | timedelta | np.timedelta64 | None = None,
+        n_folds: int = 3,
+        max_iter: int = 100,
+        verbose: bool = False,
+    ):
         self.period = period
         self.n_folds = n_folds
         self.max_iter = max_iter
@@ -83,19 +96,20 @@ class GPVAERegressor(BaseEstimator):
     def fit(self, X: Any, y: Any) -> "GPVAERegressor":
         """Compare the candidates on hidden entries, and fit them to all data.
 
-        :param X: inputs [N] or [N, P]: tensor, array, series or data frame.
-        :param y: data [N, D], NaN where missing.
-        :raises ValueError: for data of another shape, inputs that are not finite, outputs without an observation, or a period
-            that is not positive or comes with several input columns.
+        :param X: inputs [N] or [N, P]: tensor, array, series or data frame; or dates.
+        :param y: data [N, D], NaN where missing: tensor, array or data frame, whose labels the predictions keep.
+        :raises ValueError: for data of another shape, inputs that are not finite, outputs without an observation, columns that
+            are not numbers, or a period that is not positive, no duration for dates, or comes with several input columns.
         """
         check_sizes(n_folds=self.n_folds, max_iter=self.max_iter)
-        x, data = _as_inputs(X), _as_matrix(y)
+        dates = as_dates(X)
+        self._axis = None if dates is None else TimeAxis.of(dates)
+        self.time_unit_ = None if self._axis is None else self._axis.unit
+        x, data = self._as_inputs(X), as_matrix(y)
         check_series(x, data)
-        if self.period is not None and not (self.period > 0.0 and x.shape[1] == 1):
-            raise ValueError(
-                f"expected a positive period for one column of inputs, got {self.period} for {x.shape[1]} columns"
-            )
-        self._inputs, self._spread = x, _spread(x)
+        self._rows, self._columns = labels_of(y)
+        self._rows = X if self._rows is None and dates is not None else self._rows
+        self._inputs, self._spread, self._cycle = x, _spread(x), self._period(x)
         x = x / self._spread
         candidates = self._candidates(x, data.shape[1])
 
@@ -126,7 +140,7 @@ class GPVAERegressor(BaseEstimator):
             for factor in _FACTORS
         }
         num_gaps = sum(_num_runs((fold & ~data.isnan()).any(1)) for fold in folds)
-        found = stacking_weights(log_prob, num_independent=num_gaps)
+        found = stacking_weights(log_prob, num_independent=float(num_gaps))
         weights = {key: weight for key, weight in found.items() if weight >= _LEAST_WEIGHT}
         total = sum(weights.values())
         self.weights_, self.factor_weights_ = {}, {}
@@ -142,7 +156,7 @@ class GPVAERegressor(BaseEstimator):
         :param num_samples: number of draws of each model.
         """
         check_is_fitted(self)
-        inputs = self._inputs if X is None else _as_inputs(X)
+        inputs = self._inputs if X is None else self._as_inputs(X)
         x_new = None if X is None else inputs / self._spread
         predictions, weights = [], []
         for name, model in self.models_.items():
@@ -152,7 +166,36 @@ class GPVAERegressor(BaseEstimator):
                 weights.append(self.weights_[name] * share)
         pooled = Prediction.pool(predictions, weights)
         pooled.coords["x"] = (("points", "input"), inputs)
+        rows = self._rows if X is None else X if self._axis is not None else None
+        pooled.coords |= as_coords(pooled.dims, (rows, self._columns))
         return pooled
+
+    def _as_inputs(self, X: Any) -> Float[Tensor, "N P"]:
+        """Inputs as numbers, on the time axis of the fit if they are dates."""
+        dates = as_dates(X)
+        if (dates is None) != (self._axis is None):
+            expected, got = ("numbers", "dates") if self._axis is None else ("dates", "numbers")
+            raise ValueError(f"expected {expected} as inputs, as in fit, got {got}")
+        if self._axis is not None:
+            return self._axis.numbers(dates)
+        x = as_matrix(X)
+        return x[:, None] if x.dim() == 1 else x
+
+    def _period(self, x: Float[Tensor, "N P"]) -> float | None:
+        """Length of a cycle in units of the inputs."""
+        if self.period is None:
+            return None
+        if isinstance(self.period, timedelta | np.timedelta64) != (self._axis is not None):
+            raise ValueError(
+                f"expected a number as the period of numbers, and a duration such as pandas.Timedelta(hours=24) as that of "
+                f"dates, got {self.period!r}"
+            )
+        period = self.period if self._axis is None else self._axis.length(self.period)
+        if not (period > 0.0 and x.shape[1] == 1):
+            raise ValueError(
+                f"expected a positive period for one column of inputs, got {self.period} for {x.shape[1]} columns"
+            )
+        return float(period)
 
     def _candidates(self, x: Float[Tensor, "N P"], data_dim: int) -> dict[str, Callable[[], LinearGPVAE]]:
         """Functions that make a new model of each candidate."""
@@ -166,8 +209,8 @@ class GPVAERegressor(BaseEstimator):
             "rough": lambda: _processes(x, num_processes, 0.5),
             "smooth": lambda: _processes(x, (num_processes + 1) // 2, 1.5),
         }
-        if self.period is not None:
-            period = self.period / self._spread.item()
+        if self._cycle is not None:
+            period = self._cycle / self._spread.item()
             kernels["periodic"] = lambda: Stack(_processes(x, (num_processes + 1) // 2, 0.5), _cycles(period))
         return {name: partial(make, kernel) for name, kernel in kernels.items()}
 
@@ -219,15 +262,3 @@ def _with_unit_variance(kernel: Any) -> Any:
         if not name.startswith("lengthscale"):
             parameter.requires_grad_(False)
     return kernel
-
-
-def _as_inputs(X: Any) -> Float[Tensor, "N P"]:
-    x = _as_matrix(X)
-    return x[:, None] if x.dim() == 1 else x
-
-
-def _as_matrix(values: Any) -> Tensor:
-    """Tensor of double precision."""
-    if torch.is_tensor(values):
-        return values.double()
-    return torch.tensor(np.asarray(values, dtype=np.float64))

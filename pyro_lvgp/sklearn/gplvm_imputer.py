@@ -21,6 +21,7 @@ from pyro_lvgp.diagnostics import stacking_weights
 from pyro_lvgp.distributions import WarpedNormal, YeoJohnsonTransform
 from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.models import BayesianGPLVM, Prediction
+from pyro_lvgp.sklearn._labels import as_coords, labels_of
 from pyro_lvgp.sklearn._pyro_state import own_parameters
 from pyro_lvgp.sklearn._rows import CHECKS, RowsEstimator, fit_gplvm
 
@@ -32,6 +33,7 @@ _NUM_HELD_OUT, _MAX_FOLDS = 100, 4
 _LEAST_WEIGHT = 0.01
 _STACKING_TOLERANCE = 1e-3  # nats per entry: held-out entries are few, and further steps fit them
 _NUM_POINTS = 32  # of the latents of a row
+_DIMS = ("data", "output")
 _CHUNK_SIZE = 200  # rows, which bounds the memory
 
 
@@ -215,10 +217,11 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
     def predictive(self, X: Any) -> Prediction:
         """Predict the entries of training or new rows, in the units of the data; observed entries are point masses.
 
-        :param X: rows [N, D], NaN where missing.
+        :param X: rows [N, D], NaN where missing: an array, or a data frame, whose labels the prediction keeps.
         :raises ValueError: for rows without observed entries.
         """
         check_is_fitted(self)
+        labels = labels_of(X)
         X = validate_data(self, X, reset=False, **CHECKS)
         Y = torch.tensor(X, dtype=torch.float64)
         check_values(Y, columns=False, name="X")
@@ -231,7 +234,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
             for fitted in fits:
                 loc, scale = self._moments(fitted, T)
                 parts = [WarpedNormal(*each, self.warp_, *factors) for each in zip(loc.split(1), scale.split(1), strict=True)]
-                predictions.append(Prediction(parts, dims=("data", "output")))
+                predictions.append(Prediction(parts, dims=_DIMS, coords=as_coords(_DIMS, labels)))
                 weights.append(self.weights_[size])
         return Prediction.pool(predictions, weights).with_observed(Y)
 

@@ -165,7 +165,10 @@ def test_stacking_ends_where_no_candidate_gains():
 
 @pytest.mark.parametrize("num_independent", [1.0, 5.0, 200.0])
 def test_stacking_of_few_independent_entries_is_the_best_on_a_grid(num_independent):
-    log_prob = {"first": Normal(0.0, 1.0).log_prob(torch.randn(50)), "second": Normal(0.0, 1.0).log_prob(torch.randn(50) - 4.0)}
+    log_prob = {
+        "first": Normal(0.0, 1.0).log_prob(torch.randn(50)),
+        "second": Normal(0.0, 1.0).log_prob(torch.randn(50) - 4.0),
+    }
     first, second = (values.double() for values in log_prob.values())
     grid = torch.linspace(0.0, 1.0, 10_001, dtype=torch.float64)
     merit = torch.logaddexp(grid.log()[:, None] + first, (1.0 - grid).log()[:, None] + second).mean(1)
