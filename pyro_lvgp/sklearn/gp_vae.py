@@ -200,6 +200,7 @@ class GPVAERegressor(BaseEstimator):
     def _candidates(self, x: Float[Tensor, "N P"], data_dim: int) -> dict[str, Callable[[], LinearGPVAE]]:
         """Functions that make a new model of each candidate."""
         num_processes, num_white = min(data_dim, _MAX_DIM), min((data_dim + 1) // 2, _MAX_DIM)
+        num_smooth = min(max(data_dim // 4, 2), num_processes)  # more of them follow what the outputs do not share
 
         def make(kernel: Callable[[], Kernel] | None) -> LinearGPVAE:
             return LinearGPVAE(kernel and kernel(), independent_dim=num_white)
@@ -207,7 +208,7 @@ class GPVAERegressor(BaseEstimator):
         kernels: dict[str, Callable[[], Kernel] | None] = {
             "white": None,
             "rough": lambda: _processes(x, num_processes, 0.5),
-            "smooth": lambda: _processes(x, (num_processes + 1) // 2, 1.5),
+            "smooth": lambda: _processes(x, num_smooth, 1.5),
         }
         if self._cycle is not None:
             period = self._cycle / self._spread.item()

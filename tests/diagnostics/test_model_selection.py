@@ -180,7 +180,7 @@ def test_stacking_of_few_independent_entries_is_the_best_on_a_grid(num_independe
 
 def test_stacking_without_independent_entries_is_refused():
     for number in (0.0, -1.0, math.nan):
-        with pytest.raises(ValueError, match="expected a positive num_independent, got .*; count the gaps"):
+        with pytest.raises(ValueError, match=r"expected a positive num_independent, got .*; count the gaps"):
             stacking_weights({"a": torch.zeros(2)}, num_independent=number)
 
 
