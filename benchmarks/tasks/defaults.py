@@ -177,10 +177,16 @@ def summary(name: str, measured: Sequence[Measurement]) -> Iterator[Measurement]
     }
     for metric, value in found.items():
         yield Measurement(name, method, metric, value, seconds, {})
-    for peer in (peer for peer in PEERS if any(m.method == peer for m in measured)):
-        for metric in ("RMSE", "NLPD"):
-            theirs = [m for m in measured if m.method == peer and m.metric == metric]
-            tasks = {m.dataset for m in theirs}
-            us = [m.value for m in ours if m.metric == metric and m.dataset in tasks]
-            share = sum(a <= b.value for a, b in zip(us, theirs, strict=True)) / len(us)
+    for peer in PEERS:
+        yield from _against(peer, name, measured)
+
+
+def _against(peer: str, name: str, measured: Sequence[Measurement]) -> Iterator[Measurement]:
+    """Shares of the tasks that a peer has in which ours is at most the peer."""
+    for metric in ("RMSE", "NLPD"):
+        theirs = [m for m in measured if m.method == peer and m.metric == metric]
+        tasks = {m.dataset for m in theirs}
+        ours = [m for m in measured if m.method in OURS and m.metric == metric and m.dataset in tasks]
+        if theirs:
+            share = sum(a.value <= b.value for a, b in zip(ours, theirs, strict=True)) / len(theirs)
             yield Measurement(name, peer, f"share, {metric} of ours at most this peer's", share, math.nan, {})
