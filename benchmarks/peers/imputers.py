@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from scipy.interpolate import CubicSpline
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import ConstantKernel, ExpSineSquared, Matern, WhiteKernel
+from sklearn.gaussian_process.kernels import ConstantKernel, ExpSineSquared, Kernel, Matern, WhiteKernel
 from sklearn.linear_model import BayesianRidge
 from sklearn.neighbors import KNeighborsRegressor
 from torch import Tensor
@@ -76,11 +76,21 @@ def spline(t: Float[Tensor, " N"], Y: Float[Tensor, "N D"], hidden: Bool[Tensor,
 
 def daily_processes(t: Float[Tensor, " N"], Y: Float[Tensor, "N D"], hidden: Bool[Tensor, "N D"]) -> Filled:
     """A process for each output over hours, with a Matérn-½ and a kernel of period 24 (scikit-learn)."""
+    rough = ConstantKernel(0.5) * Matern(24.0, (1.0, 1e3), nu=0.5)
+    daily = ConstantKernel(0.5) * ExpSineSquared(1.0, 24.0, (0.1, 10.0), "fixed")
+    return _processes(rough + daily, t, Y, hidden)
+
+
+def smooth_processes(t: Float[Tensor, " N"], Y: Float[Tensor, "N D"], hidden: Bool[Tensor, "N D"]) -> Filled:
+    """A process for each output, with a Matérn-3⁄2 kernel whose lengthscale starts at ten steps (scikit-learn)."""
+    step = t.diff().median().item()
+    return _processes(ConstantKernel(1.0) * Matern(10.0 * step, (step, 10.0 * step * len(t)), nu=1.5), t, Y, hidden)
+
+
+def _processes(kernel: Kernel, t: Float[Tensor, " N"], Y: Float[Tensor, "N D"], hidden: Bool[Tensor, "N D"]) -> Filled:
+    prior = kernel + WhiteKernel(0.1, (1e-4, 10.0))
 
     def column(t: np.ndarray, y: np.ndarray, t_new: np.ndarray) -> tuple:
-        rough = ConstantKernel(0.5) * Matern(24.0, (1.0, 1e3), nu=0.5)
-        daily = ConstantKernel(0.5) * ExpSineSquared(1.0, 24.0, (0.1, 10.0), "fixed")
-        prior = rough + daily + WhiteKernel(0.1, (1e-4, 10.0))
         with warnings.catch_warnings():  # a noise variance may be at its bound
             warnings.simplefilter("ignore", ConvergenceWarning)
             model = GaussianProcessRegressor(prior, normalize_y=True, random_state=0).fit(t[:, None], y)

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from sklearn.covariance import ledoit_wolf_shrinkage
 from sklearn.experimental import enable_iterative_imputer  # noqa: F401
 from sklearn.impute import IterativeImputer, KNNImputer
@@ -16,6 +16,7 @@ from torch.distributions import Normal
 from pyro_lvgp.conjugate.factor_analysis import factor_analysis
 
 Rows = Float[Tensor, "N D"]
+Mask = Bool[Tensor, "N D"]
 _REGULARIZATION = 1e-3  # of the covariances of mixtures, for columns of unit variance
 
 
@@ -45,20 +46,24 @@ class Filled(NamedTuple):
         return (self.log_weight.exp()[..., None] * Normal(self.loc, self.scale).cdf(y[:, None])).sum(1)
 
 
-def by_points(make: Callable[[], Any], train: Rows, rows: Rows, seed: int) -> Filled:
-    """Imputer of scikit-learn, with the RMSE of a tenth of the training entries as standard deviation of each column.
+def random_tenth(train: Rows, seed: int) -> Mask:
+    """Mask of a tenth of the observed entries."""
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.rand(train.shape, generator=generator) < 0.1) & ~train.isnan()
 
-    :param make: function that creates the imputer.
+
+def by_points(impute: Callable[[Rows, Rows], Rows], train: Rows, rows: Rows, held_out: Mask) -> Filled:
+    """Imputer of points, with the RMSE of held-out training entries as standard deviation of each column.
+
+    :param impute: function of training rows and of the rows to impute that fills in the latter.
     :param train: training rows, NaN where missing.
     :param rows: rows to impute.
-    :param seed: seed of the entries that the standard deviations are estimated from.
+    :param held_out: mask of the training entries that the standard deviations are estimated from.
     """
-    generator = torch.Generator().manual_seed(seed)
-    chosen = (torch.rand(train.shape, generator=generator) < 0.1) & ~train.isnan()
-    fewer = train.masked_fill(chosen, torch.nan).numpy()
-    error = (torch.as_tensor(make().fit_transform(fewer)) - train).square().masked_fill(~chosen, torch.nan)
+    fewer = train.masked_fill(held_out, torch.nan)
+    error = (impute(fewer, fewer) - train).square().masked_fill(~held_out, torch.nan)
     scale = error.nanmean(0).nan_to_num(1.0).sqrt().clamp_min(1e-3)
-    mean = torch.as_tensor(make().fit(train.numpy()).transform(rows.numpy()))
+    mean = impute(train, rows)
     return Filled(torch.zeros(len(rows), 1).to(rows), mean[:, None], scale.expand_as(mean)[:, None])
 
 
@@ -85,7 +90,7 @@ def given(weights: Float[Tensor, " K"], means: Float[Tensor, "K D"], covariances
     return Filled(log_weight, mean, variance.clamp_min(1e-8).sqrt())
 
 
-def shrunk_gaussian(train: Rows, rows: Rows, seed: int) -> Filled:
+def shrunk_gaussian(train: Rows, rows: Rows, held_out: Mask, seed: int) -> Filled:
     """Gaussian with the covariance of Ledoit and Wolf, fitted to incomplete rows by EM."""
     mean, covariance = _shrunk_moments(train)
     return given(torch.ones(1).to(train), mean[None], covariance[None], rows)
@@ -118,14 +123,14 @@ def _expected(train: Rows, mean: Tensor, covariance: Tensor) -> tuple[Rows, Floa
     return filled, total / len(train)
 
 
-def factors(train: Rows, rows: Rows, seed: int) -> Filled:
+def factors(train: Rows, rows: Rows, held_out: Mask, seed: int) -> Filled:
     """Factor analysis with 10 factors, or half as many as columns if these are fewer."""
     mean = train.nanmean(0)
     loadings, noise = factor_analysis(train - mean, min(10, max(train.shape[1] // 2, 1)))
     return given(torch.ones(1).to(train), mean[None], (loadings @ loadings.mT + noise.diag())[None], rows)
 
 
-def mixture(train: Rows, rows: Rows, seed: int) -> Filled:
+def mixture(train: Rows, rows: Rows, held_out: Mask, seed: int) -> Filled:
     """Mixture of 20 Gaussians with full covariances, or one for ten rows, fitted to incomplete rows by EM."""
     missing = train.isnan()
     filled = _expected(train, *_shrunk_moments(train))[0] if missing.any() else train
@@ -157,25 +162,22 @@ def _em_step(
     return sums / sums.sum(), new_means, scatter / sums[:, None, None] + _REGULARIZATION * identity
 
 
-def _iterative_imputer(seed: int) -> Any:
-    return IterativeImputer(random_state=seed, keep_empty_features=True)
-
-
-def _knn_imputer() -> Any:
-    return KNNImputer(n_neighbors=5, keep_empty_features=True)
-
-
-def neighbours(train: Rows, rows: Rows, seed: int) -> Filled:
+def neighbours(train: Rows, rows: Rows, held_out: Mask, seed: int) -> Filled:
     """Mean of the five nearest rows."""
-    return by_points(_knn_imputer, train, rows, seed)
+    return by_points(_by_sklearn(lambda: KNNImputer(n_neighbors=5, keep_empty_features=True)), train, rows, held_out)
 
 
-def ridge(train: Rows, rows: Rows, seed: int) -> Filled:
+def ridge(train: Rows, rows: Rows, held_out: Mask, seed: int) -> Filled:
     """Bayesian ridge regression of each column on the others, in turns."""
-    return by_points(partial(_iterative_imputer, seed), train, rows, seed)
+    imputer = partial(IterativeImputer, random_state=seed, keep_empty_features=True)
+    return by_points(_by_sklearn(imputer), train, rows, held_out)
 
 
-PEERS: dict[str, Callable[[Rows, Rows, int], Filled]] = {
+def _by_sklearn(make: Callable[[], Any]) -> Callable[[Rows, Rows], Rows]:
+    return lambda train, rows: torch.as_tensor(make().fit(train.numpy()).transform(rows.numpy()))
+
+
+PEERS: dict[str, Callable[[Rows, Rows, Mask, int], Filled]] = {
     "KNNImputer(5)": neighbours,
     "IterativeImputer, BayesianRidge": ridge,
     "factor analysis": factors,

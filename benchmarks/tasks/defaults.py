@@ -1,51 +1,80 @@
-"""GPLVMImputer without settings on many tables, beside neighbours, regressions, Gaussians, factors and mixtures."""
+"""GPLVMImputer and GPVAERegressor without settings on many tables and series, beside seven other methods."""
 
 import math
 import statistics
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks.core.report import Measurement, Row, Settings
-from benchmarks.peers.table_imputers import PEERS
+from benchmarks.core.report import Measurement, Row
+from benchmarks.peers import series_imputers, table_imputers
+from benchmarks.peers.table_imputers import Filled
 from benchmarks.tasks.defaults_data import SETS, Task, load_tasks
-from pyro_lvgp.sklearn import GPLVMImputer
+from benchmarks.tasks.defaults_series import SERIES, load_series
+from pyro_lvgp.diagnostics import shifted_folds
+from pyro_lvgp.models import Prediction
+from pyro_lvgp.sklearn import GPLVMImputer, GPVAERegressor
 
 NUM_THREADS = 1
-OURS = "GPLVMImputer"
+OURS = ("GPLVMImputer", "GPVAERegressor")  # of tables and of series
+PEERS = (*table_imputers.PEERS, *series_imputers.PEERS)
 LEVELS = (0.5, 0.9)
 PUBLISHED: list[Row] = []
 NOTES = """\
-Nothing is set for any set. Each set is sub-sampled at random, with one seed for all methods, to 250 training rows, 100 new
-rows and 15 columns at most; columns in which one value has 90 % are left out; columns are standardised by the training rows,
-and uniform noise of the smallest distance between values makes densities of rounded columns finite. "hidden entries": a fifth
-of the entries of the training rows is hidden. "new rows": the training rows have only the gaps of the set, and half of the
-entries of each new row are hidden. Scores are over all hidden entries in standard deviations of the columns; NLPD is the mean
-negative log predictive density in nats; coverage is that of central intervals. "fit" is fit and predictions together.
-Neighbours and regressions predict points; their standard deviations are the RMSE of each column on a tenth of the training
-entries. Ratios and differences are to the best peer of each task and metric, so that no single peer has them all.
+Nothing is set for any set. Columns in which one value has 90 %, or that are seen in less than half of the rows, are left out,
+and 15 of the others are drawn; columns are standardised, and uniform noise of the smallest distance between values makes
+densities of rounded columns finite. All draws have one seed for all methods. Scores are over all hidden entries in standard
+deviations of the columns; NLPD is the mean negative log predictive density in nats; coverage is that of central intervals.
+"fit" is fit and predictions together; N and D are the sizes of the training rows.
+
+Tables are sub-sampled at random to 250 training rows and 100 new rows at most, and standardised by the training rows.
+"hidden entries": a fifth of the entries of the training rows is hidden. "new rows": the training rows have only the gaps of
+the set, and half of the entries of each new row are hidden. Ours is GPLVMImputer.
+
+"gaps in series": at most 500 consecutive rows of a table over time. In each column of a fifth of them, at least one, a block
+of 20 % of the rows is hidden, and in all columns a block of 5 % of the rows, at random places. Ours is GPVAERegressor, with
+period=24 for hourly data as in docs/gp_vae.md; methods for tables take the rows as training rows.
+
+Sets are those of the shared data, of scikit-learn and of statsmodels that come with their libraries and have 50 rows and four
+numeric columns that vary; of statsmodels' sets, columns that only number the rows (year, quarter, individual) are left out.
+Series are those whose rows are times; of the ten EEG trials the first three. Counts of words (newsgroups, congress109) and
+CIFAR-10 are left out.
+
+Neighbours, regressions and interpolation predict points; their standard deviations are the RMSE of each column on training
+entries that are held out: a tenth at random, or, in series, those under the gaps at another place. Independent GPs are
+Matérn-3⁄2, or Matérn-½ and daily with a period. Ratios and differences are to the best peer of each task and metric, so that
+no single peer has them all.
 
 "summary": shares of the tasks in which ours is at most the best peer of the task; the largest RMSE ratio; the range of
-coverage; and, in the line of each peer, the shares of the tasks in which ours is at most that one peer. Counts of words
-(newsgroups, congress109) and CIFAR-10 are left out."""
-TASKS = {name: name for name in SETS}
+coverage; and, in the line of each peer, the shares of its tasks in which ours is at most that one peer. First for all tasks,
+then for each kind."""
+TASKS = SETS | SERIES
 
 
 def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:
     """Measure all methods on all sets, or on one, and summarise them."""
-    measured: list[Measurement] = []
-    for name in tqdm([only] if only else list(SETS), desc="defaults", unit="set"):
+    measured: dict[str, list[Measurement]] = {}  # by kind of task
+    for name in tqdm([only] if only else list(TASKS), desc="defaults", unit="set"):
         for seed in range(seeds):
-            for kind, task in load_tasks(name, seed, quick=quick).items():
+            for kind, task in _load(name, seed, quick).items():
                 rows = list(measure(f"{name}, {kind}", task, seed, max_iter=3 if quick else None))
                 yield from rows
-                measured += rows
-    yield from summary(measured)
+                measured.setdefault(kind, []).extend(rows)
+    yield from summary("summary", [row for rows in measured.values() for row in rows])
+    for kind, rows in measured.items():
+        yield from summary(f"summary, {kind}", rows)
+
+
+def _load(name: str, seed: int, quick: bool) -> dict[str, Task]:
+    tables = load_tasks(name, seed, quick=quick) if name in SETS else {}
+    series = {"gaps in series": load_series(name, seed, quick=quick)} if name in SERIES else {}
+    return tables | series
 
 
 def measure(name: str, task: Task, seed: int, *, max_iter: int | None = None) -> Iterator[Measurement]:
@@ -53,40 +82,61 @@ def measure(name: str, task: Task, seed: int, *, max_iter: int | None = None) ->
 
     :param max_iter: number of steps of ours, with one fold; None for its defaults.
     """
+    peers = _peers(task, seed)
+    methods: dict[str, Callable[[], dict[str, float]]] = {peer: partial(_score_peer, peers[peer], task) for peer in peers}
+    ours = OURS[task.t is not None]
+    methods[ours] = partial(_score_ours, task, seed, max_iter)
     scores: dict[str, tuple[dict[str, float], float]] = {}
-    for method in (*PEERS, OURS):
+    for method, find in methods.items():
         start = time.perf_counter()
         with warnings.catch_warnings():  # of imputers and mixtures that have not converged, at their default settings
             warnings.simplefilter("ignore")
-            values = _ours(task, seed, max_iter) if method == OURS else _peer(method, task, seed)
+            values = find()
         scores[method] = values, time.perf_counter() - start
-    best = {metric: min(scores[peer][0][metric] for peer in PEERS) for metric in ("RMSE", "NLPD")}
-    settings: Settings = {"N": len(task.train), "D": task.train.shape[1]}
+    best = {metric: min(scores[peer][0][metric] for peer in peers) for metric in ("RMSE", "NLPD")}
     for method, (values, seconds) in scores.items():
         for metric, value in values.items():
-            yield Measurement(name, method, metric, value, seconds, settings)
-        yield Measurement(name, method, "RMSE / best peer", values["RMSE"] / best["RMSE"], seconds, settings)
-        yield Measurement(name, method, "NLPD - best peer", values["NLPD"] - best["NLPD"], seconds, settings)
+            yield Measurement(name, method, metric, value, seconds, {})
+        yield Measurement(name, method, "RMSE / best peer", values["RMSE"] / best["RMSE"], seconds, {})
+        yield Measurement(name, method, "NLPD - best peer", values["NLPD"] - best["NLPD"], seconds, {})
+    for metric, size in zip(("N", "D"), task.train.shape, strict=True):  # those of a set with gaps depend on the seed
+        yield Measurement(name, ours, metric, size, scores[ours][1], {})
 
 
-def _peer(method: str, task: Task, seed: int) -> dict[str, float]:
-    filled = PEERS[method](task.train, task.rows, seed)
+def _peers(task: Task, seed: int) -> dict[str, Callable[[], Filled]]:
+    """Predictions of all peers of a task."""
+    held_out = table_imputers.random_tenth(task.train, seed) if task.t is None else shifted_folds(task.train, 1)[0]
+    peers: dict[str, Callable[[], Filled]] = {
+        name: partial(peer, task.train, task.rows, held_out, seed) for name, peer in table_imputers.PEERS.items()
+    }
+    if task.t is not None:
+        for name, peer in series_imputers.PEERS.items():
+            peers[name] = partial(peer, task.t, task.train, held_out, task.period)
+    return peers
+
+
+def _score_peer(predict: Callable[[], Filled], task: Task) -> dict[str, float]:
+    filled = predict()
     y = torch.where(task.hidden, task.truth, 0.0)
     distance = 2.0 * (filled.cdf(y) - 0.5).abs()
     return score(filled.mean, filled.log_prob(y), [distance <= level for level in LEVELS], task)
 
 
-def _ours(task: Task, seed: int, max_iter: int | None) -> dict[str, float]:
-    imputer = GPLVMImputer(random_state=seed)
-    if max_iter is not None:
-        imputer.set_params(max_iter=max_iter, n_folds=1)
-    predicted = imputer.fit(task.train.float().numpy()).predictive(task.rows.float().numpy())
+def _score_ours(task: Task, seed: int, max_iter: int | None) -> dict[str, float]:
+    predicted = _predict(task, seed, {} if max_iter is None else {"max_iter": max_iter, "n_folds": 1})
     y = torch.where(task.hidden, task.truth, torch.nan)
     covered = []
     for level in LEVELS:
         lower, upper = predicted.quantile([0.5 - 0.5 * level, 0.5 + 0.5 * level])
         covered.append((lower <= y) & (y <= upper))
     return score(predicted.mean, predicted.log_prob(y), covered, task)
+
+
+def _predict(task: Task, seed: int, options: dict[str, int]) -> Prediction:
+    if task.t is not None:
+        return GPVAERegressor(period=task.period).set_params(**options).fit(task.t, task.train).predict()
+    imputer = GPLVMImputer(random_state=seed).set_params(**options)
+    return imputer.fit(task.train.float().numpy()).predictive(task.rows.float().numpy())
 
 
 def score(
@@ -106,10 +156,14 @@ def score(
     return {"RMSE": rmse, "NLPD": -log_prob[hidden].mean().item()} | shares
 
 
-def summary(measured: Iterable[Measurement]) -> Iterator[Measurement]:
-    """Share of tasks in which ours is at most the best peer, the largest ratio, and the range of coverage."""
-    measured = list(measured)
-    ours = [m for m in measured if m.method == OURS]
+def summary(name: str, measured: Sequence[Measurement]) -> Iterator[Measurement]:
+    """Share of tasks in which ours is at most the best peer, the largest ratio, and the range of coverage.
+
+    :param name: name of the tasks.
+    :param measured: scores of all methods on these tasks.
+    """
+    ours = [m for m in measured if m.method in OURS]
+    method = " and ".join(dict.fromkeys(m.method for m in ours))
     values = {metric: [m.value for m in ours if m.metric == metric] for metric in {m.metric for m in ours}}
     seconds = statistics.mean(m.seconds for m in ours)
     number = len(values["RMSE"])
@@ -122,11 +176,17 @@ def summary(measured: Iterable[Measurement]) -> Iterator[Measurement]:
         "largest coverage 90%": max(values["coverage 90%"]),
     }
     for metric, value in found.items():
-        yield Measurement("summary", OURS, metric, value, seconds, {})
+        yield Measurement(name, method, metric, value, seconds, {})
     for peer in PEERS:
-        theirs = {
-            metric: [m.value for m in measured if m.method == peer and m.metric == metric] for metric in ("RMSE", "NLPD")
-        }
-        for metric, them in theirs.items():
-            share = sum(us <= it for us, it in zip(values[metric], them, strict=True)) / number
-            yield Measurement("summary", peer, f"share, {metric} of ours at most this peer's", share, math.nan, {})
+        yield from _against(peer, name, measured)
+
+
+def _against(peer: str, name: str, measured: Sequence[Measurement]) -> Iterator[Measurement]:
+    """Shares of the tasks that a peer has in which ours is at most the peer."""
+    for metric in ("RMSE", "NLPD"):
+        theirs = [m for m in measured if m.method == peer and m.metric == metric]
+        tasks = {m.dataset for m in theirs}
+        ours = [m for m in measured if m.method in OURS and m.metric == metric and m.dataset in tasks]
+        if theirs:
+            share = sum(a.value <= b.value for a, b in zip(ours, theirs, strict=True)) / len(theirs)
+            yield Measurement(name, peer, f"share, {metric} of ours at most this peer's", share, math.nan, {})

@@ -1,6 +1,7 @@
 """Tables of the benchmark ``defaults``, and their split into training and test rows."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ from jaxtyping import Bool, Float
 from sklearn import datasets
 from torch import Tensor
 
-from benchmarks.core.arrays import load_arrays
+from benchmarks.core.arrays import load_arrays, load_statsmodels
 
 MAX_TRAIN, MAX_TEST, MAX_COLUMNS = 250, 100, 15
 QUICK_TRAIN, QUICK_TEST, QUICK_COLUMNS = 60, 10, 5
@@ -23,12 +24,16 @@ class Task(NamedTuple):
     :param rows: rows to predict, NaN where hidden or missing; for hidden entries these are the training rows.
     :param truth: values of the rows, NaN where missing.
     :param hidden: mask of the entries to predict.
+    :param t: times of the rows of a series, which are then the training rows.
+    :param period: cycle of a series that the methods are told of.
     """
 
     train: Float[Tensor, "N D"]
     rows: Float[Tensor, "B D"]
     truth: Float[Tensor, "B D"]
     hidden: Bool[Tensor, "B D"]
+    t: Float[Tensor, " N"] | None = None
+    period: float | None = None
 
 
 def _table(name: str, key: str) -> Callable[[], np.ndarray]:
@@ -39,11 +44,25 @@ def _motion() -> np.ndarray:
     return load_arrays("cmu35_walkjog")["Y"][:, 3:]  # without the position of the root
 
 
-def _weather() -> np.ndarray:
+def weather_maxima() -> np.ndarray:
+    """Daily maxima of temperatures at stations without long gaps."""
     maxima = load_arrays("weather_trentino")["Y"][-4000:, :, 1]
     return maxima[:, np.isnan(maxima).mean(0) < 0.3]
 
 
+STATSMODELS = (
+    "anes96",
+    "ccard",
+    "danish_data",
+    "elnino",
+    "fair",
+    "fertility",
+    "macrodata",
+    "modechoice",
+    "randhie",
+    "star98",
+    "statecrime",
+)
 SETS: dict[str, Callable[[], Any]] = {
     "oilflow": _table("oilflow", "X"),
     "digits": lambda: datasets.load_digits().data,
@@ -60,18 +79,16 @@ SETS: dict[str, Callable[[], Any]] = {
     "eeg_trials": lambda: load_arrays("eeg_trials")["Y"].reshape(-1, 7),
     "cmu35_walkjog": _motion,
     "air_quality_uci": _table("air_quality_uci", "Y"),
-    "weather_trentino": _weather,
+    "weather_trentino": weather_maxima,
     "frey": _table("frey", "X"),
     "yale": _table("yale", "X"),
     "mnist": _table("mnist", "X_test"),
+    **{name: partial(load_statsmodels, name) for name in STATSMODELS},
 }
 
 
 def load_tasks(name: str, seed: int, *, quick: bool = False) -> dict[str, Task]:
     """Load a set, draw rows and columns, and hide entries: a fifth of the training rows', and half of each new row's.
-
-    Entries of columns with few distinct values are densities of no finite bound; uniform noise of the width of the smallest
-    distance between values is added to every column.
 
     :param name: name in ``SETS``.
     :param seed: seed of the split.
@@ -86,16 +103,29 @@ def load_tasks(name: str, seed: int, *, quick: bool = False) -> dict[str, Task]:
     values = values[~np.isnan(values).all(1)]
     num_test = min(max_test, len(values) // 4)
     values = values[: num_test + max_train]
-    columns = [d for d in range(values.shape[1]) if _varies(values[:, d])]
-    columns = sorted(rng.permutation(columns)[:max_columns])
-    values = np.stack([_without_ties(values[:, d], rng) for d in columns], 1)
+    values = draw_columns(values, max_columns, rng)
     values = values[~np.isnan(values).all(1)]
     Y = torch.as_tensor(values)
-    train, test = Y[num_test:], Y[:num_test]
+    train, test = standardise(Y[num_test:], Y[:num_test])
+    return {"hidden entries": _hidden_entries(train, rng), "new rows": _new_rows(train, test, rng)}
+
+
+def draw_columns(values: Float[np.ndarray, "N D"], max_columns: int, rng: np.random.Generator) -> Float[np.ndarray, "N E"]:
+    """Draw columns that vary and are seen in half of the rows, and add noise that makes their densities finite.
+
+    Densities of columns with few distinct values have no finite bound; uniform noise of the width of the smallest distance
+    between values is added to every column.
+    """
+    columns = [d for d in range(values.shape[1]) if _varies(values[:, d])]
+    columns = sorted(rng.permutation(columns)[:max_columns])
+    return np.stack([_without_ties(values[:, d], rng) for d in columns], 1)
+
+
+def standardise(train: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """Divide tables by the standard deviations of the columns of the first, after subtracting its means."""
     centre = train.nanmean(0)
     scale = (train - centre).square().nanmean(0).sqrt()
-    train, test = (train - centre) / scale, (test - centre) / scale
-    return {"hidden entries": _hidden_entries(train, rng), "new rows": _new_rows(train, test, rng)}
+    return tuple((Y - centre) / scale for Y in (train, *others))
 
 
 def _varies(column: np.ndarray) -> bool:
