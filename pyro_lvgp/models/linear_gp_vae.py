@@ -139,6 +139,9 @@ class LinearGPVAE:
     def predict(self, x_new: Float[Tensor, "M P"] | None = None, *, num_samples: int = 100, seed: int = 0) -> Prediction:
         """Predict y, as a mixture over draws of the decoder in which the latents are integrated out.
 
+        Draws of the weights come in pairs around their mean, so that with an even number of them the predictive mean is exact.
+        Variances have a Monte Carlo error, which the order of the outputs changes.
+
         :param x_new: inputs; those of the data by default.
         :param num_samples: number of draws of weights, noise and row scales.
         :param seed: seed of the draws.
@@ -158,7 +161,8 @@ class LinearGPVAE:
             z = LatentMoments(z.mean[-len(x_new) :], z.covariance[-len(x_new) :])
             row_scale = Gamma(row_scale.concentration[-len(x_new) :], row_scale.rate[-len(x_new) :])
         with seeded(seed):
-            weights = MultivariateNormal(q.mean, q.covariance, validate_args=False).sample((num_samples,))
+            first = MultivariateNormal(q.mean, q.covariance, validate_args=False).sample(((num_samples + 1) // 2,))
+            weights = torch.cat([first, 2.0 * q.mean - first])[:num_samples]
             noise = q.noise.sample((num_samples,))[:, None, :] * row_scale.sample((num_samples,))[:, :, None]
         mean = torch.einsum("sdi,ni->snd", weights, z.with_constant()[0])
         loadings = weights[..., :-1]
