@@ -15,9 +15,9 @@ __all__ = ["adopt", "as_pyro_module", "replace_parameter"]
 def as_pyro_module(network: nn.Module) -> nn.Module:
     """Convert a network in place to a ``PyroModule`` whose parameters are ``PyroParam``; frozen parameters stay frozen.
 
-    Parameters of type ``nn.Parameter`` inside a guide fail under Pyro's setting ``module_local_params``.  Names in Pyro's param
-    store begin with a unique name, and calls outside models, guides and handlers leave the store alone.  Call the function
-    on copies of a network too, so that they have names of their own.
+    Parameters of type ``nn.Parameter`` inside a guide fail under Pyro's setting ``module_local_params``.  Names in Pyro's
+    param store begin with a unique name, and calls outside models, guides and handlers leave the store alone.  Call the
+    function on copies of a network too, so that they have names of their own.
 
     :param network: any module.
     :raises ValueError: if two modules share a parameter, which Pyro would register under two names.
