@@ -38,7 +38,8 @@ def log_weights(
     :param guide: its guide.
     :param args: arguments of both; with a mini-batch, weights of its rows.
     :param num_samples: number of draws S.
-    :param local_plate: name of the plate over data; by default the guide's ``local_plate`` or the model's, if there is one.
+    :param local_plate: name of the plate over data; by default the guide's ``local_plate`` or the model's, if there is
+        one for the data.
     :param vectorize: False draws one by one, for models that do not broadcast over dimensions left of their plates.
     :param seed: seed of the draws; None draws from the global state.
 

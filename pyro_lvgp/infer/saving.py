@@ -25,6 +25,7 @@ from pyro_lvgp.infer.protocols import HasExampleData
 __all__ = ["Saved", "load", "save"]
 
 _FORMAT, _HEADER = 1, "pyro_lvgp"
+_EXTRA = "_extra_state"  # name in a state_dict
 _CHANGES = frozenset({"training"})  # attributes that calls change
 
 
@@ -77,7 +78,7 @@ def save(path: str | os.PathLike[str], model: nn.Module, guide: nn.Module | None
     }
     for name, part in (("model", model), ("guide", guide)):
         if part is not None:
-            tensors |= {f"{name}.{key}": stored(value) for key, value in part.state_dict().items()}
+            tensors |= {f"{name}.{key}": stored(value) for key, value in _flat_state(part).items()}
             header[f"{name}_dtype"] = str(_dtype_of(part)).removeprefix("torch.")
             header[f"{name}_frozen"] = sorted(key for key, value in part.named_parameters() if not value.requires_grad)
     twins = _construct(header, tensors)
@@ -118,7 +119,8 @@ def _construct(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Save
         if header["guide"] is None:
             return Saved(model, None)
         guide = decode({"module": header["guide"]}, tensors, model).to(_dtype(header, "guide"))
-        if guide.state_dict().keys() != _state("guide", tensors).keys():  # guides make parameters of sites at the first call
+        # Guides make parameters of sites at the first call.
+        if _own_state(guide).keys() != _without_extra(_state("guide", tensors)).keys():
             if not isinstance(model, HasExampleData):
                 raise TypeError(
                     f"expected a guide that has encoders alone, or a model with example_data(), got {type(model).__name__}; "
@@ -135,16 +137,35 @@ def _state(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
 
 
+def _flat_state(part: nn.Module) -> dict[str, Tensor]:
+    """Return parameters, buffers and the tensors of what a module stores besides."""
+    extra = {key: values for key, values in part.state_dict().items() if key.endswith(_EXTRA)}
+    return _own_state(part) | {f"{key}.{entry}": value for key, values in extra.items() for entry, value in values.items()}
+
+
+def _own_state(part: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers."""
+    return _without_extra(part.state_dict())
+
+
+def _without_extra(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {key: value for key, value in state.items() if _EXTRA not in key.split(".")}
+
+
 def _load_state(name: str, part: nn.Module, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Load parameters and buffers; raise if they are others than those of the module."""
     part.to(_dtype(header, name))
-    state, own = _state(name, tensors), part.state_dict()
+    flat, own = _state(name, tensors), _own_state(part)
+    state = _without_extra(flat)
     different = {key for key in {*own, *state} if key not in own or key not in state or own[key].shape != state[key].shape}
     if different:
         raise ValueError(
             f"expected a {name} whose parameters are those that its constructor makes, got others for {sorted(different)}: "
             "priors or parameters were set after construction; store state_dict(), and make it anew by your own code"
         )
+    for key in part.state_dict().keys() - own.keys():
+        extra = f"{key}."
+        state[key] = {entry.removeprefix(extra): value for entry, value in flat.items() if entry.startswith(extra)}
     part.load_state_dict(state)
     for key, parameter in part.named_parameters():
         parameter.requires_grad_(key not in header[f"{name}_frozen"])
@@ -198,7 +219,7 @@ def _dtype(header: Mapping[str, Any], name: str) -> torch.dtype:
 
 def _dtype_of(part: nn.Module) -> torch.dtype:
     """Return the dtype of all floating-point parameters and buffers."""
-    dtypes = {value.dtype for value in part.state_dict().values() if value.is_floating_point()}
+    dtypes = {value.dtype for value in _own_state(part).values() if value.is_floating_point()}
     if len(dtypes) > 1:
         raise ValueError(f"expected parameters of one dtype, got {sorted(map(str, dtypes))}; convert the model by .to(dtype)")
     return dtypes.pop() if dtypes else torch.get_default_dtype()

@@ -41,6 +41,12 @@ def test_arguments_are_checked(unchecked):
 
 
 @pytest.mark.parametrize("series", [(), (B,)])
+def test_encoders_of_sites_given_the_inducing_values_are_refused():
+    model = SparseGPVAE(RBF(1), MLP(1, D), torch.rand(4, 1))
+    with pytest.raises(ValueError, match=r"expected encoders of sites that have a posterior, got one of \['f'\]"):
+        SparseStructuredGPGuide(model, encoders={"f": IndexNet(D, 1)})
+
+
 def test_inducing_points_of_other_series_are_refused(series):
     _, guide = make(Z=torch.rand(B + 1, 1, M, 1))
     with pytest.raises(ValueError, match=rf"points of the {B if series else 1} series of the data, got those of {B + 1}"):
