@@ -12,6 +12,7 @@ import numpy as np
 import pooch
 from tqdm import tqdm
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp.datasets._dataset import Dataset
 from pyro_lvgp.datasets._entry import Entry, File
 from pyro_lvgp.datasets._limits import check_npz
@@ -32,6 +33,7 @@ def list_datasets() -> list[str]:
     return sorted(REGISTRY)
 
 
+@names_types
 def load_dataset(name: str, *, download: bool = True) -> Dataset:
     """Load one of the papers' data sets.
 

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.files import replace_file
 from pyro_lvgp._utils.interrupts import uninterrupted
 from pyro_lvgp._utils.pyro_lock import pyro_lock
@@ -36,6 +37,7 @@ class Saved(NamedTuple):
     guide: Any
 
 
+@names_types
 @pyro_lock
 def save(path: str | os.PathLike[str], model: nn.Module, guide: nn.Module | None = None) -> None:
     """Write a model, and its guide after a fit, to a file from which :func:`load` makes both again.
@@ -89,6 +91,7 @@ def save(path: str | os.PathLike[str], model: nn.Module, guide: nn.Module | None
     _write(Path(path), to_bytes(tensors, {_HEADER: text, "digest": _digest(text, tensors)}))
 
 
+@names_types
 @pyro_lock
 def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Saved:
     """Make the model and the guide of a file that :func:`save` wrote.

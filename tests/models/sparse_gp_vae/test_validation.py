@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pyro_lvgp.guides import SparseStructuredGPGuide
+from pyro_lvgp.kernels import RBF
 from pyro_lvgp.models import SparseGPVAE
 from pyro_lvgp.networks import MLP, IndexNet, NeighbourNet, OffsetNet
 from tests.helpers.sparse_processes import B, D, M, N, Q, data, encoded, kernel, make, told_to_points
@@ -40,13 +41,13 @@ def test_arguments_are_checked(unchecked):
         SparseStructuredGPGuide(lambda x: x)
 
 
-@pytest.mark.parametrize("series", [(), (B,)])
 def test_encoders_of_sites_given_the_inducing_values_are_refused():
     model = SparseGPVAE(RBF(1), MLP(1, D), torch.rand(4, 1))
     with pytest.raises(ValueError, match=r"expected encoders of sites that have a posterior, got one of \['f'\]"):
         SparseStructuredGPGuide(model, encoders={"f": IndexNet(D, 1)})
 
 
+@pytest.mark.parametrize("series", [(), (B,)])
 def test_inducing_points_of_other_series_are_refused(series):
     _, guide = make(Z=torch.rand(B + 1, 1, M, 1))
     with pytest.raises(ValueError, match=rf"points of the {B if series else 1} series of the data, got those of {B + 1}"):
