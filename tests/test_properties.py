@@ -15,7 +15,7 @@ from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.infer import MeanFieldELBO, fit
 from pyro_lvgp.kernels import RBF, Cosine, Linear, Matern, Periodic
 from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, LogNormal, NegativeBinomial, Poisson, StudentT
-from pyro_lvgp.models import BayesianGPLVM
+from pyro_lvgp.models import BayesianGPLVM, LinearGPVAE
 from pyro_lvgp.ops.joint_sites import joint_log_normaliser
 from pyro_lvgp.sklearn import GPLVM
 
@@ -125,6 +125,24 @@ def test_evidence_does_not_depend_on_the_order_of_points(seed):
     kernel = Matern(1, 1.5, batch_shape=(2,)).double()
     expected = joint_log_normaliser(kernel(x), linear, precision)
     torch.testing.assert_close(joint_log_normaliser(kernel(x[order]), linear[order], precision[order]), expected)
+
+
+@few
+@given(seed=seeds, independent_dim=st.integers(0, 1))
+def test_a_linear_gp_vae_does_not_depend_on_the_order_of_rows_and_columns(seed, independent_dim):
+    Y, generator = draw_data(seed)
+    x = torch.linspace(0.0, 1.0, 8, dtype=torch.float64)[:, None]
+    rows, columns = (torch.randperm(n, generator=generator) for n in (8, 4))
+
+    def fitted(x, y):
+        model = LinearGPVAE(Matern(1, 1.5, lengthscale=0.3, batch_shape=(2,)), independent_dim=independent_dim)
+        bounds = model.fit(x, y, num_sweeps=10)
+        return torch.tensor(bounds), model.predict().mean
+
+    bounds, mean = fitted(x, Y)
+    permuted_bounds, permuted_mean = fitted(x[rows], Y[rows][:, columns])
+    torch.testing.assert_close(permuted_bounds, bounds)
+    torch.testing.assert_close(permuted_mean, mean[rows][:, columns])
 
 
 @few

@@ -3,6 +3,8 @@
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from pyro_lvgp._utils.argument_types import explain_types
+
 __all__ = ["Construction", "RecordsConstruction", "construction_of"]
 
 
@@ -18,7 +20,7 @@ _CONSTRUCTIONS: WeakKeyDictionary[Any, Construction] = WeakKeyDictionary()
 
 
 class RecordsConstruction(type):
-    """Metaclass of classes whose instances can be constructed again.
+    """Metaclass of classes whose instances can be constructed again, and whose errors name arguments of other types.
 
     >>> class Scale(metaclass=RecordsConstruction):
     ...     def __init__(self, value, *, name="scale"):
@@ -29,7 +31,11 @@ class RecordsConstruction(type):
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        created = super().__call__(*args, **kwargs)
+        try:
+            created = super().__call__(*args, **kwargs)
+        except Exception as error:
+            explain_types(error, cls.__init__, (cls, *args), kwargs)
+            raise
         _CONSTRUCTIONS[created] = Construction(cls, args, kwargs)
         return created
 

@@ -1,4 +1,4 @@
-"""Unique names of models and guides in Pyro's param store, so that no two instances share parameters by accident."""
+"""Unique names of modules in Pyro's param store, so that no two of them share parameters by accident."""
 
 import weakref
 from types import TracebackType
@@ -8,14 +8,17 @@ import pyro
 from pyro.nn import PyroModule
 from pyro.nn.module import _Context
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.runtime import am_i_wrapped
 from torch import Tensor
+
+__all__ = ["UniquelyNamed", "take_unique_name"]
 
 _OWNERS: dict[str, weakref.ReferenceType[PyroModule]] = {}
 _OF_DELETED_MODULES: list[weakref.ReferenceType[Tensor]] = []
 
 
 class UniquelyNamed(PyroModule):
-    """Base class of models and guides whose parameters have unique names in Pyro's param store.
+    """Base class of modules whose parameters have unique names in Pyro's param store.
 
     Pyro stores parameters by name, so that two modules of one class would share parameters of equal names.  The parameters of
     the first instance of a subclass have names such as ``BayesianGPLVM.kernel.variance``, and those of a second instance names
@@ -31,26 +34,34 @@ class UniquelyNamed(PyroModule):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._take_unique_name()
+        self._take_name()
 
-    def _take_unique_name(self) -> None:
-        """Name this module and its parts."""
-        name = _unused_name(type(self).__name__)
-        _OWNERS[name] = weakref.ref(self)
-        context = _RootContext(name)
-        for path, part in self.named_modules(prefix=name):
-            if isinstance(part, PyroModule):
-                part._pyro_name, part._pyro_context = path, context
+    def _take_name(self) -> None:
+        take_unique_name(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         context = self._pyro_context
         if isinstance(context, _RootContext) and context.name == self._pyro_name:  # not a part of another module
-            self._take_unique_name()
+            self._take_name()
 
     def __del__(self) -> None:
         if "_parameters" in self.__dict__:  # otherwise the constructor failed
             _OF_DELETED_MODULES.extend(map(weakref.ref, self.parameters()))
+
+
+def take_unique_name(module: PyroModule, *, only_in_pyro: bool = False) -> None:
+    """Give a module and its parts a name that no other module has.
+
+    :param module: the module.
+    :param only_in_pyro: whether calls outside models, guides and Pyro's handlers leave the param store alone.
+    """
+    name = _unused_name(type(module).__name__)
+    _OWNERS[name] = weakref.ref(module)
+    context = _IdleOutsidePyro(name) if only_in_pyro else _RootContext(name)
+    for path, part in module.named_modules(prefix=name):
+        if isinstance(part, PyroModule):
+            part._pyro_name, part._pyro_context = path, context
 
 
 class _RootContext(_Context):
@@ -75,6 +86,26 @@ class _RootContext(_Context):
         super().__exit__(type, value, traceback)
         if not self.active:
             self._without_prefix.__exit__(type, value, traceback)
+
+
+class _IdleOutsidePyro(_RootContext):
+    """Context that is active in models, guides and Pyro's handlers alone, so that other calls read a module's own parameters.
+
+    :param name: name of the module.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._entered: list[bool] = []
+
+    def __enter__(self) -> None:
+        self._entered.append(bool(self.active) or am_i_wrapped())
+        if self._entered[-1]:
+            super().__enter__()
+
+    def __exit__(self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._entered.pop():
+            super().__exit__(type, value, traceback)
 
 
 class _WithoutPrefix(Messenger):

@@ -12,8 +12,11 @@ import numpy as np
 import pooch
 from tqdm import tqdm
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp.datasets._dataset import Dataset
 from pyro_lvgp.datasets._entry import Entry, File
+from pyro_lvgp.datasets._limits import check_npz
+from pyro_lvgp.datasets._limits import download as download_file
 from pyro_lvgp.datasets._registry import REGISTRY
 
 _FILE_HOST = "https://raw.githubusercontent.com"
@@ -30,6 +33,7 @@ def list_datasets() -> list[str]:
     return sorted(REGISTRY)
 
 
+@names_types
 def load_dataset(name: str, *, download: bool = True) -> Dataset:
     """Load one of the papers' data sets.
 
@@ -130,6 +134,7 @@ def _read_npz(path: Path, entry: Entry, advice: str) -> dict[str, np.ndarray]:
     """Read the arrays of an npz file, and check the SHA-256 of the file or the digest of the arrays."""
     got = pooch.file_hash(str(path))
     try:
+        check_npz(path)
         # Given the path, NumPy would leave a damaged file open.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
             arrays = {key: content[key] for key in content.files}
@@ -166,7 +171,7 @@ def _download(name: str, entry: Entry, cache: Path, advice: str) -> dict[str, np
         for file, path in zip(tqdm(entry.files, desc=name, unit="file", disable=single), paths, strict=True):
             url = _url(file)
             try:
-                pooch.HTTPDownloader(progressbar=single)(url, str(path), None)
+                download_file(url, path, progressbar=single)
             except OSError as error:
                 raise OSError(f"data set {name!r}: expected to download {url}, got: {error}. {advice}") from error
         changed = f"The download was damaged, or a source ({entry.source}) has changed. Try again. {advice}"

@@ -1,22 +1,26 @@
 """Daily records of weather stations from NOAA's Global Historical Climatology Network."""
 
 import csv
-import gzip
+import re
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import pooch
 from tqdm import tqdm
 
 from pyro_lvgp.datasets._dataset import Dataset
 from pyro_lvgp.datasets._fetch import _FOLDER_VARIABLE, _cache_folder, _own_folder
+from pyro_lvgp.datasets._limits import download as download_file
+from pyro_lvgp.datasets._limits import gunzip
 
 _HOST = "https://www.ncei.noaa.gov/pub/data/ghcn/daily"
 _STATIONS = "ghcnd-stations.txt"
+_IDENTIFIER = re.compile("[A-Za-z0-9_-]{11}")
 _MISSING = "-9999"  # in files of the archive that have an entry for every day
+_T = TypeVar("_T")
 # Unit of a count in the files, as a number and in words.
 _VARIABLES = {
     "TMAX": (0.1, "maximum temperature [°C]"),
@@ -60,7 +64,8 @@ def ghcn_daily(
 
     The file of a station is read from the subfolder ``ghcn_daily`` of the folder that the environment variable
     ``PYRO_LVGP_DATA`` names, or from the cache, or downloaded.  NOAA updates the files daily, so that there is no checksum:
-    keep the files to reproduce results.  Values that failed a quality check, and counts of -9999, are missing.
+    keep the files to reproduce results.  A download that cannot be read is not kept.  Values that failed a quality check, and
+    counts of -9999, are missing.
 
     :param stations: identifiers, such as "JA000047662" (Tokyo), or the common prefix of identifiers, such as "JA" for Japan.
     :param years: years of the record, in any order.
@@ -85,11 +90,12 @@ def ghcn_daily(
     """
     variables = _check_variables(variables, years)
     dates = _days(years)
-    known = _read_stations(_find(_STATIONS, download))
+    known = _load(_STATIONS, download, _read_stations)
     chosen = _choose_stations(stations, known)
     Y = np.full((len(dates), len(chosen), len(variables)), np.nan, np.float32)
     for column, name in enumerate(tqdm(chosen, desc="ghcn_daily", unit="station", disable=len(chosen) == 1)):
-        _read_records(_find(f"by_station/{name}.csv.gz", download), dates, variables, Y[:, column])
+        read = partial(_read_records, name, dates, variables, Y[:, column])
+        _load(f"by_station/{name}.csv.gz", download, read)
     places = [known[name] for name in chosen]
     arrays = {
         "Y": Y,
@@ -149,12 +155,12 @@ def _days(years: Iterable[int | np.integer]) -> np.ndarray:
     return np.concatenate([np.arange(f"{year:04d}-01-01", f"{year + 1:04d}-01-01", dtype="datetime64[D]") for year in chosen])
 
 
-def _find(name: str, download: bool) -> Path:
-    """Return the path of a file of the archive, which is downloaded unless it exists."""
+def _load(name: str, download: bool, read: Callable[[Path], _T]) -> _T:
+    """Read a file of the archive, which is downloaded unless it exists; one that cannot be read is not kept."""
     own, cache = _own_folder(), _cache_folder() / "ghcn_daily"
     for folder in [*([own / "ghcn_daily"] if own else []), cache]:
         if (folder / name).is_file():
-            return folder / name
+            return _read(folder / name, folder / name, read, "Delete the file.")
     advice = f"put it into the folder ghcn_daily of one that the environment variable {_FOLDER_VARIABLE} names"
     if not download:
         raise FileNotFoundError(f"expected {name} in {cache}, got none. Allow the download (download=True), or {advice}.")
@@ -163,11 +169,20 @@ def _find(name: str, download: bool) -> Path:
     with tempfile.TemporaryDirectory(dir=cache) as temporary:
         part = Path(temporary) / "part"
         try:
-            pooch.HTTPDownloader()(url, str(part), None)
+            download_file(url, part)
         except OSError as error:
             raise OSError(f"expected to download {url}, got: {error}. Check the network, or {advice}.") from error
+        content = _read(part, url, read, f"Nothing was kept. Check the network and try again, or {advice}.")
         part.replace(path)
-    return path
+    return content
+
+
+def _read(path: Path, place: Path | str, read: Callable[[Path], _T], advice: str) -> _T:
+    """Read a file that came from a place, which errors name."""
+    try:
+        return read(path)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}. {advice}") from error
 
 
 def _read_stations(path: Path) -> dict[str, _Station]:
@@ -180,18 +195,22 @@ def _read_stations(path: Path) -> dict[str, _Station]:
                 float(line[12:20]), float(line[21:30]), np.nan if elevation == -999.9 else elevation, line[41:71].strip()
             )
     except ValueError as error:
-        raise ValueError(f"{path}: expected stations in columns of fixed width, got {error!r}. Delete the file.") from error
+        raise ValueError(f"expected stations in columns of fixed width, got {error!r}") from error
+    bad = [name for name in stations if not _IDENTIFIER.fullmatch(name)]  # names of files, so that no other is read
+    if bad or not stations:
+        raise ValueError(f"expected stations with identifiers of 11 letters and digits, got {bad[:1] or 'none'}")
     return stations
 
 
-def _read_records(path: Path, dates: np.ndarray, variables: Sequence[str], Y: np.ndarray) -> None:
+def _read_records(name: str, dates: np.ndarray, variables: Sequence[str], Y: np.ndarray, path: Path) -> None:
     """Write the values of a station into Y; each line of its file has station, date, variable, count and flags."""
     rows = {str(date).replace("-", ""): row for row, date in enumerate(dates)}
-    columns = {name: column for column, name in enumerate(variables)}
+    columns = {variable: column for column, variable in enumerate(variables)}
     try:
-        with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-            for _, date, variable, count, _, failed, *_ in csv.reader(file):
-                if date in rows and variable in columns and not failed.strip() and count != _MISSING:
-                    Y[rows[date], columns[variable]] = int(count) * _VARIABLES[variable][0]
+        for station, date, variable, count, _, failed, *_ in csv.reader(gunzip(path).decode().splitlines()):
+            if station != name:
+                raise ValueError(f"a record of {station!r}")
+            if date in rows and variable in columns and not failed.strip() and count != _MISSING:
+                Y[rows[date], columns[variable]] = int(count) * _VARIABLES[variable][0]
     except Exception as error:  # a damaged file can raise any exception
-        raise ValueError(f"{path}: expected records of a station, got {error!r}. Delete the file.") from error
+        raise ValueError(f"expected records of a station, got {error!r}") from error

@@ -1,12 +1,13 @@
 """Parsers of upstream image files, which take the files in the order of the registry."""
 
-import gzip
 import re
 from pathlib import Path
 
 import numpy as np
 import scipy.io
 from PIL import Image
+
+from pyro_lvgp.datasets._limits import gunzip
 
 _CIFAR_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 _GREY_WEIGHTS = np.array([0.299, 0.587, 0.114])  # of red, green and blue
@@ -83,7 +84,7 @@ def _read_labels(path: Path) -> np.ndarray:
 
 def _read_idx(path: Path) -> np.ndarray:
     """Read an array of bytes: two zeros, type 8, number of dimensions, big-endian sizes, then the entries."""
-    content = gzip.decompress(path.read_bytes())
+    content = gunzip(path)
     if content[:3] != b"\x00\x00\x08":
         raise ValueError(f"{path.name}: expected an idx file of unsigned bytes, got one that starts with {content[:4]!r}.")
     num_dims = content[3]

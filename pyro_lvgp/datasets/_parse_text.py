@@ -1,7 +1,6 @@
 """Parsers of upstream text and table files, which take the files in the order of the registry."""
 
 import csv
-import gzip
 import pickle
 import re
 import tarfile
@@ -10,6 +9,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from sklearn.feature_extraction.text import CountVectorizer
+
+from pyro_lvgp.datasets._limits import gunzip, members
 
 _EEG_CHANNELS = ["FZ", "F1", "F2", "F3", "F4", "F5", "F6"]
 _EEG_RATE = 256  # samples per second
@@ -33,7 +34,7 @@ def parse_oilflow(paths: list[Path]) -> dict[str, np.ndarray]:
     """Parse a tar archive of three tables separated by white space: readings, one-hot labels, fractions."""
     tables = {}
     with tarfile.open(paths[0]) as archive:
-        for member in archive.getmembers():
+        for member in members(archive):
             stream = archive.extractfile(member)
             if stream is not None:
                 tables[Path(member.name).stem] = stream.read()
@@ -52,8 +53,7 @@ def parse_oilflow(paths: list[Path]) -> dict[str, np.ndarray]:
 
 def parse_eeg(paths: list[Path]) -> dict[str, np.ndarray]:
     """Parse one gzipped trial: header lines that start with #, then lines "trial channel sample microvolt"."""
-    with gzip.open(paths[0], "rt", encoding="ascii") as stream:
-        lines = stream.read().splitlines()
+    lines = gunzip(paths[0]).decode("ascii").splitlines()
     header = [line[1:].strip() for line in lines if line.startswith("#")]
     trial = next(match for line in header if (match := re.fullmatch(r"(.*?)\s*, trial (\d+)", line)))
     series: dict[str, list[float]] = {}
@@ -165,7 +165,7 @@ def _read_messages(path: Path) -> dict[tuple[int, int], str]:
     """Read messages by class and file number, without extracting them to disk; skip members of other names or types."""
     messages = {}
     with tarfile.open(path, "r|gz") as archive:
-        for member in archive:
+        for member in members(archive):
             match = _MESSAGE.fullmatch(member.name)
             if match and match[1] in _NEWSGROUPS and member.isreg() and (stream := archive.extractfile(member)):
                 # The messages declare no encoding.  In Latin-1 every byte is a character.

@@ -11,6 +11,7 @@ import xarray
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp.infer.protocols import HasEventDims
 from pyro_lvgp.infer.sampling import SampledSite, sample_traces
@@ -21,6 +22,7 @@ Groups = dict[str, dict[str, np.ndarray]]
 Positions = dict[str, tuple[str, np.ndarray]]
 
 
+@names_types
 @pyro_lock
 def to_arviz(
     model: Callable,

@@ -7,6 +7,7 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp.diagnostics.importance_weights import log_weights
 from pyro_lvgp.guides import AutoAnnealedLangevin
@@ -36,6 +37,7 @@ class ChainGain:
         return rows[value[rows].nan_to_num(float("-inf")).argsort()]
 
 
+@names_types
 @pyro_lock
 def chain_gain(
     model: Callable[..., Any],

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from pyro.ops.stats import fit_generalized_pareto
 from torch import Tensor
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes
@@ -18,6 +19,7 @@ from pyro_lvgp.infer import ImportanceWeightedELBO, sample_traces
 __all__ = ["effective_sample_size", "log_weights", "pareto_k"]
 
 
+@names_types
 @pyro_lock
 def log_weights(
     model: Callable[..., Any],
@@ -38,7 +40,8 @@ def log_weights(
     :param guide: its guide.
     :param args: arguments of both; with a mini-batch, weights of its rows.
     :param num_samples: number of draws S.
-    :param local_plate: name of the plate over data; by default the guide's ``local_plate`` or the model's, if there is one.
+    :param local_plate: name of the plate over data; by default the guide's ``local_plate`` or the model's, if there is
+        one for the data.
     :param vectorize: False draws one by one, for models that do not broadcast over dimensions left of their plates.
     :param seed: seed of the draws; None draws from the global state.
 
@@ -65,6 +68,7 @@ def log_weights(
         return torch.cat([bound.log_weights(model, guide, *args, **kwargs) for _ in range(num_calls)])
 
 
+@names_types
 def effective_sample_size(log_weights: Float[Tensor, "S *batch"]) -> Float[Tensor, "*batch"]:
     """Compute Kish's effective sample size ``(Σ_s w_s)² / Σ_s w_s²`` of the S draws, between 1 and S.
 
@@ -77,6 +81,7 @@ def effective_sample_size(log_weights: Float[Tensor, "S *batch"]) -> Float[Tenso
     return weights.sum(0).square() / weights.square().sum(0)
 
 
+@names_types
 def pareto_k(log_weights: Float[Tensor, "S *batch"]) -> Float[Tensor, "*batch"]:
     """Estimate the shape k̂ of a generalised Pareto distribution of the largest weights.
 

@@ -14,6 +14,7 @@ from pyro.distributions import MaskedDistribution
 from pyro.poutine import Trace
 from torch import Tensor
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.eval_mode import eval_mode
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
@@ -33,6 +34,7 @@ _NUM_CHECKED = 10  # local draws of each draw of the globals, whose weights are 
 _MAX_K = 0.7
 
 
+@names_types
 @pyro_lock
 def loo(
     model: Callable[..., Any],

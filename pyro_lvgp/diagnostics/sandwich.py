@@ -10,6 +10,7 @@ from pyro import poutine
 from pyro.poutine.util import prune_subsample_sites, site_is_factor
 from torch import Tensor
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.diagnostics.importance_weights import log_weights
@@ -37,6 +38,7 @@ class Sandwich:
         return self.upper - self.lower
 
 
+@names_types
 @pyro_lock
 def bound_sandwich(
     model: Callable[..., Any],

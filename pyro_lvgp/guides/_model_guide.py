@@ -35,6 +35,7 @@ class ModelGuide(UniquelyNamed, AutoGuide, metaclass=AbstractModuleMeta):
     :param model: a Pyro model.
     :param encoders: modules by site, from data to loc and scale; None for a site with parameters of its own.
     :param create_plates: as for Pyro's autoguides.
+    :raises TypeError: for a class of models.
     """
 
     prototype_trace: Any
@@ -46,6 +47,8 @@ class ModelGuide(UniquelyNamed, AutoGuide, metaclass=AbstractModuleMeta):
         encoders: Mapping[str, nn.Module | None] | None = None,
         create_plates: Callable[..., Any] | None = None,
     ):
+        if isinstance(model, type):
+            raise TypeError(f"expected a model, got the class {model.__name__}; construct the model first")
         super().__init__(model, create_plates=create_plates)
         self.plates: dict[str, pyro.plate] = {}
         self.encoders = PyroModule()

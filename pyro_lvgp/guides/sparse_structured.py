@@ -127,6 +127,11 @@ class SparseStructuredGPGuide(StructuredGPGuide):
                 )
             given = (model.conditional_site,)
         self._given = frozenset(given)
+        if ignored := [name for name, encoder in (encoders or {}).items() if encoder is not None and name in self._given]:
+            raise ValueError(
+                f"expected encoders of sites that have a posterior, got one of {ignored}, drawn given the inducing values; "
+                "give the encoder to the site of the inducing values, as in encoders={'u': ...}"
+            )
         super().__init__(
             model,
             encoders={

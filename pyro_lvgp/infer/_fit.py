@@ -11,6 +11,7 @@ from pyro.optim import PyroOptim
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.infer._fit_result import FitResult
@@ -26,6 +27,7 @@ MAX_STEPS = 100_000  # of a fit that ends when the bound has converged
 
 
 @torch.inference_mode(False)  # a fit takes gradients wherever it is called
+@names_types
 @pyro_lock
 def fit(
     model: Callable[..., Any],

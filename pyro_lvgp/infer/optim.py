@@ -1,5 +1,6 @@
 """Pyro optimisers that update all parameters with one torch optimiser."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -10,6 +11,7 @@ from pyro.optim import PyroOptim
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp.infer._optimizer_state import check_optimizer_state
 
 __all__ = ["JointAdam", "JointOptim"]
@@ -42,6 +44,7 @@ class JointOptim(PyroOptim):
     >>> loss = SVI(model, AutoNormal(model), optim, Trace_ELBO()).step()
     """
 
+    @names_types
     def __init__(
         self,
         optim_constructor: type[torch.optim.Optimizer] = torch.optim.Adam,
@@ -151,6 +154,7 @@ class JointAdam(JointOptim):
     The default optimiser of :func:`~pyro_lvgp.infer.fit`.
 
     :param lr: learning rate.
+    :raises ValueError: for a learning rate that is negative or not finite.
 
     Source: Kingma and Ba (2015), "Adam: a method for stochastic optimization".
 
@@ -160,7 +164,10 @@ class JointAdam(JointOptim):
     >>> loss = SVI(model, AutoNormal(model), JointAdam(lr=0.02), Trace_ELBO()).step()
     """
 
+    @names_types
     def __init__(self, lr: float = 0.01):
+        if isinstance(lr, bool) or not 0.0 <= lr < math.inf:
+            raise ValueError(f"expected a finite lr of 0 or more, got {lr}; 0.01 is a common choice")
         super().__init__(torch.optim.Adam, {"lr": lr, "fused": True}, clip_factor=_CLIP_FACTOR)
 
 

@@ -15,6 +15,7 @@ from pyro.poutine.util import site_is_factor, site_is_subsample
 from pyro.util import check_site_shape
 from torch import Tensor
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes
@@ -42,6 +43,7 @@ class SampledTraces:
     plates: dict[str, Int64[Tensor, " size"]]
 
 
+@names_types
 @pyro_lock
 def sample_traces(
     model: Callable,

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.files import replace_file
 from pyro_lvgp._utils.interrupts import uninterrupted
 from pyro_lvgp._utils.pyro_lock import pyro_lock
@@ -25,6 +26,7 @@ from pyro_lvgp.infer.protocols import HasExampleData
 __all__ = ["Saved", "load", "save"]
 
 _FORMAT, _HEADER = 1, "pyro_lvgp"
+_EXTRA = "_extra_state"  # name in a state_dict
 _CHANGES = frozenset({"training"})  # attributes that calls change
 
 
@@ -35,6 +37,7 @@ class Saved(NamedTuple):
     guide: Any
 
 
+@names_types
 @pyro_lock
 def save(path: str | os.PathLike[str], model: nn.Module, guide: nn.Module | None = None) -> None:
     """Write a model, and its guide after a fit, to a file from which :func:`load` makes both again.
@@ -77,7 +80,7 @@ def save(path: str | os.PathLike[str], model: nn.Module, guide: nn.Module | None
     }
     for name, part in (("model", model), ("guide", guide)):
         if part is not None:
-            tensors |= {f"{name}.{key}": stored(value) for key, value in part.state_dict().items()}
+            tensors |= {f"{name}.{key}": stored(value) for key, value in _flat_state(part).items()}
             header[f"{name}_dtype"] = str(_dtype_of(part)).removeprefix("torch.")
             header[f"{name}_frozen"] = sorted(key for key, value in part.named_parameters() if not value.requires_grad)
     twins = _construct(header, tensors)
@@ -88,6 +91,7 @@ def save(path: str | os.PathLike[str], model: nn.Module, guide: nn.Module | None
     _write(Path(path), to_bytes(tensors, {_HEADER: text, "digest": _digest(text, tensors)}))
 
 
+@names_types
 @pyro_lock
 def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Saved:
     """Make the model and the guide of a file that :func:`save` wrote.
@@ -118,7 +122,8 @@ def _construct(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Save
         if header["guide"] is None:
             return Saved(model, None)
         guide = decode({"module": header["guide"]}, tensors, model).to(_dtype(header, "guide"))
-        if guide.state_dict().keys() != _state("guide", tensors).keys():  # guides make parameters of sites at the first call
+        # Guides make parameters of sites at the first call.
+        if _own_state(guide).keys() != _without_extra(_state("guide", tensors)).keys():
             if not isinstance(model, HasExampleData):
                 raise TypeError(
                     f"expected a guide that has encoders alone, or a model with example_data(), got {type(model).__name__}; "
@@ -135,16 +140,35 @@ def _state(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
 
 
+def _flat_state(part: nn.Module) -> dict[str, Tensor]:
+    """Return parameters, buffers and the tensors of what a module stores besides."""
+    extra = {key: values for key, values in part.state_dict().items() if key.endswith(_EXTRA)}
+    return _own_state(part) | {f"{key}.{entry}": value for key, values in extra.items() for entry, value in values.items()}
+
+
+def _own_state(part: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers."""
+    return _without_extra(part.state_dict())
+
+
+def _without_extra(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {key: value for key, value in state.items() if _EXTRA not in key.split(".")}
+
+
 def _load_state(name: str, part: nn.Module, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Load parameters and buffers; raise if they are others than those of the module."""
     part.to(_dtype(header, name))
-    state, own = _state(name, tensors), part.state_dict()
+    flat, own = _state(name, tensors), _own_state(part)
+    state = _without_extra(flat)
     different = {key for key in {*own, *state} if key not in own or key not in state or own[key].shape != state[key].shape}
     if different:
         raise ValueError(
             f"expected a {name} whose parameters are those that its constructor makes, got others for {sorted(different)}: "
             "priors or parameters were set after construction; store state_dict(), and make it anew by your own code"
         )
+    for key in part.state_dict().keys() - own.keys():
+        extra = f"{key}."
+        state[key] = {entry.removeprefix(extra): value for entry, value in flat.items() if entry.startswith(extra)}
     part.load_state_dict(state)
     for key, parameter in part.named_parameters():
         parameter.requires_grad_(key not in header[f"{name}_frozen"])
@@ -198,7 +222,7 @@ def _dtype(header: Mapping[str, Any], name: str) -> torch.dtype:
 
 def _dtype_of(part: nn.Module) -> torch.dtype:
     """Return the dtype of all floating-point parameters and buffers."""
-    dtypes = {value.dtype for value in part.state_dict().values() if value.is_floating_point()}
+    dtypes = {value.dtype for value in _own_state(part).values() if value.is_floating_point()}
     if len(dtypes) > 1:
         raise ValueError(f"expected parameters of one dtype, got {sorted(map(str, dtypes))}; convert the model by .to(dtype)")
     return dtypes.pop() if dtypes else torch.get_default_dtype()

@@ -123,6 +123,7 @@ class Binomial(Logistic):
     :param total_count: n, one for all outputs or one for each [D].
     :param num_points: number of quadrature nodes per entry.
     :raises ValueError: if a ``total_count`` is no whole number of 1 or more.
+    :raises TypeError: for a truth value.
 
     >>> Binomial(10)(torch.zeros(2)).mean
     tensor([5., 5.])
@@ -130,6 +131,8 @@ class Binomial(Logistic):
 
     def __init__(self, total_count: int | Tensor, *, num_points: int = 20):
         super().__init__(num_points=num_points)
+        if isinstance(total_count, bool):
+            raise TypeError(f"expected a whole number as total_count, got {total_count}")
         count = torch.as_tensor(total_count, dtype=torch.get_default_dtype())
         if not ((count >= 1) & (count == count.round())).all():
             raise ValueError(f"expected whole numbers of 1 or more as total_count, got {count.tolist()}")

@@ -13,6 +13,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroParam
 from torch import Tensor
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.cholesky import safe_cholesky
 from pyro_lvgp._utils.control_flow import holds, is_recording
 from pyro_lvgp._utils.pyro_lock import pyro_lock
@@ -306,6 +307,7 @@ class BayesianGPLVM(RowModel):
             return torch.func.grad(lambda latents: self.log_joint(latents, statistics).sum())({"X": X})
         return {"X": gradient(statistics.score, X.unsqueeze(-3)).squeeze(-3) - X}
 
+    @names_types
     @pyro_lock
     def initialize(
         self,

@@ -15,6 +15,7 @@ from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 
 from pyro_lvgp._utils.abstract import AbstractModuleMeta
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.eval_mode import eval_mode
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.unique_names import UniquelyNamed
@@ -244,6 +245,7 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
                 f"or .to({y.dtype}) on model and guide"
             )
 
+    @names_types
     @pyro_lock
     def predict(
         self,
@@ -297,6 +299,7 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
             coords={"x": (("series", "points", "input")[-inputs.dim() :], inputs)},
         )
 
+    @names_types
     @pyro_lock
     def impute(
         self, guide: Guide, x: Float[Tensor, "*#series N P"], y: Float[Tensor, "*#series N D"], *, num_samples: int = 100
@@ -312,6 +315,7 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
         """
         return self.predict(guide, x, y, num_samples=num_samples).with_observed(y)
 
+    @names_types
     @pyro_lock
     def forecast(
         self,

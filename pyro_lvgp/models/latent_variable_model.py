@@ -17,6 +17,7 @@ from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from torch import Tensor
 
 from pyro_lvgp._utils.abstract import AbstractModuleMeta
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.eval_mode import eval_mode
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
@@ -117,6 +118,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         value = self.initial_values.get(site["name"])
         return init_to_median(site) if value is None else value.to(next(self.parameters(), value))
 
+    @names_types
     @pyro_lock
     def predict(self, guide: Guide, X: Latents, *, num_samples: int = 64) -> Prediction:
         """Predict y at latent positions, or averaged over a distribution of them.
@@ -136,6 +138,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
             rows = (self._rows_given(globals_, draw_latents()) for globals_ in self._global_draws(guide, num_samples))
             return self._prediction(rows, num_samples, num_rows)
 
+    @names_types
     @pyro_lock
     def reconstruct(
         self,
@@ -168,6 +171,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         with eval_mode(self, guide):
             return self._prediction(rows(), num_samples, len(Y), {"data": (("data",), idx)})
 
+    @names_types
     @pyro_lock
     def predictive(self, guide: Guide, X: Float[Tensor, "B Q"]) -> LikelihoodPredictive:
         r"""Predictive distribution p(y | x) of each entry, of batch shape [B, D] and differentiable in X.
@@ -187,6 +191,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         with eval_mode(self, guide):
             return self._predictor(guide)(X)
 
+    @names_types
     @pyro_lock
     def infer_latents(
         self,
@@ -315,6 +320,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
             return self.training_prior(guide, seed=seed)
         return dist.Normal(torch.zeros_like(self.latent_candidates()[0]), 1.0).to_event(1)
 
+    @names_types
     @pyro_lock
     def impute(
         self,

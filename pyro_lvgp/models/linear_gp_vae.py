@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributions import Gamma, MultivariateNormal
 from torch.nn import functional as F
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_new_inputs, check_series, check_sizes
@@ -72,6 +73,7 @@ class LinearGPVAE:
     scale: Float[Tensor, " D"]
     dtype: torch.dtype
 
+    @names_types
     def __init__(self, kernel: Kernel | None, *, independent_dim: int = 0):
         if independent_dim < 0 or (kernel is None and not independent_dim):
             raise ValueError(
@@ -87,6 +89,7 @@ class LinearGPVAE:
         self.process_dim = 0 if kernel is None else kernel.batch_shape[0]
 
     @torch.inference_mode(False)  # moments are derivatives wherever the method is called
+    @names_types
     @pyro_lock
     def fit(
         self,
@@ -135,9 +138,13 @@ class LinearGPVAE:
         return bounds
 
     @torch.inference_mode(False)
+    @names_types
     @pyro_lock
     def predict(self, x_new: Float[Tensor, "M P"] | None = None, *, num_samples: int = 100, seed: int = 0) -> Prediction:
         """Predict y, as a mixture over draws of the decoder in which the latents are integrated out.
+
+        Draws of the weights come in pairs around their mean, so that with an even number of them the predictive mean is exact.
+        Variances have a Monte Carlo error, which the order of the outputs changes.
 
         :param x_new: inputs; those of the data by default.
         :param num_samples: number of draws of weights, noise and row scales.
@@ -158,7 +165,8 @@ class LinearGPVAE:
             z = LatentMoments(z.mean[-len(x_new) :], z.covariance[-len(x_new) :])
             row_scale = Gamma(row_scale.concentration[-len(x_new) :], row_scale.rate[-len(x_new) :])
         with seeded(seed):
-            weights = MultivariateNormal(q.mean, q.covariance, validate_args=False).sample((num_samples,))
+            first = MultivariateNormal(q.mean, q.covariance, validate_args=False).sample(((num_samples + 1) // 2,))
+            weights = torch.cat([first, 2.0 * q.mean - first])[:num_samples]
             noise = q.noise.sample((num_samples,))[:, None, :] * row_scale.sample((num_samples,))[:, :, None]
         mean = torch.einsum("sdi,ni->snd", weights, z.with_constant()[0])
         loadings = weights[..., :-1]

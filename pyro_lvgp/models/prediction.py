@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
@@ -302,6 +303,7 @@ class Prediction:
         weights = torch.ones(self.num_draws) if self.weights is None else self.weights
         return systematic_counts(weights, num_samples)
 
+    @names_types
     def quantile(self, q: float | Sequence[float] | Tensor) -> Float[Tensor, "..."]:
         r"""Quantiles of y from samples: the smallest sample such that at least a share q of all samples is at or below it.
 

@@ -13,6 +13,7 @@ from pyro.nn import PyroParam
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.control_flow import holds
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import normal_draws, seeded
@@ -227,6 +228,7 @@ class RandomFeatureLVM(RowModel):
         precision = torch.maximum(-2.0 * half_curvature, slope.abs() / max_distance)
         return slope + precision * (f_mean - self.mean), precision
 
+    @names_types
     @pyro_lock
     def initialize(
         self,
@@ -261,6 +263,7 @@ class RandomFeatureLVM(RowModel):
     def latent_candidates(self) -> Float[Tensor, "M Q"]:
         return self.candidates
 
+    @names_types
     @pyro_lock
     def kernel(self, guide: Guide, X: Float[Tensor, "N Q"], X2: Float[Tensor, "M Q"] | None = None) -> Float[Tensor, "N M"]:
         """Compute the learned kernel ``σ_k² E φ(x)ᵀ φ(x′)`` under the guide's distribution of frequencies.
@@ -280,6 +283,7 @@ class RandomFeatureLVM(RowModel):
             points, variance = self._learned_spectrum(guide)
             return variance * mixture_kernel(X, X2, *points)
 
+    @names_types
     @pyro_lock
     def spectral_density(self, guide: Guide, omega: Float[Tensor, "K Q"]) -> Float[Tensor, " K"]:
         """Compute the spectral density of the learned kernel.

@@ -1,9 +1,13 @@
 """Networks as parts of Pyro models and guides."""
 
+from typing import Any
+
 from pyro.infer.autoguide.utils import deep_setattr
 from pyro.nn import PyroModule, PyroParam
 from pyro.nn.module import to_pyro_module_
 from torch import Tensor, nn
+
+from pyro_lvgp._utils.unique_names import take_unique_name
 
 __all__ = ["adopt", "as_pyro_module", "replace_parameter"]
 
@@ -11,7 +15,9 @@ __all__ = ["adopt", "as_pyro_module", "replace_parameter"]
 def as_pyro_module(network: nn.Module) -> nn.Module:
     """Convert a network in place to a ``PyroModule`` whose parameters are ``PyroParam``; frozen parameters stay frozen.
 
-    Parameters of type ``nn.Parameter`` inside a guide fail under Pyro's setting ``module_local_params``.
+    Parameters of type ``nn.Parameter`` inside a guide fail under Pyro's setting ``module_local_params``.  Names in Pyro's
+    param store begin with a unique name, and calls outside models, guides and handlers leave the store alone.  Call the
+    function on copies of a network too, so that they have names of their own.
 
     :param network: any module.
     :raises ValueError: if two modules share a parameter, which Pyro would register under two names.
@@ -21,6 +27,13 @@ def as_pyro_module(network: nn.Module) -> nn.Module:
     >>> [name for name, _ in net.named_parameters()][0]
     '0.weight_unconstrained'
     """
+    _convert(network)
+    take_unique_name(network, only_in_pyro=True)
+    return network
+
+
+def _convert(network: Any) -> None:
+    """Convert a network in place, as a part of another module or not."""
     to_pyro_module_(network)
     names: dict[int, str] = {}
     for place, module in network.named_modules():
@@ -35,7 +48,6 @@ def as_pyro_module(network: nn.Module) -> nn.Module:
                 names[id(parameter)] = path
                 setattr(module, name, PyroParam(parameter.detach()))
                 getattr(module, f"{name}_unconstrained").requires_grad_(parameter.requires_grad)
-    return network
 
 
 def adopt(owner: PyroModule, name: str, network: nn.Module) -> None:
@@ -46,8 +58,9 @@ def adopt(owner: PyroModule, name: str, network: nn.Module) -> None:
     :param network: any module.
     :raises ValueError: if the network has run as a part of another module.
     """
+    _convert(network)
     try:
-        deep_setattr(owner, name, as_pyro_module(network))
+        deep_setattr(owner, name, network)
     except AssertionError as error:  # Pyro cannot rename parts that have run
         raise ValueError(
             f"expected a module of its own for each model and guide, got a {type(network).__name__} that has run elsewhere; "

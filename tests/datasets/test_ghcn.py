@@ -136,21 +136,39 @@ def test_station_without_a_file_names_the_url(upstream):
     [
         b"<html>moved</html>",
         gzip.compress(b"moved\n", mtime=0),
+        gzip.compress(b"JA000047401,19800102,TMAX,5,,,S,\n", mtime=0),
         gzip.compress(TOKYO.encode())[:-12],
         gzip.compress(TOKYO.encode(), mtime=0)[:10] + b"\xff" * 20,  # no deflate stream
         gzip.compress(b"JA000047662,19800101,TMAX," + b"9" * 400 + b",,,S,\n"),
         gzip.compress(b"9" * 200_000),  # longer than the csv module reads
     ],
-    ids=["html", "line", "cut", "bits", "number", "field"],
+    ids=["html", "line", "station", "cut", "bits", "number", "field"],
 )
-def test_records_in_another_format_are_refused(upstream, content):
+def test_records_in_another_format_are_refused(upstream, tmp_path, content):
     upstream.files["/by_station/JA000047662.csv.gz"] = content
+    with pytest.raises(ValueError, match=r"JA000047662.csv.gz: expected records of a station, got .*Nothing was kept"):
+        ghcn_daily(["JA000047662"], [1980])
+    assert [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()] == ["ghcnd-stations.txt"]
+    (tmp_path / "cache" / "ghcn_daily" / "by_station" / "JA000047662.csv.gz").write_bytes(content)
     with pytest.raises(ValueError, match=r"JA000047662.csv.gz: expected records of a station, got .*Delete the file"):
         ghcn_daily(["JA000047662"], [1980])
 
 
 @pytest.mark.parametrize("content", [b"<html>moved</html>", b"\xff" + STATIONS.encode()])
-def test_list_in_another_format_is_refused(upstream, content):
+def test_list_in_another_format_is_refused(upstream, tmp_path, content):
     upstream.files["/ghcnd-stations.txt"] = content
-    with pytest.raises(ValueError, match=r"ghcnd-stations.txt: expected stations in columns of fixed width, got .*Delete the"):
+    with pytest.raises(
+        ValueError, match=r"ghcnd-stations.txt: expected stations in columns of fixed width, got .*Nothing was kept"
+    ):
         ghcn_daily(["JA000047662"], [1980])
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("content", ["", STATIONS.replace("JA000047662", "../../../..")], ids=["empty", "path"])
+def test_lists_without_identifiers_are_refused(upstream, tmp_path, content):
+    upstream.files["/ghcnd-stations.txt"] = content.encode()
+    with pytest.raises(
+        ValueError, match=r"expected stations with identifiers of 11 letters and digits, got .*Nothing was kept"
+    ):
+        ghcn_daily("JA", [1980])
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]

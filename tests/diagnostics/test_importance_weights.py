@@ -3,7 +3,11 @@
 import pytest
 import torch
 
-from pyro_lvgp.diagnostics import effective_sample_size, pareto_k
+from pyro_lvgp.diagnostics import effective_sample_size, log_weights, pareto_k
+from pyro_lvgp.guides import SparseStructuredGPGuide, StructuredGPGuide
+from pyro_lvgp.kernels import RBF
+from pyro_lvgp.models import GPVAE, SparseGPVAE
+from pyro_lvgp.networks import MLP, IndexNet
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -42,3 +46,13 @@ def test_pareto_k_finds_the_shape_of_the_tail():
     assert torch.allclose(pareto_k(-k * uniform.log()), k, atol=0.12)
     with pytest.raises(ValueError, match="25 draws or more to fit a tail, got 10"):
         pareto_k(torch.zeros(10))
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_one_series_has_joint_weights_and_several_have_their_own(is_sparse):
+    t = torch.linspace(0.0, 1.0, 12)[:, None]
+    Guide, site = (SparseStructuredGPGuide, "u") if is_sparse else (StructuredGPGuide, "f")
+    for series, shape in (((), (5,)), ((4,), (5, 4))):
+        model = SparseGPVAE(RBF(1), MLP(1, 3, [4]), t[::3].clone()) if is_sparse else GPVAE(RBF(1), MLP(1, 3, [4]))
+        guide = Guide(model, encoders={site: IndexNet(3, 1)})
+        assert log_weights(model, guide, t, torch.randn(*series, 12, 3), num_samples=5).shape == shape

@@ -1,10 +1,12 @@
 """Kernels, likelihoods and networks that are used by themselves leave Pyro's parameter store alone."""
 
+import copy
 import inspect
 
 import pyro
 import pytest
 import torch
+from pyro import poutine
 
 from pyro_lvgp import kernels, likelihoods, networks
 from pyro_lvgp.kernels import RBF, Kernel, Matern
@@ -91,3 +93,32 @@ def test_networks(make):
     assert torch.equal(first, again)
     assert not torch.allclose(first, second)
     assert not pyro.get_param_store().keys()
+
+
+def test_networks_of_other_libraries():
+    first, second = (networks.as_pyro_module(torch.nn.Linear(3, 2)) for _ in range(2))
+    twin = networks.as_pyro_module(copy.deepcopy(first))
+    assert not torch.allclose(first(Y), second(Y))
+    assert torch.equal(first(Y), twin(Y))
+    assert not pyro.get_param_store().keys()
+    names = {name for part in (first, second, twin) for name in poutine.trace(part).get_trace(Y).param_nodes}
+    assert len(names) == 6
+    assert not any(name in {"weight", "bias"} for name in names)
+
+
+@pytest.mark.parametrize("make", [Gaussian, lambda scale: copy.deepcopy(Gaussian(scale))], ids=["new", "copy"])
+def test_likelihoods_of_a_model_that_is_a_function(make):
+    first, second = make(0.1), make(1.0)
+    trace = poutine.trace(lambda: (first(Y).variance[0, 0].item(), second(Y).variance[0, 0].item())).get_trace()
+    assert trace.nodes["_RETURN"]["value"] == pytest.approx((0.1, 1.0))
+    assert len(trace.param_nodes) == 2
+
+
+def test_a_part_that_a_model_makes_anew_learns_from_run_to_run():
+    def model():
+        pyro.factor("loss", -Gaussian(1.0)(Y).variance.mean())
+
+    svi = pyro.infer.SVI(model, lambda: None, pyro.optim.SGD({"lr": 0.1}), pyro.infer.Trace_ELBO())
+    losses = [svi.step() for _ in range(4)]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0] - 0.05

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pyro_lvgp.guides import SparseStructuredGPGuide
+from pyro_lvgp.kernels import RBF
 from pyro_lvgp.models import SparseGPVAE
 from pyro_lvgp.networks import MLP, IndexNet, NeighbourNet, OffsetNet
 from tests.helpers.sparse_processes import B, D, M, N, Q, data, encoded, kernel, make, told_to_points
@@ -38,6 +39,12 @@ def test_arguments_are_checked(unchecked):
             OffsetNet(IndexNet(D, 2), 2, input_dim=1, latent_dim=1, init_scale=init_scale)
     with pytest.raises(ValueError, match=r"expected given=\(<name of the sites given u>,\)"):
         SparseStructuredGPGuide(lambda x: x)
+
+
+def test_encoders_of_sites_given_the_inducing_values_are_refused():
+    model = SparseGPVAE(RBF(1), MLP(1, D), torch.rand(4, 1))
+    with pytest.raises(ValueError, match=r"expected encoders of sites that have a posterior, got one of \['f'\]"):
+        SparseStructuredGPGuide(model, encoders={"f": IndexNet(D, 1)})
 
 
 @pytest.mark.parametrize("series", [(), (B,)])

@@ -1,0 +1,108 @@
+"""Errors of calls with arguments of other types than those that the function declares."""
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, wraps
+from numbers import Integral, Real
+from typing import Any, Literal, ParamSpec, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+__all__ = ["explain_types", "names_types"]
+
+_P, _R = ParamSpec("_P"), TypeVar("_R")
+_LONGEST = 80  # of a printed argument
+
+
+def names_types(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Decorate a function so that errors of arguments of other types name the argument, the type and the value.
+
+    Arguments are looked at after an error alone, so that nothing that works is refused.
+
+    :param function: a function with type annotations.
+
+    >>> @names_types
+    ... def half(number: float) -> float:
+    ...     return number / 2
+    >>> half("one")
+    Traceback (most recent call last):
+        ...
+    TypeError: expected number to be float, got 'one' of type str
+    """
+
+    @wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            explain_types(error, function, args, kwargs)
+            raise
+
+    return call
+
+
+def explain_types(error: Exception, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise a ``TypeError`` from an error of others than this package, if an argument is not of its declared type.
+
+    :param error: what a call of the function raised.
+    :param function: the function.
+    :param args: its arguments by position.
+    :param kwargs: its arguments by name.
+    """
+    if "expected" in str(error):
+        return
+    for name, value, hint in _declared(function, args, kwargs):
+        if not _is_of(value, hint):
+            text = inspect.formatannotation(hint)
+            raise TypeError(f"expected {name} to be {text}, got {_short(value)} of type {type(value).__name__}") from error
+
+
+def _declared(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield name, value and declared type of each argument; nothing if they do not fit the signature."""
+    try:
+        signature, hints = _signature(function)
+        given = signature.bind(*args, **kwargs).arguments
+    except (TypeError, NameError):
+        return
+    for name, value in given.items():
+        if name in hints and signature.parameters[name].kind not in (
+            inspect.Parameter.VAR_POSITIONAL,
+            inspect.Parameter.VAR_KEYWORD,
+        ):
+            yield name, value, hints[name]
+
+
+@cache
+def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
+    return inspect.signature(function), typing.get_type_hints(function)
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    """Return whether a value may be of a type; True for types that are not told apart."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_is_of(value, part) for part in typing.get_args(hint))
+    if origin is Literal:
+        return value in typing.get_args(hint)
+    if hint in (int, float):
+        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool | np.bool_)
+    if hasattr(hint, "array_type"):  # of jaxtyping, which says more than the type
+        return isinstance(value, hint.array_type)
+    kind = type(None) if hint is None else origin or hint
+    if kind is Callable:
+        return callable(value) and not isinstance(value, type)  # a class in place of an instance
+    if not isinstance(kind, type) or (
+        getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False)
+    ):
+        return True
+    return isinstance(value, kind)
+
+
+def _short(value: Any) -> str:
+    text = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else " ".join(repr(value).split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
