@@ -13,7 +13,8 @@ from torch import Tensor
 
 __all__ = ["explain_types", "names_types"]
 
-_P, _R = ParamSpec("_P"), TypeVar("_R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 _LONGEST = 80  # of a printed argument
 
 

@@ -34,7 +34,8 @@ class RecordsConstruction(type):
         try:
             created = super().__call__(*args, **kwargs)
         except Exception as error:
-            explain_types(error, cls.__init__, (cls, *args), kwargs)
+            constructor: Any = cls
+            explain_types(error, constructor.__init__, (cls, *args), kwargs)
             raise
         _CONSTRUCTIONS[created] = Construction(cls, args, kwargs)
         return created

@@ -159,7 +159,7 @@ def _load_state(name: str, part: nn.Module, header: Mapping[str, Any], tensors: 
     """Load parameters and buffers; raise if they are others than those of the module."""
     part.to(_dtype(header, name))
     flat, own = _state(name, tensors), _own_state(part)
-    state = _without_extra(flat)
+    state: dict[str, Any] = dict(_without_extra(flat))
     different = {key for key in {*own, *state} if key not in own or key not in state or own[key].shape != state[key].shape}
     if different:
         raise ValueError(

@@ -12,7 +12,7 @@ from pyro_lvgp._utils.unique_names import take_unique_name
 __all__ = ["adopt", "as_pyro_module", "replace_parameter"]
 
 
-def as_pyro_module(network: nn.Module) -> nn.Module:
+def as_pyro_module(network: Any) -> Any:
     """Convert a network in place to a ``PyroModule`` whose parameters are ``PyroParam``; frozen parameters stay frozen.
 
     Parameters of type ``nn.Parameter`` inside a guide fail under Pyro's setting ``module_local_params``.  Names in Pyro's

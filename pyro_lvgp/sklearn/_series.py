@@ -8,7 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-_UNITS = {"days": "D", "hours": "h", "minutes": "m", "seconds": "s"}
+_UNITS = {
+    "days": np.timedelta64(1, "D"),
+    "hours": np.timedelta64(1, "h"),
+    "minutes": np.timedelta64(1, "m"),
+    "seconds": np.timedelta64(1, "s"),
+}
 
 
 class TimeAxis(NamedTuple):
@@ -29,7 +34,7 @@ class TimeAxis(NamedTuple):
         """
         steps = np.diff(np.sort(np.unique(dates.to_numpy("datetime64[ns]"))))
         step = np.median(steps) if len(steps) else np.timedelta64(0, "ns")
-        unit = next((name for name, code in _UNITS.items() if step >= np.timedelta64(1, code)), "seconds")
+        unit = next((name for name, length in _UNITS.items() if step >= length), "seconds")
         return cls(dates.min().to_datetime64(), unit)
 
     def numbers(self, dates: Any) -> Float[Tensor, "N 1"]:
@@ -37,7 +42,7 @@ class TimeAxis(NamedTuple):
 
         :param dates: a ``pandas.DatetimeIndex`` without time zone.
         """
-        elapsed = (dates.to_numpy("datetime64[ns]") - self.origin) / np.timedelta64(1, _UNITS[self.unit])
+        elapsed = (dates.to_numpy("datetime64[ns]") - self.origin) / _UNITS[self.unit]
         return torch.tensor(elapsed, dtype=torch.float64)[:, None]
 
     def length(self, period: datetime.timedelta | np.timedelta64) -> float:
@@ -45,7 +50,7 @@ class TimeAxis(NamedTuple):
 
         :param period: the duration.
         """
-        return float(np.timedelta64(period) / np.timedelta64(1, _UNITS[self.unit]))
+        return float(np.timedelta64(period) / _UNITS[self.unit])
 
 
 def as_dates(values: Any) -> Any:

@@ -185,12 +185,13 @@ class GPVAERegressor(BaseEstimator):
         """Length of a cycle in units of the inputs."""
         if self.period is None:
             return None
-        if isinstance(self.period, timedelta | np.timedelta64) != (self._axis is not None):
+        period: Any = self.period
+        if isinstance(period, timedelta | np.timedelta64) != (self._axis is not None):
             raise ValueError(
                 f"expected a number as the period of numbers, and a duration such as pandas.Timedelta(hours=24) as that of "
                 f"dates, got {self.period!r}"
             )
-        period = self.period if self._axis is None else self._axis.length(self.period)
+        period = period if self._axis is None else self._axis.length(period)
         if not (period > 0.0 and x.shape[1] == 1):
             raise ValueError(
                 f"expected a positive period for one column of inputs, got {self.period} for {x.shape[1]} columns"

@@ -81,5 +81,9 @@ def large_gplvm() -> Problem:
 def _gplvm_of_digits(num_rows: int, *, num_inducing: int) -> Problem:
     digits = load_digits().data[:num_rows] / 16.0
     Y = (digits - digits.mean()) / digits.std()
-    model = BayesianGPLVM(*Y.shape, latent_dim=2, num_inducing=num_inducing).double().initialize(torch.as_tensor(Y), seed=0)
+    model = (
+        BayesianGPLVM(num_rows, Y.shape[1], latent_dim=2, num_inducing=num_inducing)
+        .double()
+        .initialize(torch.as_tensor(Y), seed=0)
+    )
     return Problem(model, (Y,), runs_in_numpyro=False)
