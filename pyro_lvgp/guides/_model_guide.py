@@ -7,6 +7,7 @@ from typing import Any
 
 import pyro
 import torch
+from pyro import poutine
 from pyro.infer.autoguide import AutoGuide
 from pyro.infer.util import is_validation_enabled
 from pyro.nn import PyroModule
@@ -47,8 +48,9 @@ class ModelGuide(UniquelyNamed, AutoGuide, metaclass=AbstractModuleMeta):
         encoders: Mapping[str, nn.Module | None] | None = None,
         create_plates: Callable[..., Any] | None = None,
     ):
-        if isinstance(model, type):
-            raise TypeError(f"expected a model, got the class {model.__name__}; construct the model first")
+        unwrapped = poutine.unwrap(model)
+        if isinstance(unwrapped, type):
+            raise TypeError(f"expected a model, got the class {unwrapped.__name__}; construct the model first")
         super().__init__(model, create_plates=create_plates)
         self.plates: dict[str, pyro.plate] = {}
         self.encoders = PyroModule()
