@@ -89,12 +89,14 @@ def _update(found: Any, value: Any) -> None:
 
 
 def _structure(name: str, part: Any) -> dict[str, str]:
-    """Classes and settings of a model or guide and of all its modules."""
+    """Classes, settings and frozen parameters of a model or guide and of all its modules."""
     if not isinstance(part, nn.Module):
         return {name: part.__qualname__ if inspect.isroutine(part) else type(part).__qualname__}
     found: dict[str, str] = {}
     for path, module in part.named_modules(prefix=name):
         found |= _settings(path, module)
+        if frozen := sorted(name for name, value in module.named_parameters(recurse=False) if not value.requires_grad):
+            found[f"{path}.frozen"] = repr(frozen)
     return found
 
 

@@ -26,17 +26,24 @@ def fitted(path: Path, Y: torch.Tensor = Y, *, model: dict[str, Any] | None = No
     return part
 
 
+def frozen() -> RBF:
+    kernel = RBF(2)
+    kernel.lengthscale_unconstrained.requires_grad_(False)
+    return kernel
+
+
 DIFFERENT = [
     ({"Y": Y.roll(5, 0) + 5.0}, r"data\[0\]"),
     ({"Y": torch.where(torch.eq(Y, Y[3, 0]), torch.nan, Y)}, r"data\[0\]"),
     ({"seed": 1}, r"seed \(0 there, 1 here\)"),
     ({"loss": MeanFieldELBO(num_samples=3)}, r"loss.num_samples \(2 there, 3 here\)"),
     ({"optim": JointAdam(lr=0.5)}, r"optim.lr \(0.01 there, 0.5 here\)"),
+    ({"model": {"kernel": frozen()}}, r"model.kernel.frozen \(None there, \['lengthscale_unconstrained'\] here\)"),
     ({"model": {"kernel": Matern(2, 1.5)}}, r"model.kernel \('?RBF'? there, '?Matern'? here\)"),
 ]
 
 
-@pytest.mark.parametrize(("other", "match"), DIFFERENT, ids=["data", "gaps", "seed", "bound", "optimiser", "kernel"])
+@pytest.mark.parametrize(("other", "match"), DIFFERENT, ids=["data", "gaps", "seed", "bound", "optimiser", "frozen", "kernel"])
 def test_a_checkpoint_of_another_fit_is_refused_and_named(tmp_path, other, match):
     model: Any = {"model": {"kernel": RBF(2)}}
     fitted(tmp_path / "fit.pt", **model)
