@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -54,15 +54,18 @@ no single peer has them all.
 "summary": shares of the tasks in which ours is at most the best peer of the task; the largest RMSE ratio; the range of
 coverage; and, in the line of each peer, the shares of its tasks in which ours is at most that one peer. First for all tasks,
 then for each kind."""
-TASKS = SETS | SERIES
+GROUPS = {"tables": tuple(SETS), "series": tuple(SERIES)}
+TASKS = [*GROUPS, *dict.fromkeys([*SETS, *SERIES])]
 
 
 def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:
-    """Measure all methods on all sets, or on one, and summarise them."""
+    """Measure all methods on all sets, on those of a group, or on one, and summarise them."""
+    groups = [only] if only in GROUPS else list(GROUPS)
+    names = dict.fromkeys(name for group in groups for name in GROUPS[group]) if only in (None, *GROUPS) else [only]
     measured: dict[str, list[Measurement]] = {}  # by kind of task
-    for name in tqdm([only] if only else list(TASKS), desc="defaults", unit="set"):
+    for name in tqdm(names, desc="defaults", unit="set"):
         for seed in range(seeds):
-            for kind, task in _load(name, seed, quick).items():
+            for kind, task in _load(name, groups, seed, quick).items():
                 rows = list(measure(f"{name}, {kind}", task, seed, max_iter=3 if quick else None))
                 yield from rows
                 measured.setdefault(kind, []).extend(rows)
@@ -71,9 +74,10 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
         yield from summary(f"summary, {kind}", rows)
 
 
-def _load(name: str, seed: int, quick: bool) -> dict[str, Task]:
-    tables = load_tasks(name, seed, quick=quick) if name in SETS else {}
-    series = {"gaps in series": load_series(name, seed, quick=quick)} if name in SERIES else {}
+def _load(name: str, groups: Collection[str], seed: int, quick: bool) -> dict[str, Task]:
+    """Tasks of a set by their kind, of some of the groups."""
+    tables = load_tasks(name, seed, quick=quick) if name in SETS and "tables" in groups else {}
+    series = {"gaps in series": load_series(name, seed, quick=quick)} if name in SERIES and "series" in groups else {}
     return tables | series
 
 
