@@ -213,7 +213,7 @@ class GPVAERegressor(BaseEstimator):
         }
         if self._cycle is not None:
             period = self._cycle / self._spread.item()
-            kernels["periodic"] = lambda: Stack(_processes(x, (num_processes + 1) // 2, 0.5), _cycles(period))
+            kernels["periodic"] = lambda: Stack(_processes(x, (num_processes + 1) // 2, 0.5), *_cycles(period))
         return {name: partial(make, kernel) for name, kernel in kernels.items()}
 
 
@@ -248,14 +248,14 @@ def _processes(x: Float[Tensor, "N P"], num: int, nu: float) -> Matern:
     return _with_unit_variance(Matern(x.shape[1], nu, lengthscale=shares[:, None], ard=False, batch_shape=(num,)))
 
 
-def _cycles(period: float) -> Kernel:
-    """Quasi-periodic kernel: harmonics of the cycle, whose amplitudes change over ten cycles."""
-    harmonics = [
-        _with_unit_variance(Cosine(1, period=period / order, variance=0.5**order, batch_shape=(2,)))
+def _cycles(period: float) -> list[Kernel]:
+    """Quasi-periodic kernels: two processes for each harmonic, so that each output can have a cycle of its own shape."""
+    lengthscale = period * torch.tensor([[10.0], [30.0]], dtype=torch.float64)
+    return [
+        _with_unit_variance(Matern(1, 0.5, lengthscale=lengthscale, batch_shape=(2,)))
+        * _with_unit_variance(Cosine(1, period=period / order, batch_shape=(2,)))
         for order in range(1, _NUM_HARMONICS + 1)
     ]
-    lengthscale = period * torch.tensor([[3.0], [30.0]], dtype=torch.float64)
-    return _with_unit_variance(Matern(1, 0.5, lengthscale=lengthscale, batch_shape=(2,))) * sum(harmonics[1:], harmonics[0])
 
 
 def _with_unit_variance(kernel: Any) -> Any:
