@@ -42,13 +42,14 @@ class GPVAERegressor(BaseEstimator):
     The numbers of latents are upper limits: relevances shrink the weights of those that the data do not need.  Each candidate
     is fitted to data with additional gaps (:func:`~pyro_lvgp.diagnostics.shifted_folds`).  The prediction is the mixture
 
-    .. math:: \sum_{c j} w_{cj}\, p_c\big(m_c + (y - m_c) / \phi_j\big) / \phi_j
+    .. math:: \sum_{c j} w_c\, v_{cj}\, p_c\big(m_c + (y - m_c) / \phi_j\big) / \phi_j
 
     of the predictions :math:`p_c`, with means :math:`m_c`, of the candidates, with factors :math:`\phi_j` = 1, 1.4, 2 and 3 on
-    their standard deviations.  Its weights w are those under which the hidden entries have the highest density
-    (:func:`~pyro_lvgp.diagnostics.stacking_weights`): the gaps tell how far the models are from the truth, which noise and
-    posterior of a model do not.  Entries of one gap depend on each other, so that the evidence is that of as many observations
-    as there are gaps: with few gaps, no candidate and no factor is excluded.
+    their standard deviations.  The weights v of the factors, and then w of the candidates, are those under which the hidden
+    entries have the highest density (:func:`~pyro_lvgp.diagnostics.stacking_weights`): the gaps tell how far the models are
+    from the truth, which noise and posterior of a model do not.  Entries of one gap depend on each other.  So the evidence on
+    factors is that of as many observations as there are gaps, and that on candidates of as many as there are gaps in all
+    outputs: few gaps exclude nothing.
 
     :param period: length of a cycle in units of the inputs, such as 24.0 for hourly data with a daily cycle; for dates a
         duration, such as ``pandas.Timedelta(days=1)``.
@@ -133,21 +134,24 @@ class GPVAERegressor(BaseEstimator):
         return self
 
     def _stack(self, predicted: dict[str, list[Prediction]], data: Tensor, folds: list[Tensor]) -> None:
-        """Choose the weights of candidates and factors by the predictions of each candidate for each fold."""
-        log_prob = {
-            (name, factor): torch.cat([_log_prob(each, factor, data, fold) for each, fold in zip(parts, folds, strict=True)])
-            for name, parts in predicted.items()
-            for factor in _FACTORS
-        }
-        num_gaps = sum(_num_runs((fold & ~data.isnan()).any(1)) for fold in folds)
-        found = stacking_weights(log_prob, num_independent=float(num_gaps))
-        weights = {key: weight for key, weight in found.items() if weight >= _LEAST_WEIGHT}
-        total = sum(weights.values())
-        self.weights_, self.factor_weights_ = {}, {}
-        for name in dict.fromkeys(name for name, _ in weights):
-            shares = {factor: weights[name, factor] for factor in _FACTORS if (name, factor) in weights}
-            self.weights_[name] = sum(shares.values()) / total
-            self.factor_weights_[name] = {factor: share / sum(shares.values()) for factor, share in shares.items()}
+        """Choose the weights of factors and candidates by the predictions of each candidate for each fold."""
+        hidden = [fold & ~data.isnan() for fold in folds]
+        num_gaps = sum(_num_runs(each.any(1, keepdim=True)) for each in hidden)
+        mixed, self.factor_weights_ = {}, {}
+        for name, parts in predicted.items():
+            log_prob = {
+                factor: torch.cat(
+                    [_widened(each, factor).log_prob(data)[fold] for each, fold in zip(parts, hidden, strict=True)]
+                )
+                for factor in _FACTORS
+            }
+            shares = stacking_weights(log_prob, num_independent=float(num_gaps))
+            self.factor_weights_[name] = shares
+            mixed[name] = torch.stack([log_prob[factor] + math.log(share) for factor, share in shares.items()]).logsumexp(0)
+        weights = stacking_weights(mixed, num_independent=float(sum(map(_num_runs, hidden))))
+        kept = {name: weight for name, weight in weights.items() if weight >= _LEAST_WEIGHT}
+        self.weights_ = {name: weight / sum(kept.values()) for name, weight in kept.items()}
+        self.factor_weights_ = {name: self.factor_weights_[name] for name in kept}
 
     def predict(self, X: Any = None, *, num_samples: int = 100) -> Prediction:
         """Predict y in the units of the data, as a :class:`~pyro_lvgp.models.Prediction`.
@@ -201,7 +205,7 @@ class GPVAERegressor(BaseEstimator):
     def _candidates(self, x: Float[Tensor, "N P"], data_dim: int) -> dict[str, Callable[[], LinearGPVAE]]:
         """Functions that make a new model of each candidate."""
         num_processes, num_white = min(data_dim, _MAX_DIM), min((data_dim + 1) // 2, _MAX_DIM)
-        num_smooth = min(max(data_dim // 4, 2), num_processes)  # more of them follow what the outputs do not share
+        num_smooth = min(max(data_dim // 4, 2), (num_processes + 1) // 2)  # more follow what the outputs do not share
 
         def make(kernel: Callable[[], Kernel] | None) -> LinearGPVAE:
             return LinearGPVAE(kernel and kernel(), independent_dim=num_white)
@@ -226,14 +230,9 @@ def _widened(prediction: Prediction, factor: float) -> Prediction:
     return Prediction(parts, dims=prediction.dims, coords=prediction.coords)
 
 
-def _log_prob(prediction: Prediction, factor: float, data: Tensor, fold: Bool[Tensor, "N D"]) -> Float[Tensor, " hidden"]:
-    """Log densities of the hidden entries of a fold under a widened prediction."""
-    return _widened(prediction, factor).log_prob(data)[fold & ~data.isnan()]
-
-
-def _num_runs(rows: Bool[Tensor, " N"]) -> int:
-    """Number of runs of consecutive rows."""
-    return int(rows[0]) + int((rows[1:] & ~rows[:-1]).sum())
+def _num_runs(mask: Bool[Tensor, "N D"]) -> int:
+    """Number of runs of entries that follow each other in a column."""
+    return int(mask[0].sum()) + int((mask[1:] & ~mask[:-1]).sum())
 
 
 def _spread(x: Float[Tensor, "N P"]) -> Float[Tensor, " P"]:
