@@ -58,8 +58,8 @@ def adopt(owner: PyroModule, name: str, network: nn.Module) -> None:
     :param network: any module.
     :raises ValueError: if the network has run as a part of another module.
     """
-    _convert(network)
     try:
+        _convert(network)
         deep_setattr(owner, name, network)
     except AssertionError as error:  # Pyro cannot rename parts that have run
         raise ValueError(
