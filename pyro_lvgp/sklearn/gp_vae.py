@@ -149,9 +149,9 @@ class GPVAERegressor(BaseEstimator):
             self.factor_weights_[name] = shares
             mixed[name] = torch.stack([log_prob[factor] + math.log(share) for factor, share in shares.items()]).logsumexp(0)
         weights = stacking_weights(mixed, num_independent=float(sum(map(_num_runs, hidden))))
-        kept = {name: weight for name, weight in weights.items() if weight >= _LEAST_WEIGHT}
-        self.weights_ = {name: weight / sum(kept.values()) for name, weight in kept.items()}
-        self.factor_weights_ = {name: self.factor_weights_[name] for name in kept}
+        large = {name: weight for name, weight in weights.items() if weight >= _LEAST_WEIGHT}
+        self.weights_ = {name: weight / sum(large.values()) for name, weight in large.items()}
+        self.factor_weights_ = {name: self.factor_weights_[name] for name in large}
 
     def predict(self, X: Any = None, *, num_samples: int = 100) -> Prediction:
         """Predict y in the units of the data, as a :class:`~pyro_lvgp.models.Prediction`.
