@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None, known: Mapping[str, ModuleType] | No
 
     A benchmark is a module with a docstring, ``run(*, quick, seeds)`` that yields a Measurement for each seed and metric,
     ``PUBLISHED`` rows for comparison, ``NOTES`` on how to read the table, and ``NUM_THREADS`` for torch.  A benchmark of
-    several parts has a dictionary ``TASKS`` of the parts by name, and an argument ``only`` of ``run``.
+    several parts has ``TASKS``, the names of the parts or a dictionary by name, and an argument ``only`` of ``run``.
 
     :param argv: arguments; those of the process by default.
     :param known: benchmarks by name; those of this package by default.

@@ -84,7 +84,7 @@ def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[st
 
 
 def _is_of(value: Any, hint: Any) -> bool:
-    """Return whether a value may be of a type; True for types that are not told apart."""
+    """Return whether a value may be of a type; True for types that are not distinguished."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         return any(_is_of(value, part) for part in typing.get_args(hint))

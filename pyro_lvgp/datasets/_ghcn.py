@@ -64,7 +64,7 @@ def ghcn_daily(
 
     The file of a station is read from the subfolder ``ghcn_daily`` of the folder that the environment variable
     ``PYRO_LVGP_DATA`` names, or from the cache, or downloaded.  NOAA updates the files daily, so that there is no checksum:
-    keep the files to reproduce results.  A download that cannot be read is not kept.  Values that failed a quality check, and
+    keep the files to reproduce results.  A download that cannot be read is not stored.  Values that failed a quality check, and
     counts of -9999, are missing.
 
     :param stations: identifiers, such as "JA000047662" (Tokyo), or the common prefix of identifiers, such as "JA" for Japan.
@@ -156,7 +156,7 @@ def _days(years: Iterable[int | np.integer]) -> np.ndarray:
 
 
 def _load(name: str, download: bool, read: Callable[[Path], _T]) -> _T:
-    """Read a file of the archive, which is downloaded unless it exists; one that cannot be read is not kept."""
+    """Read a file of the archive, which is downloaded unless it exists; one that cannot be read is not stored."""
     own, cache = _own_folder(), _cache_folder() / "ghcn_daily"
     for folder in [*([own / "ghcn_daily"] if own else []), cache]:
         if (folder / name).is_file():

@@ -27,4 +27,5 @@ def find_local_plate(
         return name
     with poutine.block():
         plates = model.create_plates(*args, **kwargs)
-    return name if name in {plate.name for plate in ([plates] if isinstance(plates, pyro.plate) else plates)} else None
+    names = {plate.name for plate in ([plates] if isinstance(plates, pyro.plate) else plates)}
+    return name if name in names else None

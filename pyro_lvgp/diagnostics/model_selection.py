@@ -309,12 +309,12 @@ def stacking_weights(
         )
     num_candidates = len(stacked)
     weights = torch.full((num_candidates,), 1.0 / num_candidates, dtype=stacked.dtype, device=stacked.device)
-    prior_share = 1.0 / (1.0 + num_independent)
+    prior_share, tiny = 1.0 / (1.0 + num_independent), torch.finfo(stacked.dtype).tiny
     for _ in range(max_steps):
         log_joint = weights.log()[:, None] + stacked
         likelihood = (stacked - log_joint.logsumexp(0)).exp().mean(1)
         # The prior is that of further entries, each of which has a density under one candidate alone.
-        gain = (1.0 - prior_share) * likelihood + prior_share / (num_candidates * weights).clamp_min(1e-300)
+        gain = (1.0 - prior_share) * likelihood + prior_share / (num_candidates * weights).clamp_min(tiny)
         if gain.max().log() < tolerance:
             break
         weights = weights * gain

@@ -59,10 +59,10 @@ def as_dates(values: Any) -> Any:
     :param values: an index or a series of dates or periods, or an array or a list of dates.
     :raises ValueError: for dates that are missing.
     """
-    import pandas as pd  # takes half a second to import
-
     if torch.is_tensor(values) or np.ndim(values) != 1:
         return None
+    import pandas as pd  # takes half a second, which tensors need not wait for
+
     index = pd.Index(values)
     if isinstance(index, pd.PeriodIndex):
         index = index.to_timestamp()

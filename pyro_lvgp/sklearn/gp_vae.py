@@ -108,8 +108,8 @@ class GPVAERegressor(BaseEstimator):
         self.time_unit_ = None if self._axis is None else self._axis.unit
         x, data = self._as_inputs(X), as_matrix(y)
         check_series(x, data)
-        self._rows, self._columns = labels_of(y)
-        self._rows = X if self._rows is None and dates is not None else self._rows
+        rows, self._columns = labels_of(y)
+        self._rows = X if rows is None and dates is not None else rows
         self._inputs, self._spread, self._cycle = x, _spread(x), self._period(x)
         x = x / self._spread
         candidates = self._candidates(x, data.shape[1])
@@ -170,8 +170,8 @@ class GPVAERegressor(BaseEstimator):
                 weights.append(self.weights_[name] * share)
         pooled = Prediction.pool(predictions, weights)
         pooled.coords["x"] = (("points", "input"), inputs)
-        rows = self._rows if X is None else X if self._axis is not None else None
-        pooled.coords |= as_coords(pooled.dims, (rows, self._columns))
+        own_rows = None if self._axis is None else X
+        pooled.coords |= as_coords(pooled.dims, (self._rows if X is None else own_rows, self._columns))
         return pooled
 
     def _as_inputs(self, X: Any) -> Float[Tensor, "N P"]:
