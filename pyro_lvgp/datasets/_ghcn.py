@@ -64,8 +64,8 @@ def ghcn_daily(
 
     The file of a station is read from the subfolder ``ghcn_daily`` of the folder that the environment variable
     ``PYRO_LVGP_DATA`` names, or from the cache, or downloaded.  NOAA updates the files daily, so that there is no checksum:
-    keep the files to reproduce results.  A download that cannot be read is not stored.  Values that failed a quality check, and
-    counts of -9999, are missing.
+    keep the files to reproduce results.  A download that cannot be read is not stored.  Values that failed a quality check,
+    and counts of -9999, are missing.
 
     :param stations: identifiers, such as "JA000047662" (Tokyo), or the common prefix of identifiers, such as "JA" for Japan.
     :param years: years of the record, in any order.
