@@ -1,4 +1,4 @@
-"""Compilation of recorded graphs by ``torch.compile``, with a check of the results against eager execution."""
+"""Compilation of recorded graphs by ``torch.compile`` or TorchScript, with a check of the results against eager execution."""
 
 import logging
 import warnings
@@ -29,8 +29,9 @@ def compile_graph(
 
     :param graph: tensor operations, recorded by :func:`~pyro_lvgp._compile.recording.record_pure`.
     :param tensors: arguments for which the results are compared.
-    :param backend: backend of ``torch.compile``.
-    :param options: options of the backend.  The defaults for ``"inductor"`` are the random numbers of torch's own generators,
+    :param backend: backend of ``torch.compile``, or ``"torchscript"``, whose interpreter runs the operations one by one without
+        Python, with the same results to the last bit on a CPU, after less than a second.
+    :param options: options of a backend of ``torch.compile``.  The defaults for ``"inductor"`` are the random numbers of torch's own generators,
         since the compiler's are float32, and on the CPU a C++ wrapper around the kernels.  ``{"triton.cudagraphs": True}``
         launches all kernels of a GPU at once, as a CUDA graph, which does not allow operations that wait for the GPU.
     :param compare: compare compiled with eager results; not for graphs that draw random numbers.
@@ -47,7 +48,9 @@ def compile_graph(
         on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
         options = {"fallback_random": True, "cpp_wrapper": on_cpu, **options}
     with _quiet_compiler():
-        if guarded or backend != "inductor":
+        if backend == "torchscript":
+            compiled = _script(graph, tensors)
+        elif guarded or backend != "inductor":
             compiled = torch.compile(graph, fullgraph=True, dynamic=False, backend=backend, options=options or None)
         else:
             for node in graph.graph.find_nodes(op="placeholder"):
@@ -66,6 +69,35 @@ def compile_graph(
         stacklevel=3,
     )
     return graph
+
+
+def _script(graph: GraphModule, tensors: Sequence[Tensor]) -> Compiled:
+    """Convert a graph to TorchScript; its operations are those of the graph, since the interpreter fuses none on a CPU."""
+    (results,) = graph.graph.output_node().args
+    positions = [i for i, result in enumerate(results) if result is not None]
+
+    class Present(torch.nn.Module):
+        """The graph without results that are None, which TorchScript does not accept."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.graph = graph
+
+        def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+            found = self.graph(*tensors)
+            return tuple(found[i] for i in positions)
+
+    # Views, since a tensor that is passed twice would be one input.
+    views = tuple(tensor.view_as(tensor) for tensor in tensors)
+    scripted: Any = torch.jit.trace(Present(), views, check_trace=False)
+
+    def run(*tensors: Tensor) -> list[Tensor | None]:
+        found: list[Tensor | None] = [None] * len(results)
+        for i, result in zip(positions, scripted(*tensors), strict=True):
+            found[i] = result
+        return found
+
+    return run
 
 
 def _copy_results(compiled: Compiled) -> Compiled:

@@ -9,11 +9,12 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyro_lvgp._utils.control_flow import record_conditions
 from pyro_lvgp._utils.seeding import seeded
 
-__all__ = ["Recording", "record", "record_pure"]
+__all__ = ["CountOperations", "Recording", "record", "record_pure"]
 
 _RANDOM_LIKE: dict[Any, Any] = {
     torch.ops.aten.randn_like.default: torch.ops.aten.randn.default,
@@ -21,6 +22,24 @@ _RANDOM_LIKE: dict[Any, Any] = {
 }
 _INDEXING = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default}
 _VALUE_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+class CountOperations(TorchDispatchMode):
+    """Count the tensor operations in a context, those of backward passes included.
+
+    >>> with CountOperations() as operations:
+    ...     y = torch.ones(2).exp()
+    >>> operations.total
+    2
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.total += 1
+        return func(*args, **(kwargs or {}))
 
 
 class Recording(NamedTuple):

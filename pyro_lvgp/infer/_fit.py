@@ -14,6 +14,7 @@ from torch import Tensor
 from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
+from pyro_lvgp.infer._compile_setting import Compile
 from pyro_lvgp.infer._fit_result import FitResult
 from pyro_lvgp.infer._fit_state import FitState
 from pyro_lvgp.infer.block import Block
@@ -38,7 +39,7 @@ def fit(
     num_steps: int | Literal["auto"] = 1000,
     batch_size: int | None = None,
     callbacks: Sequence[Callback] = (),
-    compile: bool = False,
+    compile: Compile = "auto",
     seed: int | None = 0,
     progress: bool = True,
 ) -> FitResult:
@@ -78,9 +79,13 @@ def fit(
     :param callbacks: list of :class:`~pyro_lvgp.infer.Callback`, such as :class:`~pyro_lvgp.infer.LRSchedule`,
         :class:`~pyro_lvgp.infer.EarlyStopping`, :class:`~pyro_lvgp.infer.Checkpoint` or
         :class:`~pyro_lvgp.infer.Distributed`.
-    :param compile: compile the bound and its gradients into one graph (:class:`~pyro_lvgp.infer.CompiledELBO`).  With blocks,
-        blocks that have a ``loss`` of their own are not compiled.  Compilation takes seconds to minutes at the second step,
-        and saves time in long fits whose steps spend more time in Pyro than in arithmetic.
+    :param compile: run steps as one graph of tensor operations instead of through Pyro
+        (:class:`~pyro_lvgp.infer.CompiledELBO`).  ``"torchscript"`` takes a second or two to record the graph, whose operations
+        then run without Python, several times faster where a step spends more time in Pyro than in arithmetic; on a CPU the
+        results are those of eager steps to the last bit.  ``"auto"`` does this on a CPU for fits of 1000 steps or more, if
+        model, guide, bound and callbacks are of this library, and runs other fits eagerly.  True, or ``"inductor"``, compiles
+        the graph too, which takes seconds to minutes, and may make steps faster still.  With blocks, blocks that have a
+        ``loss`` of their own are run eagerly, and so are all under ``"auto"``.
     :param seed: seed of this fit, which then does not change the global random state; None draws from the global state.
     :param progress: show a progress bar with the bound per observed entry.
     :returns: the history of the fit.

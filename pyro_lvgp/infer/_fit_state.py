@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from pyro_lvgp._utils.distributed import ProcessGroup
 from pyro_lvgp._utils.validation import check_sizes, check_tensors
+from pyro_lvgp.infer._compile_setting import Compile, make_bound, uses_graph
 from pyro_lvgp.infer._fit_result import FitResult
 from pyro_lvgp.infer._mini_batches import MiniBatches
 from pyro_lvgp.infer._parameters import name_parameters
 from pyro_lvgp.infer._svi import CheckedSVI
 from pyro_lvgp.infer.block import Block
 from pyro_lvgp.infer.block_coordinate import BlockCoordinateVI
-from pyro_lvgp.infer.elbo.compiled import CompiledELBO
 from pyro_lvgp.infer.optim import JointAdam
 from pyro_lvgp.infer.protocols import ChecksData, TakesMiniBatches
 
@@ -50,7 +50,7 @@ class FitState:
     - ``callbacks``, in the order in which they are called;
     - ``seed``, the seed of the fit;
     - ``processes``, the group of processes that share the fit, by default this one alone;
-    - ``is_compiled``, whether the bound is compiled.
+    - ``is_compiled``, whether the bound runs as a graph.
 
     :param model: a Pyro model.
     :param guide: a Pyro guide.
@@ -60,7 +60,7 @@ class FitState:
     :param num_steps: number of steps.
     :param batch_size: rows in a mini-batch.
     :param callbacks: the callbacks of the fit.
-    :param compile: compile the bound and its gradients.
+    :param compile: as for :func:`~pyro_lvgp.infer.fit`.
     :param seed: seed of the fit.
 
     >>> import pyro
@@ -87,7 +87,7 @@ class FitState:
         num_steps: int = 1000,
         batch_size: int | None = None,
         callbacks: Sequence[Stateful] = (),
-        compile: bool = False,
+        compile: Compile = False,
         seed: int | None = 0,
     ):
         check_sizes(least=0, num_steps=num_steps)
@@ -100,12 +100,13 @@ class FitState:
         self.batches = MiniBatches(
             args, len(data), batch_size, model.mini_batch if isinstance(model, TakesMiniBatches) else None
         )
-        self.svi = _make_svi(model, guide, loss, optim, compile=compile)
+        parts = (model, guide, loss, optim, *callbacks)
+        self.is_compiled = uses_graph(compile, num_steps, parts, args)
+        self.svi = _make_svi(model, guide, loss, optim, compile=compile if self.is_compiled else False)
         self.history = FitResult(
             num_entries=int((~torch.isnan(data)).sum()) if len(data) else 1, steps_per_epoch=self.batches.steps_per_epoch
         )
         self.callbacks, self.processes = tuple(callbacks), ProcessGroup()
-        self.is_compiled = compile
         self._is_stopped = False
         self._start_time: float | None = None
 
@@ -198,17 +199,17 @@ def _make_svi(
     loss: ELBO | None,
     optim: PyroOptim | Sequence[Block] | None,
     *,
-    compile: bool,
+    compile: Compile,
 ) -> CheckedSVI | BlockCoordinateVI:
     if loss is not None and not isinstance(loss, ELBO):
         raise TypeError(f"expected loss to be a bound, got {loss!r}; make one of the class, such as Trace_ELBO()")
     if optim is None or isinstance(optim, PyroOptim):
         bound = loss or Trace_ELBO()
-        return CheckedSVI(model, guide, optim or JointAdam(), CompiledELBO(bound) if compile else bound)
+        return CheckedSVI(model, guide, optim or JointAdam(), make_bound(bound, compile) if compile else bound)
     if not isinstance(optim, Sequence):
         raise TypeError(
             f"expected optim to be a Pyro optimiser or a list of blocks, got {type(optim).__name__}; use "
             "JointOptim(torch.optim.SGD, {'lr': 0.01}), for example, for an optimiser of torch"
         )
     bound = loss or TraceMeanField_ELBO()
-    return BlockCoordinateVI(model, guide, optim, loss=CompiledELBO(bound) if compile else bound)
+    return BlockCoordinateVI(model, guide, optim, loss=make_bound(bound, compile) if compile else bound)

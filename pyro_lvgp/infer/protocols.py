@@ -34,6 +34,7 @@ __all__ = [
     "HasLogJoint",
     "HasPlates",
     "HasProcessSite",
+    "HasScoreTensors",
     "HasStoredPosteriors",
     "RandomFeatureModel",
     "SamplesGlobals",
@@ -152,6 +153,21 @@ class HasLogJoint(Protocol):
 
         :param latents: values of the local sites.
         :param statistics: result of :meth:`statistics`.
+        """
+
+
+@runtime_checkable
+class HasScoreTensors(Protocol):
+    """:class:`HasLogJoint` with one local site, whose score may be a tuple of tensors with derivatives of its own.
+
+    A chain of :class:`~pyro_lvgp.guides.AutoAnnealedLangevin` then is one operation for autograd.  A subclass that overrides
+    ``score`` overrides :meth:`score_tensors` too.
+    """
+
+    def score_tensors(self, statistics: Any) -> Any:
+        """Return the score as an object like :class:`~pyro_lvgp.ops.rbf_score.RBFScore`; None where there is none.
+
+        :param statistics: result of ``statistics``.
         """
 
 

@@ -26,8 +26,9 @@ from pyro_lvgp.kernels.base import KernelParams
 from pyro_lvgp.likelihoods import Gaussian, Likelihood, LowRankGaussian
 from pyro_lvgp.models._row_model import RowModel
 from pyro_lvgp.models.initialization import InitialLatents, cluster_centres, kaiser_dim
-from pyro_lvgp.ops.expected_log_likelihood import Quadratic, RBFScore, evaluate, gradient, rbf_score
+from pyro_lvgp.ops.expected_log_likelihood import Quadratic, evaluate
 from pyro_lvgp.ops.linalg import invert_lower, solve_lower, sparse_conditional
+from pyro_lvgp.ops.rbf_score import RBFScore, rbf_score, score
 
 __all__ = ["BayesianGPLVM", "Statistics"]
 
@@ -259,8 +260,8 @@ class BayesianGPLVM(RowModel):
             shared = self._read_shared()
         statistics = self._statistics(y, observed, shared)
         if isinstance(statistics.likelihood, Quadratic) and type(self.kernel) is RBF and self.kernel.active_dims is None:
-            score = rbf_score(statistics.likelihood, statistics.Luu_inv, shared.inducing_points, *shared.kernel)
-            return statistics._replace(score=score)
+            tensors = rbf_score(statistics.likelihood, statistics.Luu_inv, shared.inducing_points, *shared.kernel)
+            return statistics._replace(score=tensors)
         return statistics
 
     def _statistics(self, y: Tensor, observed: Tensor, shared: _Shared) -> Statistics:
@@ -269,8 +270,8 @@ class BayesianGPLVM(RowModel):
             return Statistics(shared, Luu_inv, (torch.nan_to_num(y, self.likelihood.fill_value), observed))
         residual = torch.nan_to_num(y) - shared.mean
         mask, incomplete = _missing_entries(observed)
-        u, params = shared.u.unsqueeze(-3), shared.likelihood
-        form = self.likelihood.quadratic_form(residual, mask, u, shared.u_scale_tril, params, incomplete)
+        u = _beside_batches(shared.u, shared)
+        form = self.likelihood.quadratic_form(residual, mask, u, shared.u_scale_tril, shared.likelihood, incomplete)
         return Statistics(shared, Luu_inv, form)
 
     def log_joint(self, latents: Mapping[str, Tensor], statistics: Statistics) -> Float[Tensor, "*particles B"]:
@@ -288,10 +289,10 @@ class BayesianGPLVM(RowModel):
     def _log_likelihood(self, X: Tensor, statistics: Statistics) -> Tensor:
         shared = statistics.shared
         if isinstance(statistics.likelihood, Quadratic):
-            points = X.unsqueeze(-3)
-            Kuf = self.kernel.covariance(shared.inducing_points, points, shared.kernel)
+            points = _beside_batches(X, shared)
+            Kfu = self.kernel.covariance(points, shared.inducing_points, shared.kernel)
             Kff = self.kernel.diagonal(points, shared.kernel)
-            return evaluate(statistics.likelihood, statistics.Luu_inv @ Kuf, Kff).squeeze(-2)
+            return evaluate(statistics.likelihood, Kfu @ statistics.Luu_inv.mT, Kff).view(X.shape[:-1])
         y, observed = statistics.likelihood
         return self._function(X, shared, "svgp" if self.likelihood_term == "sampled" else None).rows(observed).log_prob(y)
 
@@ -305,7 +306,14 @@ class BayesianGPLVM(RowModel):
         X = latents["X"]
         if statistics.score is None:
             return torch.func.grad(lambda latents: self.log_joint(latents, statistics).sum())({"X": X})
-        return {"X": gradient(statistics.score, X.unsqueeze(-3)).squeeze(-3) - X}
+        return {"X": score(statistics.score, _beside_batches(X, statistics.shared)).view(X.shape)}
+
+    def score_tensors(self, statistics: Statistics) -> RBFScore | None:
+        """Return the score of X as a tuple of tensors; None without a closed form, or for batches of kernels or of u.
+
+        :param statistics: result of :meth:`statistics`.
+        """
+        return None if _has_batches(statistics.shared) else statistics.score
 
     @names_types
     @pyro_lock
@@ -351,6 +359,18 @@ class BayesianGPLVM(RowModel):
 
     def latent_candidates(self) -> Float[Tensor, "M Q"]:
         return self.inducing_points.detach()
+
+
+def _has_batches(shared: _Shared) -> bool:
+    """Return whether there are several draws of u or of the kernel."""
+    return shared.u.dim() > 2 or shared.Luu.dim() > 2
+
+
+def _beside_batches(x: Float[Tensor, "*particles rows columns"], shared: _Shared) -> Tensor:
+    """Give rows a dimension beside the batches of u or of the kernel; a single draw of the rows is a matrix without batches."""
+    if _has_batches(shared):
+        return x.unsqueeze(-3)
+    return x.reshape(x.shape[-2:]) if x.dim() > 2 and x.shape[:-2].numel() == 1 else x
 
 
 def _missing_entries(observed: Bool[Tensor, "N D"]) -> tuple[Bool[Tensor, "N D"] | None, Int[Tensor, " R"] | None]:

@@ -27,12 +27,16 @@ def squared_distance(X: Float[Tensor, "*#batch N Q"], Z: Float[Tensor, "*#batch 
     tensor([[ 0.],
             [25.]])
     """
-    if X.shape[-1] == 1:  # differences of one column need no more memory, and are exact
-        return exact_squared_distance(X, Z)
     # The result does not depend on c, so that c needs no gradient.
     c = Z.detach().mean(-2, keepdim=True)
-    X, Z = X - c, Z - c
-    squared = X.square().sum(-1)[..., None] + Z.square().sum(-1)[..., None, :] - 2.0 * (X @ Z.mT)
+    return _squared_distance_of_centred(X - c, Z - c)
+
+
+def _squared_distance_of_centred(X: Tensor, Z: Tensor) -> Tensor:
+    if X.shape[-1] == 1:  # differences of one column need no more memory, and are exact
+        return exact_squared_distance(X, Z)
+    norms = X.square().sum(-1, keepdim=True) + Z.square().sum(-1).unsqueeze(-2)
+    squared = torch.sub(norms, X @ Z.mT, alpha=2.0)
     # max(squared, 0), whose derivatives are not zeroed: coincident points have a Hessian.
     return squared - squared.detach().clamp_max(0.0)
 
@@ -68,7 +72,7 @@ def rbf(
     >>> rbf(torch.zeros(1, 2), torch.ones(1, 2), torch.ones(2), torch.tensor(2.0))
     tensor([[0.7358]])
     """
-    return variance[..., None, None] * (-0.5 * squared_distance(*_centre_and_scale(lengthscale, X, Z))).exp()
+    return variance[..., None, None] * (-0.5 * _squared_distance_of_centred(*_centre_and_scale(lengthscale, X, Z))).exp()
 
 
 def matern(
@@ -182,4 +186,5 @@ def linear(
 def _centre_and_scale(scale: Float[Tensor, "*#batch #Q"], X: Tensor, Z: Tensor) -> tuple[Tensor, Tensor]:
     """Subtract the mean of Z, which reduces rounding for inputs far from zero, such as dates, and divide by a scale."""
     c = Z.detach().mean(-2, keepdim=True)
-    return (X - c) / scale.unsqueeze(-2), (Z - c) / scale.unsqueeze(-2)
+    inverse = scale.reciprocal().unsqueeze(-2)
+    return (X - c) * inverse, (Z - c) * inverse

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-__all__ = ["Quadratic", "RBFScore", "evaluate", "gaussian_quadratic", "gradient", "rbf_score", "weighted_moments"]
+__all__ = ["Quadratic", "deficit_times", "evaluate", "gaussian_quadratic", "weighted_moments"]
 
 
 class Quadratic(NamedTuple):
@@ -75,86 +75,35 @@ def gaussian_quadratic(
 
 
 def evaluate(
-    form: Quadratic, a: Float[Tensor, "*#batch M N"], variance: Float[Tensor, "*#batch N"]
+    form: Quadratic, a: Float[Tensor, "*#batch N M"], variance: Float[Tensor, "*#batch N"]
 ) -> Float[Tensor, "*batch N"]:
     """Evaluate the expected log likelihood of each row.
 
     :param form: coefficients of the form.
-    :param a: a_n in columns.
+    :param a: a_n in rows.
     :param variance: k(x_n, x_n).
 
     >>> form = gaussian_quadratic(torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool), torch.ones(1), torch.full((1, 1), 0.5))
     >>> evaluate(form, torch.ones(1, 1), torch.ones(1))  # f = ½: log N(1; ½, 1)
     tensor([-1.0439])
     """
-    return form.constant + ((form.linear.mT - 0.5 * _matrix_times(form, a)) * a).sum(-2) - 0.5 * form.trace * variance
+    slope = torch.sub(form.linear, a @ form.matrix, alpha=0.5)
+    if form.deficit is not None:
+        slope = torch.add(slope, deficit_times(form.deficit, a), alpha=0.5)
+    return torch.addcmul(form.constant + (slope * a).sum(-1), form.trace, variance, value=-0.5)
 
 
-class RBFScore(NamedTuple):
-    """Coefficients of the gradient of the form in x_n under an RBF kernel, with points scaled by the lengthscale.
+def deficit_times(deficit: Float[Tensor, "*#batch N M M"], a: Float[Tensor, "*#batch N M"]) -> Float[Tensor, "*batch N M"]:
+    """Multiply each row by a matrix of its own.
 
-    :param centre: origin of the points, to reduce rounding.
-    :param points: (Z − centre) / ℓ.
-    :param offset: log σ² − ½ ‖point‖².
-    :param Luu_inv: L_uu⁻¹.
-    :param linear: L_uu⁻ᵀ b, in columns.
-    :param matrix: L_uu⁻ᵀ H.
-    :param deficit: L_uu⁻ᵀ (H − H_n) for each row, or None.
+    :param deficit: matrices A_n.
+    :param a: a_n in rows.
+    :returns: a_nᵀ A_n.
+
+    >>> deficit_times(torch.tensor([[[1.0, 2.0], [3.0, 4.0]]]), torch.tensor([[1.0, 0.0]]))
+    tensor([[1., 2.]])
     """
-
-    centre: Float[Tensor, "1 Q"]
-    lengthscale: Float[Tensor, "*batch #Q"]
-    points: Float[Tensor, "*batch M Q"]
-    offset: Float[Tensor, "*batch M 1"]
-    Luu_inv: Float[Tensor, "*batch M M"]
-    linear: Float[Tensor, "*batch M N"]
-    matrix: Float[Tensor, "*batch M M"]
-    deficit: Float[Tensor, "*batch N M M"] | None
-
-
-def rbf_score(
-    form: Quadratic,
-    Luu_inv: Float[Tensor, "*#batch M M"],
-    Z: Float[Tensor, "M Q"],
-    variance: Float[Tensor, "*#batch"],
-    lengthscale: Float[Tensor, "*#batch #Q"],
-) -> RBFScore:
-    """Compute the coefficients of :func:`gradient` that do not depend on the latents.
-
-    :param form: coefficients of the form.
-    :param Luu_inv: inverse Cholesky factor of k(Z, Z).
-    :param Z: inducing points.
-    :param variance: of the kernel.
-    :param lengthscale: of the kernel, one for each latent dimension or for all.
-    """
-    centre = Z.detach().mean(-2, keepdim=True)
-    points = (Z - centre) / lengthscale.unsqueeze(-2)
-    offset = variance.log()[..., None, None] - 0.5 * points.square().sum(-1, keepdim=True)
-    deficit = None if form.deficit is None else Luu_inv.mT.unsqueeze(-3) @ form.deficit
-    linear, matrix = Luu_inv.mT @ form.linear.mT, Luu_inv.mT @ form.matrix
-    return RBFScore(centre, lengthscale.unsqueeze(-2), points, offset, Luu_inv, linear, matrix, deficit)
-
-
-def gradient(score: RBFScore, X: Float[Tensor, "*#batch N Q"]) -> Float[Tensor, "*batch N Q"]:
-    """Gradient in x_n of each row's form: ``Σ_m c_mn k_mn (z_m − x_n) / ℓ²`` with ``c = L_uu⁻ᵀ (b − H a)``.
-
-    :param score: returned by :func:`rbf_score`.
-    :param X: latents.
-
-    >>> one = torch.ones(1, 1)
-    >>> form = gaussian_quadratic(one, one.bool(), torch.ones(1), torch.full((1, 1), 0.5))
-    >>> score = rbf_score(form, one, torch.zeros(1, 1), torch.tensor(1.0), torch.tensor([1.0]))  # f = ½ k(0, x)
-    >>> gradient(score, torch.zeros(1, 1)), gradient(score, one)
-    (tensor([[0.]]), tensor([[-0.5792]]))
-    """
-    x = (X - score.centre) / score.lengthscale
-    K = (score.points @ x.mT + score.offset - 0.5 * x.square().sum(-1)[..., None, :]).exp()
-    a = score.Luu_inv @ K
-    cotangent = score.linear - score.matrix @ a
-    if score.deficit is not None:
-        cotangent = cotangent + (score.deficit @ a.mT.unsqueeze(-1)).squeeze(-1).mT
-    weight = cotangent * K
-    return (weight.mT @ score.points - weight.sum(-2)[..., None] * x) / score.lengthscale
+    return (a.unsqueeze(-2) @ deficit).squeeze(-2)
 
 
 def weighted_moments(
@@ -191,11 +140,3 @@ def _deficit(
         return deficit
     zeros = deficit.new_zeros(*deficit.shape[:-3], *observed.shape[:1], *deficit.shape[-2:])
     return zeros.index_copy(-3, incomplete, deficit)
-
-
-def _matrix_times(form: Quadratic, a: Tensor) -> Tensor:
-    """Products H_n a_n, in columns."""
-    H_a = form.matrix @ a
-    if form.deficit is not None:
-        H_a = H_a - (form.deficit @ a.mT.unsqueeze(-1)).squeeze(-1).mT
-    return H_a

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -12,11 +13,25 @@ from torch import Tensor
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.guides.annealed import transitions
 from pyro_lvgp.guides.annealed._targets import PureTarget, Target
-from pyro_lvgp.guides.annealed.transitions import Coordinates, DivergedChainError, Score, State, Transition
+from pyro_lvgp.guides.annealed.transitions import Coordinates, DivergedChainError, LangevinTransition, Score, Transition
 from pyro_lvgp.infer._compiled_loop import CompiledLoop
+from pyro_lvgp.ops import langevin
 
 _NUM_PROBES, _MAX_UNIT_PROBES = 8, 16
 _NUM_CHAINS, _NUM_HALVINGS, _PATIENCE = 4, 12, 3
+
+
+class ChainEnds(NamedTuple):
+    """Ends of a chain.
+
+    :param first_score: ∇ log p at the first position.
+    :param z: last position.
+    :param log_ratio: Σ_k log r_k − log t_k, entry by entry.
+    """
+
+    first_score: Coordinates
+    z: Coordinates
+    log_ratio: Coordinates
 
 
 @dataclass(frozen=True)
@@ -50,20 +65,39 @@ class AnnealedChain:
         """Return the chain with other step sizes."""
         return replace(self, step_size=[factor * eta for eta in self.step_size])
 
-    def run(self, z: Coordinates) -> tuple[State, State]:
-        """Return the first state, at z, and the last."""
-        first = transitions.initial_state(self.target.score, z, self.transition)
+    def run(self, z: Coordinates) -> ChainEnds:
+        """Run the transitions from z."""
         # [K, *event] to [K, 1, …, 1, *event], to broadcast over plates.
         step_size = tuple(
             eta.reshape(eta.shape[:1] + (1,) * (x.dim() - eta.dim() + 1) + eta.shape[1:])
             for eta, x in zip(self.step_size, z, strict=True)
         )
-        if self.loop is None or not isinstance(self.target, PureTarget) or not len(self.beta):
-            step = partial(self.transition, self.target.score, momentum_persistence=self.momentum_persistence)
-            return first, transitions.anneal(step, first, self.beta, step_size)
-        noise = [tuple(map(torch.randn_like, z)) for _ in range(len(self.beta))]
-        shared = (self.target.bases, self.target.statistics, self.momentum_persistence, self.target.differentiable)
-        return first, self.loop(shared, first, (self.beta, step_size), noise)
+        target, transition = self.target, self.transition
+        if self.loop is None and len(self.beta) and isinstance(target, PureTarget) and isinstance(transition, LangevinTransition):
+            score = target.score_tensors()
+            if score is not None:
+                return self._run_at_once(transition, score, z[0], step_size[0])
+        first = transitions.initial_state(target.score, z, transition)
+        if self.loop is None or not isinstance(target, PureTarget) or not len(self.beta):
+            step = partial(transition, target.score, momentum_persistence=self.momentum_persistence)
+            last = transitions.anneal(step, first, self.beta, step_size)
+        else:
+            noise = [tuple(map(torch.randn_like, z)) for _ in range(len(self.beta))]
+            shared = (target.bases, target.statistics, self.momentum_persistence, target.differentiable)
+            last = self.loop(shared, first, (self.beta, step_size), noise)
+        return ChainEnds(first.score, last.z, last.log_ratio)
+
+    def _run_at_once(self, transition: LangevinTransition, score: Any, z: Tensor, step_size: Tensor) -> ChainEnds:
+        """Run the transitions of the only site as one operation, whose derivatives are derived by hand."""
+        shape = z.shape
+        momentum = torch.randn_like(z) if transition.has_momentum else None
+        noise = [torch.randn_like(z) for _ in range(len(self.beta))]
+        if shape[:-2].numel() == 1:  # matrices take fewer operations than batches of one matrix
+            z, momentum, *noise = (None if x is None else x.view(shape[-2:]) for x in (z, momentum, *noise))
+            step_size = step_size.flatten(1, -2)
+        schedule = transition.in_units_of_momentum(step_size, self.momentum_persistence)
+        chain = langevin.langevin_chain(score, z, momentum, noise, self.beta, *schedule, transition.max_gradient)
+        return ChainEnds(*((x.view(shape),) for x in (chain.first_score, chain.z, chain.log_ratio)))
 
     def best_scale(self, z: Coordinates) -> float:
         """Return the factor of the step sizes among 1, ½, ¼ … with the largest bound, until that falls three times.
@@ -86,12 +120,12 @@ class AnnealedChain:
         for seed in range(_NUM_CHAINS):
             with seeded(seed):
                 try:
-                    _, last = self.run(tuple(map(torch.randn_like, z)))
-                    transitions.check_finite((*last.z, *last.log_ratio))
+                    ends = self.run(tuple(map(torch.randn_like, z)))
+                    transitions.check_finite((*ends.z, *ends.log_ratio))
                 except DivergedChainError:
                     return torch.tensor(-math.inf)
-                log_ratio = torch.stack([x.sum() for x in last.log_ratio]).sum()
-                total = total + (self.target.log_joint(last.z) + log_ratio).cpu()
+                log_ratio = torch.stack([x.sum() for x in ends.log_ratio]).sum()
+                total = total + (self.target.log_joint(ends.z) + log_ratio).cpu()
         return total
 
 

@@ -16,7 +16,7 @@ from pyro_lvgp._utils.seeding import forked
 from pyro_lvgp.guides.annealed._whitened import Bases, Whitened
 from pyro_lvgp.guides.annealed.transitions import Coordinates, State, Transition, check_finite
 from pyro_lvgp.infer.elbo.handlers import MarginalizeGaussians
-from pyro_lvgp.infer.protocols import HasLogJoint
+from pyro_lvgp.infer.protocols import HasLogJoint, HasScoreTensors
 
 
 @runtime_checkable
@@ -53,6 +53,17 @@ class PureTarget:
         pairs = zip(self.sites.sites, self.bases, strict=True)
         white = (site.pull_back(scores[name], scale) for (name, site), (_, scale) in pairs)
         return tuple(white) if self.differentiable else tuple(score.detach() for score in white)
+
+    def score_tensors(self) -> Any:
+        """Return the score of z as a tuple of tensors with derivatives of its own; None if it has none."""
+        is_plain = self.sites.preconditioner is None and len(self.sites.sites) == 1
+        if not is_plain or not isinstance(self.model, HasScoreTensors) or self.differentiable < torch.is_grad_enabled():
+            return None
+        ((_, site),) = self.sites.sites
+        if site.transform is not None or site.covariance == "full":
+            return None
+        tensors = self.model.score_tensors(self.statistics)
+        return None if tensors is None else tensors.whitened(*self.bases[0])
 
     @torch.no_grad()
     def log_joint(self, z: Coordinates) -> Tensor:

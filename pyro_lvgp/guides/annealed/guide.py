@@ -27,7 +27,7 @@ from pyro_lvgp.distributions.path_delta import PathDelta
 from pyro_lvgp.guides._handlers import ShareSubsamples
 from pyro_lvgp.guides._sampled import SampledGuide
 from pyro_lvgp.guides.annealed import schedules, transitions
-from pyro_lvgp.guides.annealed._chain import AnnealedChain, curvatures
+from pyro_lvgp.guides.annealed._chain import AnnealedChain, ChainEnds, curvatures
 from pyro_lvgp.guides.annealed._checks import check_base_guide, check_chain, checked_value
 from pyro_lvgp.guides.annealed._first_base import first_base
 from pyro_lvgp.guides.annealed._targets import (
@@ -40,7 +40,7 @@ from pyro_lvgp.guides.annealed._targets import (
 )
 from pyro_lvgp.guides.annealed._whitened import Bases, Preconditioner, Whitened
 from pyro_lvgp.guides.annealed.schedules import AnnealingSchedule
-from pyro_lvgp.guides.annealed.transitions import Coordinates, DivergedChainError, Dynamics, State, Transition
+from pyro_lvgp.guides.annealed.transitions import Coordinates, DivergedChainError, Dynamics, Transition
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
 from pyro_lvgp.infer._compiled_loop import CompiledLoop
 from pyro_lvgp.infer.elbo.handlers import marginalizes_gaussians
@@ -352,16 +352,16 @@ class AutoAnnealedLangevin(SampledGuide):
                     checked_value(name, site.unconstrain(end[name]), loc).expand_as(z) for (name, site), (loc, _), z in sites
                 ]
                 start = whitened.to_white(tuple(given), bases)
-            first, last = self._run_finite(start, bases, end is not None, num_steps, *inputs)
-            base_z, last_z = (start, last.z) if end is None else (last.z, start)
+            ends = self._run_finite(start, bases, end is not None, num_steps, *inputs)
+            base_z, last_z = (start, ends.z) if end is None else (ends.z, start)
             sign = 1.0 if end is None else -1.0
             own: Any = (0.0,) * len(bases)
             if end is None and self.base_weight and torch.is_grad_enabled():
-                own = _zeros_with_gradient(whitened, bases, start, first.score)
+                own = _zeros_with_gradient(whitened, bases, start, ends.first_score)
             last_h, log_dets = whitened.from_white(last_z, bases), whitened.log_dets(bases)
             for i, (name, site) in enumerate(whitened.sites):
                 value, log_det = site.constrain(last_h[i])
-                path = -0.5 * (base_z[i].square() + _LOG_2PI) - sign * last.log_ratio[i] - self.base_weight * own[i]
+                path = -0.5 * (base_z[i].square() + _LOG_2PI) - sign * ends.log_ratio[i] - self.base_weight * own[i]
                 log_q = sum_rightmost(path, site.event_dim) - log_dets[i] - log_det
                 with self.base_guide.in_plates(name):
                     event_dim = self.prototype_trace.nodes[name]["fn"].event_dim
@@ -420,15 +420,15 @@ class AutoAnnealedLangevin(SampledGuide):
 
     def _run_finite(
         self, z: Coordinates, bases: Bases, is_reverse: bool, num_steps: int, drawn: Trace, args: tuple, kwargs: dict
-    ) -> tuple[State, State]:
+    ) -> ChainEnds:
         """Run the chains from z; while some diverge, halve the step sizes, with a warning, and run all again."""
         for _ in range(_MAX_HALVINGS):
             chain = self._make_chain(bases, drawn, args, kwargs).shortened(num_steps)
             try:
-                first, last = (chain.reversed() if is_reverse else chain).run(z)
+                ends = (chain.reversed() if is_reverse else chain).run(z)
                 if is_validation_enabled():
-                    transitions.check_finite((*last.z, *last.log_ratio))
-                return first, last
+                    transitions.check_finite((*ends.z, *ends.log_ratio))
+                return ends
             except DivergedChainError as error:
                 diverged = error
             self._multiply_step_sizes(0.5)

@@ -31,6 +31,7 @@ from torch.autograd import Function
 
 __all__ = [
     "DivergedChainError",
+    "LangevinTransition",
     "OverdampedLangevin",
     "State",
     "Transition",
@@ -107,7 +108,7 @@ class Transition(ABC):
         """
 
 
-class _TamedLangevin(Transition):
+class LangevinTransition(Transition):
     """Base of the Langevin transitions.
 
     :param max_drift: bound c of the drift of a step, in units of the base's standard deviation.
@@ -120,6 +121,16 @@ class _TamedLangevin(Transition):
             if not value > 0.0:
                 raise ValueError(f"expected a positive {name}, got {value}; math.inf sets no bound")
         self.max_drift, self.max_gradient = max_drift, max_gradient
+
+    @abstractmethod
+    def in_units_of_momentum(
+        self, step_size: Tensor, momentum_persistence: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return ε, κ and γ of :func:`~pyro_lvgp.ops.langevin.langevin_chain`.
+
+        :param step_size: η.
+        :param momentum_persistence: γ.
+        """
 
     def _drift(self, z: Coordinates, score: Coordinates, beta: Tensor, step_size: Coordinates) -> Coordinates:
         """Compute the tamed score T(g) of a bridge, entry by entry."""
@@ -137,7 +148,7 @@ class _TamedLangevin(Transition):
         return z, state._replace(log_ratio=log_ratio)
 
 
-class OverdampedLangevin(_TamedLangevin):
+class OverdampedLangevin(LangevinTransition):
     r"""Unadjusted (overdamped) Langevin transition, tamed.
 
     .. math::
@@ -182,8 +193,11 @@ class OverdampedLangevin(_TamedLangevin):
         )
         return State(z, s, (), _updated_log_ratio(state, noise, reverse))
 
+    def in_units_of_momentum(self, step_size, momentum_persistence):
+        return (2.0 * step_size).sqrt(), _taming(step_size, self.max_drift), None
 
-class UnderdampedLangevin(_TamedLangevin):
+
+class UnderdampedLangevin(LangevinTransition):
     r"""Underdamped Langevin transition, tamed: refreshment of the momentum, and a leapfrog step of ``−log q_k(z) + ½ ‖ρ‖²``.
 
     .. math::
@@ -232,6 +246,9 @@ class UnderdampedLangevin(_TamedLangevin):
         g = self._drift(z, s, beta, step_size)
         after = tuple(rho + 0.5 * eta * g for rho, eta, g in zip(half, step_size, g, strict=True))
         return State(z, s, after, _updated_log_ratio(state, before, after))
+
+    def in_units_of_momentum(self, step_size, momentum_persistence):
+        return step_size, _taming(step_size, self.max_drift), momentum_persistence
 
 
 TRANSITIONS: dict[Dynamics, Transition] = {"overdamped": OverdampedLangevin(), "underdamped": UnderdampedLangevin()}
@@ -330,6 +347,11 @@ class _LimitGradient(Function):
     def backward(ctx: Any, of_z: Tensor, of_log_ratio: Tensor) -> tuple[Tensor, Tensor, None]:
         bound = (ctx.bound * of_log_ratio.abs()).masked_fill(of_log_ratio == 0.0, math.inf)
         return of_z.clamp(-bound, bound), of_log_ratio, None
+
+
+def _taming(step_size: Tensor, max_drift: float) -> Tensor | None:
+    """Return κ of the tamed score g / √(1 + (κ g)²); None without a bound."""
+    return None if math.isinf(max_drift) else step_size / max_drift
 
 
 def _tame(g: Tensor, scale: Tensor) -> Tensor:

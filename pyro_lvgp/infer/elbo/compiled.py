@@ -1,4 +1,4 @@
-"""Compilation of a bound and its gradients into one graph."""
+"""Recording of a bound and its gradients as one graph, which is compiled or run without Python."""
 
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from pyro_lvgp._compile.compilation import Compiled, compile_graph
-from pyro_lvgp._compile.recording import record
+from pyro_lvgp._compile.recording import CountOperations, record
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.infer._parameters import unconstrained
@@ -28,13 +28,14 @@ __all__ = ["CompiledELBO"]
 
 
 class CompiledELBO(ELBO):
-    """Bound whose loss and gradients are compiled into one graph by ``torch.compile``.
+    """Bound whose loss and gradients are one graph, compiled by ``torch.compile`` or run by the interpreter of TorchScript.
 
-    Compiled steps spend no time in Python and Pyro.
+    Such steps spend no time in Python and Pyro.
 
     The first step runs eagerly.  The second step is recorded through model, guide, handlers and backward pass as a graph of
-    tensor operations, and compiled.  Compilation takes seconds to minutes, and grows with the number of operations.  Later
-    steps run the compiled graph.  As in Pyro's ``JitTrace_ELBO``, everything but parameters and tensor arguments is constant
+    tensor operations, which takes a second or two, and compiled, which takes seconds to minutes, and grows with the number of
+    operations.  Under ``backend="torchscript"`` it is not compiled: the operations run one by one without Python, and on a CPU
+    have the results of eager steps to the last bit.  Later steps run the graph.  As in Pyro's ``JitTrace_ELBO``, everything but parameters and tensor arguments is constant
     in a graph: the structure, settings of modules, and attributes that are tensors.  Arguments of other shapes, and other
     numbers or strings, have graphs of their own.
 
@@ -49,7 +50,9 @@ class CompiledELBO(ELBO):
 
     :param bound: :class:`MeanFieldELBO`, :class:`ImportanceWeightedELBO`, :class:`StructuredELBO`, or Pyro's ``Trace_ELBO`` or
         ``TraceMeanField_ELBO``.
-    :param backend: backend of ``torch.compile``.
+    :param backend: backend of ``torch.compile``, or ``"torchscript"``.
+    :param max_operations: largest number of tensor operations of a step that is recorded, since the time to record grows with
+        it; larger steps run eagerly.  None sets no limit.
     :param options: options of the backend.  For ``"inductor"`` the defaults are torch's own random numbers
         (``fallback_random``) and, on the CPU, a C++ wrapper around the kernels (``cpp_wrapper``).
     :raises TypeError: for other bounds, including subclasses of Pyro's; at a step, for arguments that cannot be hashed, such
@@ -67,7 +70,14 @@ class CompiledELBO(ELBO):
     >>> losses = [svi.step(Y) for _ in range(3)]
     """
 
-    def __init__(self, bound: ELBO, *, backend: str = "inductor", options: Mapping[str, Any] | None = None):
+    def __init__(
+        self,
+        bound: ELBO,
+        *,
+        backend: str = "inductor",
+        max_operations: int | None = None,
+        options: Mapping[str, Any] | None = None,
+    ):
         # Subclasses of Pyro's bounds may combine the terms of Trace_ELBO differently, which would not be recorded.
         if not isinstance(bound, DifferentiableELBO) and type(bound) not in (Trace_ELBO, TraceMeanField_ELBO):
             raise TypeError(
@@ -76,7 +86,7 @@ class CompiledELBO(ELBO):
             )
         super().__init__(num_particles=bound.num_particles, max_plate_nesting=bound.max_plate_nesting)
         self.bound: Any = bound
-        self.backend, self.options = backend, dict(options or {})
+        self.backend, self.max_operations, self.options = backend, max_operations, dict(options or {})
         self._steps: dict[Hashable, _Step] = {}
         self._limit = BoundLimit()
 
@@ -102,10 +112,13 @@ class CompiledELBO(ELBO):
         signature = (model, guide, str(structure), *map(_signature, leaves))
         step = self._steps.get(signature)
         if step is None or step.is_outdated():
-            with poutine.trace(param_only=True) as capture:
+            with poutine.trace(param_only=True) as capture, CountOperations() as operations:
                 value = self.bound.loss_and_grads(model, guide, *args, **kwargs)
-            self._steps[signature] = _Step(capture.trace)
+            # A compilation is worth a warning where it is of no use; a recording takes little time.
+            self._steps[signature] = _Step(capture.trace, operations.total, warns=self.backend != "torchscript")
             return value
+        if self.max_operations is not None and step.num_operations > self.max_operations:
+            return self.bound.loss_and_grads(model, guide, *args, **kwargs)
         named = step.current_params()
         params = list(dict.fromkeys(named.values()))  # one parameter may have two names
         results = step.run(params, _tensors(leaves), partial(self._compile, model, guide, params, leaves, structure))
@@ -166,9 +179,12 @@ class _Step:
     """Parameters of a step, and a compiled graph for each set of parameters that are trained.
 
     :param capture: trace of the parameters of a step.
+    :param num_operations: number of tensor operations of a step.
+    :param warns: warn where a condition of a graph does not hold.
     """
 
-    def __init__(self, capture: Trace):
+    def __init__(self, capture: Trace, num_operations: int, *, warns: bool):
+        self.num_operations, self._warns = num_operations, warns
         self._params = {name: unconstrained(site) for name, site in capture.nodes.items() if site["type"] == "param"}
         self._in_store = self._params.keys() & pyro.get_param_store().keys()
         self._compiled: dict[tuple[bool, ...], _CompiledStep] = {}
@@ -193,11 +209,12 @@ class _Step:
             return results
         self._num_invalid += 1
         if self._num_invalid < self._patience:
-            warnings.warn(
-                "a condition that held when the bound was compiled does not hold at this step (a Cholesky factorisation needs "
-                "more jitter, or entries are missing that were not): such steps run without compilation",
-                stacklevel=4,
-            )
+            if self._warns:
+                warnings.warn(
+                    "a condition that held when the bound was compiled does not hold at this step (a Cholesky factorisation "
+                    "needs more jitter, or entries are missing that were not): such steps run without compilation",
+                    stacklevel=4,
+                )
             return None
         self._num_invalid, self._patience = 0, 10 * self._patience
         self._compiled[trained] = compile_step()
