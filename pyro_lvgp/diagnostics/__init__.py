@@ -1,8 +1,19 @@
-"""Posterior diagnostics: ArviZ export, importance weights, leave-one-out, evidence bounds, model selection, calibration."""
+"""Posterior diagnostics: ArviZ export, importance weights, leave-one-out, evidence, model selection, calibration, reports."""
 
 from pyro_lvgp.diagnostics.arviz import to_arviz
 from pyro_lvgp.diagnostics.calibration import Calibration, calibrate
 from pyro_lvgp.diagnostics.chain_gain import ChainGain, chain_gain
+from pyro_lvgp.diagnostics.checks import (
+    ChainCheck,
+    ConvergenceCheck,
+    CoverageCheck,
+    EvidenceCheck,
+    IntervalCoverage,
+    LatentUseCheck,
+    LeaveOneOutCheck,
+    WeightsCheck,
+)
+from pyro_lvgp.diagnostics.findings import Check, Finding, NotApplicable
 from pyro_lvgp.diagnostics.importance_weights import effective_sample_size, log_weights, pareto_k
 from pyro_lvgp.diagnostics.leave_one_out import loo
 from pyro_lvgp.diagnostics.model_selection import (
@@ -12,12 +23,25 @@ from pyro_lvgp.diagnostics.model_selection import (
     shifted_folds,
     stacking_weights,
 )
+from pyro_lvgp.diagnostics.report import Report, report
 from pyro_lvgp.diagnostics.sandwich import Sandwich, bound_sandwich
 
 __all__ = [
     "Calibration",
+    "ChainCheck",
     "ChainGain",
+    "Check",
+    "ConvergenceCheck",
+    "CoverageCheck",
+    "EvidenceCheck",
+    "Finding",
+    "IntervalCoverage",
+    "LatentUseCheck",
+    "LeaveOneOutCheck",
+    "NotApplicable",
+    "Report",
     "Sandwich",
+    "WeightsCheck",
     "bound_sandwich",
     "calibrate",
     "chain_gain",
@@ -28,6 +52,7 @@ __all__ = [
     "log_weights",
     "loo",
     "pareto_k",
+    "report",
     "shifted_folds",
     "stacking_weights",
     "to_arviz",
