@@ -25,6 +25,7 @@ from pyro_lvgp.diagnostics.model_selection import (
 )
 from pyro_lvgp.diagnostics.report import Report, report
 from pyro_lvgp.diagnostics.sandwich import Sandwich, bound_sandwich
+from pyro_lvgp.diagnostics.simulation_based_calibration import RankCalibration, SiteRanks, simulation_based_calibration
 
 __all__ = [
     "Calibration",
@@ -39,8 +40,10 @@ __all__ = [
     "LatentUseCheck",
     "LeaveOneOutCheck",
     "NotApplicable",
+    "RankCalibration",
     "Report",
     "Sandwich",
+    "SiteRanks",
     "WeightsCheck",
     "bound_sandwich",
     "calibrate",
@@ -54,6 +57,7 @@ __all__ = [
     "pareto_k",
     "report",
     "shifted_folds",
+    "simulation_based_calibration",
     "stacking_weights",
     "to_arviz",
 ]
