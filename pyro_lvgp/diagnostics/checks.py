@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 _MAX_K = 0.7  # at which importance weights still correct a guide
-_MAX_RATIO = 0.9  # of posterior to prior variance of a latent dimension in use
+_LEAST_SHIFT, _LEAST_RATIO = 0.05, 0.5  # of a latent dimension in use, and of one whose posterior is near its prior
 _NUM_ERRORS = 3.0  # of a coverage
 _LEAST_DEVIATION = 0.03  # of a coverage that matters
 _MAX_GAP = 0.5  # nats per datum
@@ -225,19 +225,23 @@ class CoverageCheck:
 
 @dataclass(frozen=True, eq=False)
 class LatentUseCheck:
-    """Use of the dimensions of the latents of the data: their posterior variance over their prior variance.
+    """Use of the dimensions of the latents of the data: distance of their posterior from their prior.
 
-    :param ratios: ratio of each dimension, averaged over data, by site; near 1 for a dimension of which data say nothing.
+    :param ratios: posterior variance over prior variance of each dimension, averaged over data, by site; near 1 for a
+        dimension of which data say nothing.
+    :param shifts: squared distance of the posterior mean from the prior mean over prior variance; near 0 for such a dimension.
     :param relevances: 1 / lengthscale of each dimension, for a ``BayesianGPLVM`` whose kernel has one for each; else None.
     """
 
     ratios: Mapping[str, Float[Tensor, " dims"]]
+    shifts: Mapping[str, Float[Tensor, " dims"]]
     relevances: Float[Tensor, " dims"] | None = None
 
     @property
     def unused(self) -> dict[str, list[int]]:
-        """Dimensions whose ratio is above 0.9, by site; sites without such dimensions are left out."""
-        dims = {site: (ratio > _MAX_RATIO).nonzero().flatten().tolist() for site, ratio in self.ratios.items()}
+        """Dimensions with a shift below 0.05 and a ratio above 0.5, by site; sites without such dimensions are left out."""
+        near_prior = {site: (self.shifts[site] < _LEAST_SHIFT) & (self.ratios[site] > _LEAST_RATIO) for site in self.ratios}
+        dims = {site: mask.nonzero().flatten().tolist() for site, mask in near_prior.items()}
         return {site: unused for site, unused in dims.items() if unused}
 
     @property
