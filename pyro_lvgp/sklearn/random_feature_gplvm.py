@@ -35,8 +35,8 @@ class RandomFeatureGPLVM(LatentTransformer):
 
         x_n \sim N(0, I_Q), \qquad f_{nd} = c_d + \sigma_k\, \varphi(x_n)^T a_d, \qquad y_{nd} \sim p(y \mid f_{nd}).
 
-    The defaults are those with the most accurate two-dimensional embeddings of the package's benchmarks: 100 frequencies, an
-    initial lengthscale of 0.5, Gaussian frequencies, and initial latents by t-SNE.  All rows are used in each step.
+    The defaults are those of the package's benchmarks of two-dimensional embeddings: 100 frequencies, an initial lengthscale
+    of 0.5, Gaussian frequencies, and initial latents by t-SNE.  All rows are used in each step.
 
     NaN marks a missing entry, in training data and in new rows.  Rows without observed entries are left out of the fit, and
     have the mean of the prior as latents.  With the default likelihood each column is standardised; with other likelihoods
