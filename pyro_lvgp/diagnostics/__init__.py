@@ -3,6 +3,7 @@
 from pyro_lvgp.diagnostics.arviz import to_arviz
 from pyro_lvgp.diagnostics.calibration import Calibration, calibrate
 from pyro_lvgp.diagnostics.chain_gain import ChainGain, chain_gain
+from pyro_lvgp.diagnostics.chains import chains_to_arviz
 from pyro_lvgp.diagnostics.checks import (
     ChainCheck,
     ConvergenceCheck,
@@ -48,6 +49,7 @@ __all__ = [
     "bound_sandwich",
     "calibrate",
     "chain_gain",
+    "chains_to_arviz",
     "effective_sample_size",
     "gap_folds",
     "held_out_log_prob",
