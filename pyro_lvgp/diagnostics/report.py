@@ -120,7 +120,7 @@ def report(
     ===================  =============================================================================================
     ``convergence``      :attr:`~pyro_lvgp.infer.FitResult.converged` of the ``history``
     ``weights``          :func:`pareto_k` and :func:`effective_sample_size` of the :func:`log_weights` of each datum;
-                         warning for :math:`\hat k > 0.7`
+                         warning for :math:`\hat k > 0.7`, a note if all data have one weight
     ``leave_one_out``    :func:`loo`, for models with a plate over data and latent sites outside of it
     ``coverage``         share of hidden entries in their central 50 % and 90 % intervals, for models with a method
                          ``impute``; warning if it differs from that of simulations from the prediction by more than three
