@@ -1,5 +1,7 @@
 """Models, guides and fits stay on the device of their data: here the CPU, and a GPU where there is one (`make gpu`)."""
 
+import pickle
+
 import arviz_base
 import numpy as np
 import pyro
@@ -23,7 +25,7 @@ from pyro_lvgp.kernels import RBF
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import GPVAE, BayesianGPLVM, RandomFeatureLVM, SparseGPVAE
 from pyro_lvgp.networks import MLP, IndexNet
-from pyro_lvgp.sklearn import GPLVM
+from pyro_lvgp.sklearn import GPLVM, RandomFeatureGPLVM
 
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
 N, D, Q = 20, 3, 2
@@ -96,6 +98,17 @@ def test_a_default_device_serves_all_that_is_made_on_it(device):
         filled = estimator.inverse_transform(latents)
     assert np.isfinite([*history.losses, *latents.flat, *filled.flat]).all()
     assert _on(device, model, guide)
+
+
+def test_estimators_fit_on_the_device_that_they_are_given(device):
+    Y = np.random.default_rng(0).standard_normal((N, D))
+    Y[::4, 0] = np.nan
+    for estimator in (GPLVM(n_inducing=5, max_iter=3), RandomFeatureGPLVM(n_frequencies=5, max_iter=3)):
+        fitted = estimator.set_params(device=device, random_state=0).fit(Y)
+        assert _on(device, fitted.model_, fitted.guide_)
+        mean, stddev = fitted.inverse_transform(fitted.transform(Y), return_std=True)
+        assert np.isfinite([*fitted.embedding_.flat, *mean.flat, *stddev.flat]).all()
+        np.testing.assert_allclose(pickle.loads(pickle.dumps(fitted)).transform(Y), fitted.transform(Y), rtol=1e-3, atol=1e-3)
 
 
 def test_seeds_mean_the_same_whatever_the_default_device():

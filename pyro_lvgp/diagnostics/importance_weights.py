@@ -100,19 +100,25 @@ def pareto_k(log_weights: Float[Tensor, "S *batch"]) -> Float[Tensor, "*batch"]:
     if S < 25:
         raise ValueError(f"expected 25 draws or more to fit a tail, got {S}; some hundred are better")
     tail = math.ceil(min(0.2 * S, 3.0 * math.sqrt(S)))
+    rounding = _ROUNDINGS * torch.finfo(log_weights.dtype).eps * (1.0 + log_weights.abs().nan_to_num(posinf=0.0).amax(0))
     columns = (log_weights - log_weights.amax(0)).double().reshape(S, -1).sort(0).values[-tail - 1 :].exp().T
-    shapes = [_tail_shape(column[1:] - column[0]) for column in columns]
+    excesses = columns[:, 1:] - columns[:, :1]
+    shapes = [_tail_shape(*each) for each in zip(excesses, rounding.reshape(-1).tolist(), strict=True)]
     return torch.as_tensor(shapes, dtype=log_weights.dtype, device=log_weights.device).reshape(log_weights.shape[1:])
 
 
-def _tail_shape(excess: Float[Tensor, " tail"]) -> float:
-    """Estimate k̂ from sorted excesses over a threshold; zero excesses are ignored, and equal ones have k̂ = −∞."""
+def _tail_shape(excess: Float[Tensor, " tail"], rounding: float) -> float:
+    """Estimate k̂ from sorted excesses over a threshold; zero excesses are ignored, and equal ones have k̂ = −∞.
+
+    Excesses are equal if they are below the rounding errors of the weights, as those of an exact posterior.
+    """
     positive = excess[excess > 0.0]
     if torch.isnan(excess).any():
         return math.nan
-    if not len(positive) or (len(positive) >= _MIN_EXCESSES and positive[0] == positive[-1]):
+    if not len(positive) or positive[-1] <= rounding or (len(positive) >= _MIN_EXCESSES and positive[0] == positive[-1]):
         return -math.inf
     return fit_generalized_pareto(positive)[0] if len(positive) >= _MIN_EXCESSES else math.inf
 
 
 _MIN_EXCESSES = 5  # to fit a tail to
+_ROUNDINGS = 64.0  # of the sums that a log weight is made of

@@ -1,9 +1,10 @@
-"""Plots of latent spaces, relevances, bounds, reconstructions, series and fields."""
+"""Plots of latent spaces, relevances, bounds, ranks, reconstructions, series and fields."""
 
 from pyro_lvgp.plots._drawing import PALETTE
 from pyro_lvgp.plots.bounds import plot_bounds
 from pyro_lvgp.plots.images import plot_reconstructions
 from pyro_lvgp.plots.latents import plot_ard, plot_latents
+from pyro_lvgp.plots.ranks import plot_ranks
 from pyro_lvgp.plots.series import plot_field, plot_series
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "plot_bounds",
     "plot_field",
     "plot_latents",
+    "plot_ranks",
     "plot_reconstructions",
     "plot_series",
 ]

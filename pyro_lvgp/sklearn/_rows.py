@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from sklearn.base import BaseEstimator
 from sklearn.utils import Tags
@@ -26,6 +27,17 @@ class RowsEstimator(BaseEstimator):
         return tags
 
 
+def as_device(device: Any) -> torch.device:
+    """Return a device; raise if torch does not know it.
+
+    :param device: a device or its name; None for torch's default device.
+    """
+    try:
+        return torch.get_default_device() if device is None else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f'expected a device such as "cpu" or "cuda:0", or None, got {device!r}') from error
+
+
 def fit_gplvm(
     model: BayesianGPLVM,
     Y: Float[Tensor, "N D"],
@@ -35,18 +47,20 @@ def fit_gplvm(
     learning_rate: float,
     seed: int,
     verbose: bool,
+    guide: MeanFieldGuide | None = None,
 ) -> tuple[MeanFieldGuide, FitResult]:
     """Fit a model by a mean-field guide, with a learning rate that falls to zero along a cosine.
 
-    :param model: a new model of the rows.
+    :param model: model of the rows.
     :param Y: all rows, NaN where missing.
     :param max_iter: number of steps.
     :param batch_size: number of rows in a mini-batch, but at most all; None for all.
     :param learning_rate: initial learning rate of Adam.
     :param seed: seed of mini-batches and draws.
     :param verbose: whether to show a progress bar.
+    :param guide: guide to fit further; a new one by default.
     """
-    guide = MeanFieldGuide(model)
+    guide = MeanFieldGuide(model) if guide is None else guide
     history = fit(
         model,
         guide,

@@ -21,7 +21,7 @@ from pyro_lvgp.diagnostics import stacking_weights
 from pyro_lvgp.distributions import WarpedNormal, YeoJohnsonTransform
 from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.models import BayesianGPLVM, Prediction
-from pyro_lvgp.sklearn._labels import as_coords, labels_of
+from pyro_lvgp.sklearn._labels import Labels, as_coords, labels_of
 from pyro_lvgp.sklearn._pyro_state import own_parameters
 from pyro_lvgp.sklearn._rows import CHECKS, RowsEstimator, fit_gplvm
 
@@ -31,6 +31,7 @@ _SIZES = ((2, 8), (5, 4), (10, 1))  # numbers of latent dimensions, and of linea
 _FACTORS = (0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0)  # of predictive standard deviations
 _NUM_HELD_OUT, _MAX_FOLDS = 100, 4
 _LEAST_WEIGHT = 0.01
+_LEAST_ROWS = 4
 _STACKING_TOLERANCE = 1e-3  # nats per entry: held-out entries are few, and further steps fit them
 _NUM_POINTS = 32  # of the latents of a row
 _DIMS = ("data", "output")
@@ -129,14 +130,17 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
 
         :param X: rows [N, D], NaN where missing.
         :param y: ignored.
-        :raises ValueError: for rows or columns without observed entries, infinite entries, or sizes that are not positive.
+        :raises ValueError: for columns without observed entries, fewer than four rows with observed entries, infinite entries,
+            or sizes that are not positive.
         """
         check_sizes(max_iter=self.max_iter, batch_size=self.batch_size)
         if self.n_folds is not None:
             check_sizes(n_folds=self.n_folds)
-        X = validate_data(self, X, ensure_min_samples=4, **CHECKS)
-        Y = torch.tensor(X)
-        check_values(Y, name="X")
+        X = validate_data(self, X, ensure_min_samples=_LEAST_ROWS, **CHECKS)
+        check_values(torch.tensor(X), rows=False, name="X")
+        Y = torch.tensor(X[~np.isnan(X).all(1)])
+        if len(Y) < _LEAST_ROWS:
+            raise ValueError(f"expected {_LEAST_ROWS} rows of X or more with an observed entry, got {len(Y)}; add rows")
         self._local = pyro.settings.get("module_local_params")
         self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         self.warp_ = YeoJohnsonTransform.from_data(Y.double())
@@ -203,28 +207,44 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
 
     def _moments(self, fitted: _Fit, T: Float[Tensor, "B D"]) -> tuple[Float[Tensor, "S B D"], Float[Tensor, "S B D"]]:
         """Means and standard deviations of the entries of transformed rows, at points of their latents of equal weight."""
-        model, guide, prior = fitted
+        model, guide, _ = fitted
         parts = []
         with own_parameters(self._local), seeded(self._seed):
             for rows in T.to(model.mean).split(_CHUNK_SIZE):
-                latents = _points(model.infer_latents(guide, rows, prior=prior, seed=self._seed), _NUM_POINTS)
+                latents = self._latents(fitted, rows)
                 with torch.no_grad():
                     y = model.predictive(guide, latents.flatten(0, 1)).condition(rows.repeat(_NUM_POINTS, 1))
                     parts.append([moment.unflatten(0, (_NUM_POINTS, -1)).double() for moment in y.moments()])
         mean, variance = (torch.cat(part, 1) for part in zip(*parts, strict=True))
         return mean, variance.clamp_min(1e-10).sqrt()
 
+    def _latents(self, fitted: _Fit, T: Float[Tensor, "B D"]) -> Float[Tensor, "S B Q"]:
+        """Points of the posterior of the latents of rows, or of the prior for rows without observed entries."""
+        model, guide, prior = fitted
+        is_observed = ~T.isnan().all(1)
+        points = T.new_empty(_NUM_POINTS, len(T), model.latent_dim)
+        if is_observed.any():
+            q = model.infer_latents(guide, T[is_observed], prior=prior, seed=self._seed)
+            points[:, is_observed] = _points(q, _NUM_POINTS)
+        points[:, ~is_observed] = _points(prior.expand([int((~is_observed).sum())]), _NUM_POINTS)
+        return points
+
     def predictive(self, X: Any) -> Prediction:
         """Predict the entries of training or new rows, in the units of the data; observed entries are point masses.
 
+        A row without observed entries has the prediction of the prior, the mixture of the training latents.
+
         :param X: rows [N, D], NaN where missing: an array, or a data frame, whose labels the prediction keeps.
-        :raises ValueError: for rows without observed entries.
+        :raises ValueError: for infinite entries.
         """
         check_is_fitted(self)
         labels = labels_of(X)
-        X = validate_data(self, X, reset=False, **CHECKS)
+        return self._predictive(validate_data(self, X, reset=False, **CHECKS), labels)
+
+    def _predictive(self, X: np.ndarray, labels: Labels) -> Prediction:
+        """Predict the entries of rows that were validated."""
         Y = torch.tensor(X, dtype=torch.float64)
-        check_values(Y, columns=False, name="X")
+        check_values(Y, rows=False, columns=False, name="X")
         T = self.warp_(Y)
         predictions, weights = [], []
         for size, fits in self.fits_.items():
@@ -238,21 +258,23 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
                 weights.append(self.weights_[size])
         return Prediction.pool(predictions, weights).with_observed(Y)
 
-    def transform(self, X: Any) -> Float[np.ndarray, "N D"]:
+    def transform(
+        self, X: Any, return_std: bool = False
+    ) -> Float[np.ndarray, "N D"] | tuple[Float[np.ndarray, "N D"], Float[np.ndarray, "N D"]]:
         """Replace missing entries by their predictive means.
 
         :param X: rows [N, D], NaN where missing.
-        :raises ValueError: for rows without observed entries.
+        :param return_std: whether to return the predictive standard deviations too, zero for observed entries.
         """
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, **CHECKS)
-        missing = np.isnan(X)
-        if not missing.any():
-            return X
-        filled = X.copy()
-        some = missing.any(1)
-        filled[some] = self.predictive(X[some]).mean.numpy(force=True)
-        return filled
+        filled, stddev = X.copy(), np.zeros_like(X)
+        some = np.isnan(X).any(1)
+        if some.any():
+            prediction = self._predictive(X[some], (None, None))
+            filled[some] = prediction.mean.numpy(force=True)
+            stddev[some] = prediction.stddev.numpy(force=True)
+        return (filled, stddev) if return_std else filled
 
 
 def _points(q: Any, number: int) -> Float[Tensor, "S B Q"]:

@@ -56,3 +56,13 @@ def test_one_series_has_joint_weights_and_several_have_their_own(is_sparse):
         model = SparseGPVAE(RBF(1), MLP(1, 3, [4]), t[::3].clone()) if is_sparse else GPVAE(RBF(1), MLP(1, 3, [4]))
         guide = Guide(model, encoders={site: IndexNet(3, 1)})
         assert log_weights(model, guide, t, torch.randn(*series, 12, 3), num_samples=5).shape == shape
+
+
+def test_weights_that_differ_by_rounding_have_no_tail(dtype):
+    generator = torch.Generator().manual_seed(0)
+    terms = 50.0 * torch.rand(400, 3, generator=generator, dtype=dtype)
+    log_w = (terms + 7.0) - terms - 7.0
+    assert log_w.std() > 0.0
+    assert (pareto_k(log_w) == -torch.inf).all()
+    small = 1e-3 * torch.randn(400, 3, generator=generator, dtype=dtype)
+    assert pareto_k(small).isfinite().all()

@@ -1,0 +1,156 @@
+"""Base of transformers that fit a latent variable model of rows."""
+
+from abc import abstractmethod
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyro
+import torch
+from jaxtyping import Float
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils import check_array, check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from pyro_lvgp._utils.seeding import seeded
+from pyro_lvgp._utils.validation import check_sizes, check_values
+from pyro_lvgp.infer import FitResult
+from pyro_lvgp.likelihoods import Gaussian, Likelihood
+from pyro_lvgp.models import LatentVariableModel
+from pyro_lvgp.sklearn._pyro_state import own_parameters
+from pyro_lvgp.sklearn._rows import CHECKS, RowsEstimator, as_device
+
+_CHUNK_SIZE = 1000  # rows, which bounds the memory for new rows
+
+
+class Fitted(NamedTuple):
+    """A fitted model, its guide and the history of the fit."""
+
+    model: Any
+    guide: Any
+    history: FitResult
+
+
+class LatentTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsEstimator):
+    """Transformer whose latents are those of a :class:`~pyro_lvgp.models.LatentVariableModel`.
+
+    A subclass has the parameters ``likelihood``, ``max_iter``, ``warm_start``, ``device`` and ``random_state``, and implements
+    :meth:`_fit_model`.
+    """
+
+    embedding_: Float[np.ndarray, "N Q"]
+    model_: LatentVariableModel
+    guide_: Any
+    history_: FitResult
+    scaler_: StandardScaler
+    likelihood: Likelihood | None
+    max_iter: int
+    warm_start: bool
+    device: Any
+    random_state: Any
+
+    @abstractmethod
+    def _fit_model(self, Y: Float[Tensor, "N D"], likelihood: Likelihood, previous: Fitted | None) -> Fitted:
+        """Fit a model and a guide of scaled rows.
+
+        :param Y: rows, each with an observed entry, on the device of the fit.
+        :param likelihood: likelihood of a new model.
+        :param previous: fit of rows of the same shape to continue; None to start anew.
+        """
+
+    def fit(self, X: Any, y: Any = None) -> Any:
+        """Fit the latents of all rows, and the functions that map latents to columns.
+
+        :param X: rows [N, D], NaN where missing.
+        :param y: ignored.
+        :raises ValueError: for columns without observed entries, fewer than two rows with observed entries, infinite entries,
+            entries outside the support of the likelihood, sizes that are not positive, a device that torch does not know, or
+            with ``warm_start`` rows of another shape than those of the previous fit.
+        """
+        check_sizes(max_iter=self.max_iter)
+        device = as_device(self.device)
+        X = validate_data(self, X, ensure_min_samples=2, **CHECKS)
+        check_values(torch.tensor(X), rows=False, name="X")
+        is_observed = ~np.isnan(X).all(1)
+        if is_observed.sum() < 2:
+            raise ValueError(f"expected two rows of X or more with an observed entry, got {is_observed.sum()}; add rows")
+        standardised = self.likelihood is None
+        scaler = StandardScaler(with_mean=standardised, with_std=standardised)
+        Y = torch.tensor(scaler.fit_transform(X)[is_observed]).to(device)
+        previous = self._previous(Y) if self.warm_start else None
+        self.scaler_ = scaler
+        self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        self._local = pyro.settings.get("module_local_params")
+        with own_parameters(self._local), seeded(self._seed):
+            likelihood = Gaussian() if self.likelihood is None else deepcopy(self.likelihood)
+            self.model_, self.guide_, self.history_ = self._fit_model(Y, likelihood, previous)
+            latents = self.guide_.median(Y)["X"]
+            self.embedding_ = self._prior().mean.expand(len(X), -1).numpy(force=True).copy()
+        self.embedding_[is_observed] = latents.numpy(force=True)
+        self.n_iter_ = len(self.history_.losses)
+        return self
+
+    def _previous(self, Y: Tensor) -> Fitted | None:
+        """Return the previous fit; None before the first one; raise if it cannot be continued on these rows."""
+        if "model_" not in vars(self):
+            return None
+        shape = (self.model_.num_data, self.model_.data_dim)
+        if tuple(Y.shape) != shape:
+            raise ValueError(
+                f"expected the {shape[0]} rows with observed entries and {shape[1]} columns of the previous fit, which "
+                f"warm_start=True continues, got {list(Y.shape)}; set warm_start=False"
+            )
+        return Fitted(self.model_, self.guide_, self.history_)
+
+    def _prior(self) -> Any:
+        """Mixture that the training latents were fitted by, the prior of the latents of new rows."""
+        return self.model_.training_prior(self.guide_, seed=self._seed)
+
+    def transform(self, X: Any) -> Float[np.ndarray, "N Q"]:
+        """Compute the posterior means of the latents of new or training rows, by Laplace's approximation.
+
+        A row without observed entries has the mean of the prior, which is that of the training latents.
+
+        :param X: rows [N, D], NaN where missing.
+        """
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, **CHECKS)
+        check_values(torch.tensor(X), rows=False, columns=False, name="X")
+        like = self.model_.latent_candidates()
+        Y = torch.tensor(self.scaler_.transform(X)).to(like)
+        is_observed = ~Y.isnan().all(1)
+        with own_parameters(self._local):
+            prior = self._prior()
+            latents = prior.mean.expand(len(Y), -1).clone()
+            parts: list[Any] = [
+                self.model_.infer_latents(self.guide_, rows, prior=prior, seed=self._seed).mean
+                for rows in Y[is_observed].split(_CHUNK_SIZE)
+                if len(rows)
+            ]
+        if parts:
+            latents[is_observed] = torch.cat(parts)
+        return latents.numpy(force=True)
+
+    def inverse_transform(
+        self, X: Any, return_std: bool = False
+    ) -> Float[np.ndarray, "N D"] | tuple[Float[np.ndarray, "N D"], Float[np.ndarray, "N D"]]:
+        """Compute predictive means at latents, and their standard deviations, noise included.
+
+        :param X: latents [N, Q].
+        :param return_std: whether to return the standard deviations too.
+        """
+        check_is_fitted(self)
+        latents = torch.tensor(check_array(X, dtype=CHECKS["dtype"])).to(self.model_.latent_candidates())
+        with own_parameters(self._local), seeded(self._seed):
+            prediction = self.model_.predict(self.guide_, latents)
+        mean = self.scaler_.inverse_transform(prediction.mean.numpy(force=True))
+        if not return_std:
+            return mean
+        scale = 1.0 if self.scaler_.scale_ is None else self.scaler_.scale_
+        return mean, prediction.stddev.numpy(force=True) * scale
+
+    @property
+    def _n_features_out(self) -> int:
+        return self.embedding_.shape[1]

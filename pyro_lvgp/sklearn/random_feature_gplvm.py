@@ -1,0 +1,158 @@
+"""Random-feature latent variable model as a scikit-learn transformer."""
+
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from numpy.random import RandomState
+from sklearn.manifold import TSNE
+from torch import Tensor
+
+from pyro_lvgp._utils.seeding import seeded
+from pyro_lvgp._utils.validation import check_sizes
+from pyro_lvgp.guides import RandomFeatureGuide
+from pyro_lvgp.guides.random_feature.guide import Weights
+from pyro_lvgp.infer import fit
+from pyro_lvgp.likelihoods import Gaussian, Likelihood
+from pyro_lvgp.models import RandomFeatureLVM
+from pyro_lvgp.models.initialization import linear_latents
+from pyro_lvgp.sklearn._latent_transformer import Fitted, LatentTransformer
+from pyro_lvgp.sklearn._pyro_state import own_parameters
+
+__all__ = ["RandomFeatureGPLVM"]
+
+Init = Literal["auto", "pca", "tsne"]
+_INITS = ("auto", "pca", "tsne")
+_MAX_TSNE_DIM = 3
+
+
+class RandomFeatureGPLVM(LatentTransformer):
+    r"""Random-feature latent variable model as a transformer, which learns a stationary kernel together with the latents.
+
+    The estimator fits a :class:`~pyro_lvgp.models.RandomFeatureLVM` with a :class:`~pyro_lvgp.guides.RandomFeatureGuide`:
+
+    .. math::
+
+        x_n \sim N(0, I_Q), \qquad f_{nd} = c_d + \sigma_k\, \varphi(x_n)^T a_d, \qquad y_{nd} \sim p(y \mid f_{nd}).
+
+    The defaults are those of the package's benchmarks of two-dimensional embeddings: 100 frequencies, an initial lengthscale
+    of 0.5, Gaussian frequencies, and initial latents by t-SNE.  All rows are used in each step.
+
+    NaN marks a missing entry, in training data and in new rows.  Rows without observed entries are left out of the fit, and
+    have the mean of the prior as latents.  With the default likelihood each column is standardised; with other likelihoods
+    data are not scaled.  The fit has the floating-point precision of the data.
+
+    :param n_components: number Q of latent dimensions.
+    :param likelihood: likelihood p(y | f) of :mod:`pyro_lvgp.likelihoods`; a Gaussian by default.
+    :param n_frequencies: number F of frequencies, half the number of features.
+    :param lengthscale: initial lengthscale of the kernel.
+    :param init: initial latents: ``"pca"``, ``"tsne"`` of data whose missing entries are filled by a linear model, or
+        ``"auto"``, which is t-SNE for up to three dimensions and five rows or more, and else PCA.
+    :param max_iter: number of sweeps through the blocks of parameters.
+    :param warm_start: whether a further call of ``fit`` continues from the previous one, for the same rows in the same order.
+    :param device: device of the fit, such as ``"cuda"``; None for torch's default device.
+    :param random_state: seed of initial values and draws.
+    :param verbose: whether to show a progress bar.
+
+    A fitted estimator has the attributes of :class:`GPLVM`: ``embedding_``, ``model_``, ``guide_``, ``history_``, ``scaler_``,
+    ``n_iter_``, ``n_features_in_`` and ``feature_names_in_``.  The guide holds the training rows, which the posterior of the
+    weights depends on.
+
+    Source: Li et al., "Scalable random feature latent variable models"; Gundersen, Zhang and Engelhardt (2021), "Latent
+    variable modeling with random features"; van der Maaten and Hinton (2008), "Visualizing data using t-SNE".
+
+    >>> from sklearn.datasets import load_iris
+    >>> RandomFeatureGPLVM(max_iter=5, n_frequencies=10, random_state=0).fit_transform(load_iris().data).shape
+    (150, 2)
+    """
+
+    model_: RandomFeatureLVM
+    guide_: RandomFeatureGuide
+
+    def __init__(
+        self,
+        n_components: int = 2,
+        *,
+        likelihood: Likelihood | None = None,
+        n_frequencies: int = 100,
+        lengthscale: float = 0.5,
+        init: Init = "auto",
+        max_iter: int = 500,
+        warm_start: bool = False,
+        device: str | torch.device | None = None,
+        random_state: int | RandomState | None = None,
+        verbose: bool | int = False,
+    ):
+        self.n_components = n_components
+        self.likelihood = likelihood
+        self.n_frequencies = n_frequencies
+        self.lengthscale = lengthscale
+        self.init = init
+        self.max_iter = max_iter
+        self.warm_start = warm_start
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def _fit_model(self, Y: Float[Tensor, "N D"], likelihood: Likelihood, previous: Fitted | None) -> Fitted:
+        check_sizes(n_components=self.n_components, n_frequencies=self.n_frequencies)
+        if previous is None:
+            model, guide = self._make(Y, likelihood)
+        elif previous.model.latent_dim != self.n_components:
+            raise ValueError(
+                f"expected the n_components={previous.model.latent_dim} of the previous fit, which warm_start=True continues, "
+                f"got {self.n_components}; set warm_start=False"
+            )
+        else:
+            model, guide, _ = previous
+        options: Any = {"num_steps": self.max_iter, "seed": self._seed, "progress": bool(self.verbose)}
+        return Fitted(model, guide, fit(model, guide, Y, optim=guide.blocks(), **options))
+
+    def _make(self, Y: Float[Tensor, "N D"], likelihood: Likelihood) -> tuple[RandomFeatureLVM, RandomFeatureGuide]:
+        """Make a model and a guide with initial values."""
+        model: Any = RandomFeatureLVM(
+            len(Y),
+            Y.shape[1],
+            self.n_components,
+            num_frequencies=self.n_frequencies,
+            lengthscale=self.lengthscale,
+            likelihood=likelihood,
+            seed=self._seed,
+        )
+        model = model.to(Y).initialize(Y, latents=self._initial_latents(Y, likelihood), seed=self._seed)
+        # One Cholesky factor for all columns, instead of one for each column with gaps.
+        weights: Weights | None = "filled" if Y.isnan().any() and type(likelihood) is Gaussian else None
+        return model, self._make_guide(model, weights)
+
+    def _make_guide(self, model: RandomFeatureLVM, weights: Weights | None) -> RandomFeatureGuide:
+        return RandomFeatureGuide(model, frequencies="gaussian", weights=weights, seed=self._seed)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A pickled guide has no model, which this guide needs: pickle its tensors, and make a new guide of them.
+        state = dict(super().__getstate__())
+        if "guide_" in state:
+            state["guide_"] = (self.guide_.weights, self.guide_.state_dict())
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "guide_" in state:
+            weights, tensors = state["guide_"]
+            with own_parameters(self._local), seeded(self._seed):
+                self.guide_ = self._make_guide(self.model_, weights)
+                self.guide_(*self.model_.example_data())  # makes its parameters, of any data
+                self.guide_.load_state_dict(tensors)
+
+    def _initial_latents(self, Y: Float[Tensor, "N D"], likelihood: Likelihood) -> Float[Tensor, "N Q"] | None:
+        """Compute initial latents by t-SNE; None for those of the model, by PCA."""
+        if self.init not in _INITS:
+            raise ValueError(f"expected init in {_INITS}, got {self.init!r}")
+        if self.init == "pca" or (self.init == "auto" and (self.n_components > _MAX_TSNE_DIM or len(Y) < 5)):
+            return None
+        if self.n_components > _MAX_TSNE_DIM:
+            raise ValueError(f'expected init="pca" or "auto" for more than 3 latent dimensions, got {self.init!r}')
+        with torch.no_grad():
+            function = likelihood.to(Y).initial_function(Y)
+        _, filled = linear_latents(function, self.n_components, seed=self._seed)
+        layout = TSNE(self.n_components, perplexity=min(30.0, (len(Y) - 1) / 3.0), init="pca", random_state=self._seed)
+        return torch.as_tensor(layout.fit_transform(filled.numpy(force=True))).to(Y)
