@@ -29,11 +29,12 @@ def compile_graph(
 
     :param graph: tensor operations, recorded by :func:`~pyro_lvgp._compile.recording.record_pure`.
     :param tensors: arguments for which the results are compared.
-    :param backend: backend of ``torch.compile``, or ``"torchscript"``, whose interpreter runs the operations one by one without
-        Python, with the same results to the last bit on a CPU, after less than a second.
-    :param options: options of a backend of ``torch.compile``.  The defaults for ``"inductor"`` are the random numbers of torch's own generators,
-        since the compiler's are float32, and on the CPU a C++ wrapper around the kernels.  ``{"triton.cudagraphs": True}``
-        launches all kernels of a GPU at once, as a CUDA graph, which does not allow operations that wait for the GPU.
+    :param backend: backend of ``torch.compile``, or ``"torchscript"``, whose interpreter runs the operations one by one
+        without Python, with the same results to the last bit on a CPU, after less than a second.
+    :param options: options of a backend of ``torch.compile``.  The defaults for ``"inductor"`` are the random numbers of
+        torch's own generators, since the compiler's are float32, and on the CPU a C++ wrapper around the kernels.
+        ``{"triton.cudagraphs": True}`` launches all kernels of a GPU at once, as a CUDA graph, which does not allow operations
+        that wait for the GPU.
     :param compare: compare compiled with eager results; not for graphs that draw random numbers.
     :param guarded: check shapes and strides at each call, and compile again if they change; False saves the time of the
         check, for contiguous tensors of equal shapes at all calls.
@@ -74,6 +75,7 @@ def compile_graph(
 def _script(graph: GraphModule, tensors: Sequence[Tensor]) -> Compiled:
     """Convert a graph to TorchScript; its operations are those of the graph, since the interpreter fuses none on a CPU."""
     (results,) = graph.graph.output_node().args
+    assert isinstance(results, list | tuple)
     positions = [i for i, result in enumerate(results) if result is not None]
 
     class Present(torch.nn.Module):

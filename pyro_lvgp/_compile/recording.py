@@ -221,11 +221,12 @@ def _copy_operations(graph: Graph, operations: set[Node], results: Sequence[Node
 
 
 class _ItemsAsTensors(TorchFunctionMode):
-    """Replace ``x.item()`` by x, so that functions that only add up such numbers can be recorded."""
+    """Replace ``x.item()`` by x in double precision, like Python's numbers, so that sums of such numbers can be recorded."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is Tensor.item:
-            return args[0].detach()
+            x = args[0].detach()
+            return x.double() if x.is_floating_point() else x
         return func(*args, **(kwargs or {}))
 
 

@@ -15,16 +15,14 @@ Compile = bool | Literal["auto", "inductor", "torchscript"]
 
 _LEAST_STEPS = 1000  # a recording takes as long as some 200 eager steps
 _MAX_OPERATIONS = 20_000  # of a step, so that a recording takes seconds
-_STATIC = ("pyro_lvgp", "pyro", "torch", "builtins")  # packages whose modules have no Python state that changes between steps
+_STATIC = ("pyro_lvgp", "pyro", "torch", "builtins", "weakref")  # packages without Python state that changes between steps
 
 
-def uses_graph(
-    compile: Compile, num_steps: int, parts: Sequence[Any], tensors: Sequence[Tensor]
-) -> bool:
+def uses_graph(compile: Compile, num_steps: int, parts: Sequence[Any], tensors: Sequence[Tensor]) -> bool:
     """Return whether the steps of a fit run as a graph.
 
-    ``"auto"`` does for fits of 1000 steps or more on a CPU, whose parts are all of this library, of Pyro or of PyTorch: a graph
-    would not see Python state that other code changes between steps.
+    Those of ``"auto"`` do in fits of 1000 steps or more on a CPU, if all parts are of this library, of Pyro or of PyTorch: a
+    graph would not see Python state that other code changes between steps.
 
     :param compile: the argument of a fit.
     :param num_steps: number of steps.
@@ -41,7 +39,8 @@ def uses_graph(
         return bool(compile)
     used = [*tensors, *(x for part in parts if isinstance(part, nn.Module) for x in (*part.parameters(), *part.buffers()))]
     on_cpu = all(x.device.type == "cpu" for x in used)
-    return num_steps >= _LEAST_STEPS and on_cpu and all(not isinstance(part, list | tuple) and _is_static(part) for part in parts)
+    has_blocks = any(isinstance(part, list | tuple) for part in parts)
+    return num_steps >= _LEAST_STEPS and on_cpu and not has_blocks and all(map(_is_static, parts))
 
 
 def make_bound(bound: ELBO, compile: Compile) -> ELBO:
@@ -65,16 +64,18 @@ def _is_static(part: Any) -> bool:
 
 
 def _called_by(part: Any) -> Iterator[Any]:
+    """Yield a part, its modules, and the functions and callable objects among their attributes."""
     yield part
     for module in part.modules() if isinstance(part, nn.Module) else [part]:
         yield module
         for value in getattr(module, "__dict__", {}).values():
-            yield from (item for item in (value if isinstance(value, tuple | list) else (value,)) if callable(item))
+            items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else (value,)
+            yield from filter(callable, items)
 
 
 def _package(item: Any) -> str:
     """Return the package of a function, or of the class of an object."""
-    if isinstance(item, partial):
+    while isinstance(item, partial):
         item = item.func
     named = item if isinstance(item, type) or hasattr(item, "__qualname__") else type(item)
     return (named.__module__ or "").partition(".")[0]

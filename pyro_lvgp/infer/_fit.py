@@ -80,12 +80,13 @@ def fit(
         :class:`~pyro_lvgp.infer.EarlyStopping`, :class:`~pyro_lvgp.infer.Checkpoint` or
         :class:`~pyro_lvgp.infer.Distributed`.
     :param compile: run steps as one graph of tensor operations instead of through Pyro
-        (:class:`~pyro_lvgp.infer.CompiledELBO`).  ``"torchscript"`` takes a second or two to record the graph, whose operations
+        (:class:`~pyro_lvgp.infer.CompiledELBO`).  ``"torchscript"`` takes a second or two to record the graph.  Its operations
         then run without Python, several times faster where a step spends more time in Pyro than in arithmetic; on a CPU the
-        results are those of eager steps to the last bit.  ``"auto"`` does this on a CPU for fits of 1000 steps or more, if
-        model, guide, bound and callbacks are of this library, and runs other fits eagerly.  True, or ``"inductor"``, compiles
-        the graph too, which takes seconds to minutes, and may make steps faster still.  With blocks, blocks that have a
-        ``loss`` of their own are run eagerly, and so are all under ``"auto"``.
+        results are those of eager steps to the last bit, but for rounding where entries are missing.  ``"auto"`` does this on
+        a CPU for fits of 1000 steps or more, if model, guide, bound and callbacks are of this library, and runs other fits
+        eagerly.  True, or ``"inductor"``, compiles
+        the graph too, which takes seconds to minutes, and may make steps faster still.  Blocks are run eagerly under
+        ``"auto"``, and those that have a ``loss`` of their own under every setting.
     :param seed: seed of this fit, which then does not change the global random state; None draws from the global state.
     :param progress: show a progress bar with the bound per observed entry.
     :returns: the history of the fit.

@@ -367,7 +367,7 @@ def _has_batches(shared: _Shared) -> bool:
 
 
 def _beside_batches(x: Float[Tensor, "*particles rows columns"], shared: _Shared) -> Tensor:
-    """Give rows a dimension beside the batches of u or of the kernel; a single draw of the rows is a matrix without batches."""
+    """Give rows a dimension beside the batches of u or of the kernel; without these, make one draw of the rows a matrix."""
     if _has_batches(shared):
         return x.unsqueeze(-3)
     return x.reshape(x.shape[-2:]) if x.dim() > 2 and x.shape[:-2].numel() == 1 else x

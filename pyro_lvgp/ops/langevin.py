@@ -13,12 +13,12 @@ A transition of the position z and the momentum ρ, with the gradient
 with the tamed gradient :math:`T(g) = g / \sqrt{1 + (\kappa g)^2}`.  With γ = 0 and :math:`\epsilon = \sqrt{2\eta}` it is
 overdamped Langevin dynamics with the step size η.
 
-The chain is one operation for autograd.  Besides two evaluations of the score, a transition takes some twenty tensor operations
-forward and backward.  Gradients of parameters that transitions share are computed once for the chain, as sums over transitions.
+The chain is one operation for autograd.  Besides the evaluation of the score, a transition takes some twenty tensor operations
+forward, and as many backward.  Gradients of parameters that transitions share are sums over transitions, computed once.
 
-Source: Geffner and Domke (2021), "MCMC variational inference via uncorrected Hamiltonian annealing"; taming after Hutzenthaler,
-Jentzen and Kloeden (2012), "Strong convergence of an explicit numerical method for SDEs with nonglobally Lipschitz
-coefficients".
+Source: Geffner and Domke (2021), "MCMC variational inference via uncorrected Hamiltonian annealing"; taming after
+Hutzenthaler, Jentzen and Kloeden (2012), "Strong convergence of an explicit numerical method for SDEs with nonglobally
+Lipschitz coefficients".
 """
 
 import math
@@ -84,8 +84,8 @@ def langevin_chain(
     :param step_size: ε of each transition.
     :param taming: κ of each transition; None for T(g) = g.
     :param persistence: γ; None without a momentum.
-    :param max_gradient: bound of the derivatives of a loss by the positions, relative to those by the log ratio, entry by entry;
-        entries whose log ratio does not affect the loss have no bound.
+    :param max_gradient: bound of the derivatives of a loss by the positions, relative to those by the log ratio, entry by
+        entry; entries whose log ratio does not affect the loss have no bound.
 
     The score of N(0, 1/4), under an RBF kernel that is zero:
 
@@ -186,12 +186,12 @@ class _Chain(Function):
     @once_differentiable
     def backward(ctx: Any, z_bar, log_ratio_bar, _):
         beta, step_size, taming, persistence, *tensors = ctx.saved_tensors
-        score, needed = ctx.make(*tensors), ctx.needs_input_grad
+        score = ctx.make(*tensors)
         bound = _bound(log_ratio_bar, ctx.max_gradient)
-        steps = zip(ctx.transitions, ctx.evaluated[1:], beta.unbind(), step_size.unbind(), (0.5 * step_size).unbind())
+        columns = (ctx.transitions, ctx.evaluated[1:], beta.unbind(), step_size.unbind(), (0.5 * step_size).unbind())
         momentum_bar = score_bar = torch.zeros_like(z_bar)
         bars, score_bars = [], []
-        for transition, at, b, eps, half_eps in reversed(list(steps)):
+        for transition, at, b, eps, half_eps in reversed(list(zip(*columns, strict=True))):
             after_bar = torch.addcmul(momentum_bar, log_ratio_bar, transition.after, value=-1.0)
             second_drift, second_g = _through_taming(half_eps * after_bar, transition.second_ratio)
             own_z_bar, of_score = score.pull_back(at, torch.addcmul(score_bar, b, second_g))
@@ -210,10 +210,9 @@ class _Chain(Function):
                 momentum_bar = persistence * refreshed_bar
         own_z_bar, of_score = score.pull_back(ctx.evaluated[0], score_bar)
         bar = _TransitionBars(*map(torch.stack, zip(*reversed(bars), strict=True)))
-        values = {name: torch.stack([getattr(t, name) for t in ctx.transitions]) for name in _STACKED}
-        schedule = _schedule_bars(ctx, needed, bar, values, beta, step_size, taming)
+        schedule = _schedule_bars(ctx, bar, step_size, taming)
         persistence_bar = None
-        if persistence is not None and needed[8]:
+        if persistence is not None and ctx.needs_input_grad[8]:
             momenta = torch.stack([t.momentum for t in ctx.transitions])
             along = torch.addcmul(momenta, torch.stack(list(ctx.noise)), persistence / ctx.fresh, value=-1.0)
             persistence_bar = (bar.refreshed * along).sum()
@@ -222,24 +221,23 @@ class _Chain(Function):
         return None, None, None, z_bar + own_z_bar, first_momentum_bar, *schedule, persistence_bar, *of_tensors
 
 
-_STACKED = ("first_drift", "half", "second_drift")
-
-
 def _schedule_bars(
-    ctx: Any, needed: Sequence[bool], bar: _TransitionBars, values: dict[str, Tensor], beta: Tensor, step_size: Tensor, taming: Any
+    ctx: Any, bar: _TransitionBars, step_size: Tensor, taming: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Compute the derivatives by β, ε and κ of all transitions."""
+    needed = ctx.needs_input_grad
+    first, half, second = (
+        torch.stack([getattr(t, name) for t in ctx.transitions]) for name in ("first_drift", "half", "second_drift")
+    )
     beta_bar = step_bar = taming_bar = None
     if needed[5]:
         by_beta = torch.stack(ctx.scores) + torch.stack(ctx.positions)  # ∂g / ∂β at each position
         beta_bar = torch.addcmul(bar.first_g * by_beta[:-1], bar.second_g, by_beta[1:]).flatten(1).sum(1)
     if needed[6]:
-        halves = torch.addcmul(values["second_drift"] * bar.after, values["first_drift"], bar.half)
-        step_bar = torch.add(values["half"] * bar.z, halves, alpha=0.5).sum_to_size(step_size.shape)
+        kicks = torch.addcmul(second * bar.after, first, bar.half)
+        step_bar = torch.add(half * bar.z, kicks, alpha=0.5).sum_to_size(step_size.shape)
     if taming is not None and needed[7]:
-        cubes = torch.addcmul(
-            bar.second_drift * values["second_drift"].pow(3), bar.first_drift, values["first_drift"].pow(3)
-        )
+        cubes = torch.addcmul(bar.second_drift * second.pow(3), bar.first_drift, first.pow(3))
         taming_bar = -taming * cubes.sum_to_size(taming.shape)  # ∂T / ∂κ = −κ T³
     return beta_bar, step_bar, taming_bar
 

@@ -8,8 +8,7 @@ prior of the latents, the gradient of the log joint density in :math:`x_n` is
     s(x_n) = \sum_m c_{nm}\, k(x_n, z_m)\, \frac{z_m - x_n}{\ell^2} + r + t \odot x_n, \qquad
     c_n = L_{uu}^{-T} (b_n - H_n a_n),
 
-where :math:`r + t \odot x` is the score of the prior.  The score is a chain of 16 tensor operations, its vector-Jacobian product
-one of 17, without autograd.
+where :math:`r + t \odot x` is the score of the prior.  The score takes 16 tensor operations, its vector-Jacobian product 17.
 """
 
 from collections.abc import Sequence
@@ -140,7 +139,8 @@ class RBFScore(NamedTuple):
         :param evaluated: intermediate results of each evaluation.
         :param bars: derivatives of the loss that :meth:`pull_back` returned for each.
         """
-        at, bar = (type(items[0])(*map(torch.stack, zip(*items, strict=True))) for items in (evaluated, bars))
+        at = Evaluated(*map(torch.stack, zip(*evaluated, strict=True)))
+        bar = Bars(*map(torch.stack, zip(*bars, strict=True)))
         gradients = RBFScore(
             inverse_lengthscale=torch.addcmul(bar.score * at.pull, bar.x, at.X),
             shift=bar.x,
@@ -154,7 +154,7 @@ class RBFScore(NamedTuple):
             slope=bar.score * at.X,
         )
         return tuple(
-            None if gradient is None else gradient.sum_to_size(own.shape)
+            None if gradient is None or own is None else gradient.sum_to_size(own.shape)
             for gradient, own in zip(gradients, self, strict=True)
         )
 
@@ -209,7 +209,7 @@ def score(coefficients: RBFScore, X: Float[Tensor, "*#batch N Q"]) -> Float[Tens
 
 class _Score(Function):
     @staticmethod
-    def forward(ctx: Any, X: Tensor, *coefficients: Tensor | None) -> Tensor:
+    def forward(ctx: Any, X: Tensor, *coefficients: Any) -> Tensor:
         value, ctx.evaluated = RBFScore(*coefficients).evaluate(X)
         ctx.save_for_backward(*coefficients)
         return value

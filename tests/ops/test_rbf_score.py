@@ -27,7 +27,8 @@ class Problem:
         self.residual, self.observed = torch.randn(N, D).double(), torch.rand(N, D) > 0.4 if missing else None
         self.precision, self.u = positive(D), torch.randn(*batch, D, M).double()
         self.scale_tril = torch.randn(D, M, M).double().tril()
-        self.Z, self.variance, self.lengthscale = torch.randn(M, Q).double(), positive(*kernel_batch), positive(*kernel_batch, Q)
+        self.Z, self.variance = torch.randn(M, Q).double(), positive(*kernel_batch)
+        self.lengthscale = positive(*kernel_batch, Q)
 
     def parameters(self):
         tensors = (self.precision, self.u, self.scale_tril, self.Z, self.variance, self.lengthscale)

@@ -73,7 +73,12 @@ class AnnealedChain:
             for eta, x in zip(self.step_size, z, strict=True)
         )
         target, transition = self.target, self.transition
-        if self.loop is None and len(self.beta) and isinstance(target, PureTarget) and isinstance(transition, LangevinTransition):
+        if (
+            self.loop is None
+            and len(self.beta)
+            and isinstance(target, PureTarget)
+            and isinstance(transition, LangevinTransition)
+        ):
             score = target.score_tensors()
             if score is not None:
                 return self._run_at_once(transition, score, z[0], step_size[0])
@@ -93,8 +98,8 @@ class AnnealedChain:
         momentum = torch.randn_like(z) if transition.has_momentum else None
         noise = [torch.randn_like(z) for _ in range(len(self.beta))]
         if shape[:-2].numel() == 1:  # matrices take fewer operations than batches of one matrix
-            z, momentum, *noise = (None if x is None else x.view(shape[-2:]) for x in (z, momentum, *noise))
-            step_size = step_size.flatten(1, -2)
+            z, step_size, *noise = z.view(shape[-2:]), step_size.flatten(1, -2), *(x.view(shape[-2:]) for x in noise)
+            momentum = None if momentum is None else momentum.view(shape[-2:])
         schedule = transition.in_units_of_momentum(step_size, self.momentum_persistence)
         chain = langevin.langevin_chain(score, z, momentum, noise, self.beta, *schedule, transition.max_gradient)
         return ChainEnds(*((x.view(shape),) for x in (chain.first_score, chain.z, chain.log_ratio)))

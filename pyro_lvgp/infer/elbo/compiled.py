@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from pyro_lvgp._compile.compilation import Compiled, compile_graph
 from pyro_lvgp._compile.recording import CountOperations, record
+from pyro_lvgp._utils.control_flow import record_conditions
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.infer._parameters import unconstrained
@@ -34,15 +36,18 @@ class CompiledELBO(ELBO):
 
     The first step runs eagerly.  The second step is recorded through model, guide, handlers and backward pass as a graph of
     tensor operations, which takes a second or two, and compiled, which takes seconds to minutes, and grows with the number of
-    operations.  Under ``backend="torchscript"`` it is not compiled: the operations run one by one without Python, and on a CPU
-    have the results of eager steps to the last bit.  Later steps run the graph.  As in Pyro's ``JitTrace_ELBO``, everything but parameters and tensor arguments is constant
-    in a graph: the structure, settings of modules, and attributes that are tensors.  Arguments of other shapes, and other
-    numbers or strings, have graphs of their own.
+    operations.  Later steps run the graph.  Under ``backend="torchscript"`` it is not compiled: its operations run one by one
+    without Python.  On a CPU their results are those of eager steps to the last bit, but for rounding where entries are
+    missing.
+
+    As in Pyro's ``JitTrace_ELBO``, everything but parameters and tensor arguments is constant in a graph: the structure,
+    settings of modules, and attributes that are tensors.  Arguments of other shapes, and other numbers or strings, have graphs
+    of their own.
 
     A graph checks the conditions on values under which it was recorded.  A step that violates a condition, such as one whose
-    kernel matrix needs more jitter, runs without compilation, with a warning.  The tenth such step is recorded again and
-    replaces the graph, then the hundredth, and so on: a graph recorded for a mini-batch with missing entries is valid for
-    complete mini-batches, but not vice versa.
+    kernel matrix needs more jitter, runs eagerly, with a warning if the graph was compiled.  The tenth such step is recorded
+    again and replaces the graph, then the hundredth, and so on: a graph recorded for a mini-batch with missing entries is
+    valid for complete mini-batches, but not vice versa.
 
     Random numbers are those of an eager step, unless a draw depends on parameters (such as that of a Gamma).  Without such
     draws, the first results of a graph are compared with those of eager execution.  If the results differ by more than
@@ -112,10 +117,13 @@ class CompiledELBO(ELBO):
         signature = (model, guide, str(structure), *map(_signature, leaves))
         step = self._steps.get(signature)
         if step is None or step.is_outdated():
-            with poutine.trace(param_only=True) as capture, CountOperations() as operations:
+            is_compiled = self.backend != "torchscript"
+            # By the operations that are to be recorded, so that a fit goes on from a checkpoint with the same results.
+            as_recorded = nullcontext() if is_compiled else record_conditions(bool)
+            with poutine.trace(param_only=True) as capture, CountOperations() as operations, as_recorded:
                 value = self.bound.loss_and_grads(model, guide, *args, **kwargs)
             # A compilation is worth a warning where it is of no use; a recording takes little time.
-            self._steps[signature] = _Step(capture.trace, operations.total, warns=self.backend != "torchscript")
+            self._steps[signature] = _Step(capture.trace, operations.total, warns=is_compiled)
             return value
         if self.max_operations is not None and step.num_operations > self.max_operations:
             return self.bound.loss_and_grads(model, guide, *args, **kwargs)
