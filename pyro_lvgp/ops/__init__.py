@@ -7,10 +7,12 @@ __all__ = [
     "linalg",
     "logistic",
     "low_rank",
+    "ordered_probit",
     "quadrature",
     "quasi_monte_carlo",
     "sparse_sites",
     "state_space",
+    "student_t",
 ]
 
 from pyro_lvgp.ops import (
@@ -20,8 +22,10 @@ from pyro_lvgp.ops import (
     linalg,
     logistic,
     low_rank,
+    ordered_probit,
     quadrature,
     quasi_monte_carlo,
     sparse_sites,
     state_space,
+    student_t,
 )
