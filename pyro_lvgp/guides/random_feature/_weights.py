@@ -110,7 +110,7 @@ class ExplicitWeights(PyroModule):
 
     def distribution(self) -> DrawnNormal:
         """Return the posterior as a multivariate normal, whose divergence from the prior has a closed form."""
-        # P reversed in both dimensions is R Rᵀ, so that R reversed is upper, and its transposed inverse the lower factor of P⁻¹.
+        # P reversed in both dimensions is R Rᵀ: R reversed and transposed is lower, and its inverse is the factor of P⁻¹.
         R = safe_cholesky(self.precision.flip(-2, -1), jitter=0.0, name="weight precision")
         scale_tril = invert_lower(R.flip(-2, -1).mT)
         return DrawnNormal(self.posterior().mean, scale_tril=scale_tril, validate_args=False)

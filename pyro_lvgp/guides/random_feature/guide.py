@@ -208,10 +208,7 @@ class RandomFeatureGuide(SampledGuide):
 
     def _sample_weights(self, omega: Tensor, X: Tensor | None, *, has_all: bool) -> dict[str, Tensor]:
         """Draw the weights from explicit posteriors, or given the latents of all rows."""
-        if X is None:
-            posterior = self.a.distribution()
-        else:
-            posterior = self._collapsed_weights(omega, X, has_all)
+        posterior = self.a.distribution() if X is None else self._collapsed_weights(omega, X, has_all)
         with pyro.plate("outputs", self.model.data_dim, dim=-1):
             return {"a": pyro.sample("a", posterior)}
 
