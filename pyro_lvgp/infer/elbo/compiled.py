@@ -18,6 +18,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from pyro_lvgp._compile.compilation import Compiled, compile_graph
 from pyro_lvgp._compile.recording import record
+from pyro_lvgp._utils.argument_types import checks_types
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.infer._parameters import unconstrained
@@ -67,6 +68,7 @@ class CompiledELBO(ELBO):
     >>> losses = [svi.step(Y) for _ in range(3)]
     """
 
+    @checks_types
     def __init__(self, bound: ELBO, *, backend: str = "inductor", options: Mapping[str, Any] | None = None):
         # Subclasses of Pyro's bounds may combine the terms of Trace_ELBO differently, which would not be recorded.
         if not isinstance(bound, DifferentiableELBO) and type(bound) not in (Trace_ELBO, TraceMeanField_ELBO):
