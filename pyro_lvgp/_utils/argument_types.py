@@ -145,7 +145,7 @@ def _is_of(value: Any, hint: Any, strict: bool) -> bool:
         return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool | np.bool_)
     if hasattr(hint, "array_type"):  # of jaxtyping, which says more than the type
         return isinstance(value, hint.array_type)
-    kind = type(None) if hint is None else origin or hint
+    kind: Any = type(None) if hint is None else origin or hint
     if kind is Callable:
         return callable(value) and not (strict and isinstance(value, type))  # a class in place of an instance
     if not isinstance(kind, type) or (
@@ -154,10 +154,11 @@ def _is_of(value: Any, hint: Any, strict: bool) -> bool:
         return True
     if not isinstance(value, kind) or (isinstance(value, str) and kind in _MANY):  # a text is not many texts
         return False
+    parts: Any = value
     if kind is Mapping and (hints := typing.get_args(hint)):
-        return all(_is_of(part, hints[1], strict) for part in value.values())
+        return all(_is_of(part, hints[1], strict) for part in parts.values())
     if kind in (Sequence, list) and (hints := typing.get_args(hint)):
-        return all(_is_of(part, hints[0], strict) for part in value)
+        return all(_is_of(part, hints[0], strict) for part in parts)
     return True
 
 

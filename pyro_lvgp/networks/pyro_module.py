@@ -29,9 +29,10 @@ def as_pyro_module(network: nn.Module) -> Any:
     >>> [name for name, _ in net.named_parameters()][0]
     '0.weight_unconstrained'
     """
-    _convert(network)
-    take_unique_name(network, only_in_pyro=True)
-    return network
+    module: Any = network  # a PyroModule after the conversion
+    _convert(module)
+    take_unique_name(module, only_in_pyro=True)
+    return module
 
 
 def _convert(network: Any) -> None:

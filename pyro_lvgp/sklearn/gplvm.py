@@ -201,9 +201,10 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsEstimator):
     def _log_evidence(self, Y: Tensor, prior: Any, draws: Tensor, noise: Tensor) -> Tensor:
         """Estimate the log evidence of standardised rows by draws of the prior, and of Gaussians with the given noise."""
         posterior: Any = self.model_.infer_latents(self.guide_, Y, prior=prior, seed=self._seed)
-        log_shares, gaussians = Y.new_zeros(len(Y), 1), [posterior]
+        gaussians, log_shares = [posterior], Y.new_zeros(len(Y), 1)
         if isinstance(posterior, MixtureSameFamily):
-            log_shares, parts = posterior.mixture_distribution.logits.log_softmax(-1), posterior.component_distribution
+            parts: Any = posterior.component_distribution
+            log_shares = posterior.mixture_distribution.logits.log_softmax(-1)
             moments = zip(parts.mean.unbind(1), parts.scale_tril.unbind(1), strict=True)
             gaussians = [MultivariateNormal(mean, scale_tril=scale_tril) for mean, scale_tril in moments]
         proposals = [(-math.log(2.0), draws[:, None].expand(-1, len(Y), -1))]
