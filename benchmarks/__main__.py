@@ -68,10 +68,17 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, metavar="N", help="number of seeds; 3 for most, 1 with --quick")
     parser.add_argument("--only", metavar="PART", help="one part of a benchmark of several")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="device to fit on, for benchmarks that can use a GPU")
-    parser.add_argument("--minutes", type=float, metavar="M", help="duration of a benchmark that takes as long as it is given")
+    parser.add_argument("--minutes", type=_minutes, metavar="M", help="duration, for benchmarks of a given duration")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="also draw the rows, for benchmarks that can")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file")
     return parser
+
+
+def _minutes(text: str) -> float:
+    """Convert an argument to a duration."""
+    if not 0.0 <= (minutes := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"expected 0 or more, got {text}")
+    return minutes
 
 
 def _options_of_run(parser: argparse.ArgumentParser, args: argparse.Namespace, benchmark: ModuleType) -> dict[str, Any]:
@@ -95,8 +102,6 @@ def _options_of_run(parser: argparse.ArgumentParser, args: argparse.Namespace, b
     for name in ("minutes", "picture"):
         if getattr(args, name) is not None and name not in parameters:
             parser.error(f"expected no --{name} for {args.name}, got {str(getattr(args, name))!r}")
-    if args.minutes is not None and not 0.0 <= args.minutes < math.inf:
-        parser.error(f"expected --minutes of 0 or more, got {args.minutes}")
     optional = {"only": args.only, "device": args.device, "minutes": args.minutes, "picture": args.picture}
     return {"quick": args.quick, "seeds": seeds} | {name: value for name, value in optional.items() if value is not None}
 

@@ -67,6 +67,11 @@ def annealed(**options: Any) -> dict[str, Any]:
     return {"model": model, "guide": guide, "args": (Y,)}
 
 
+def latents() -> dict[str, torch.Tensor]:
+    nodes = pyro.poutine.trace(fitted()[0]).get_trace(Y).nodes
+    return {name: nodes[name]["value"] for name in ("X", "u")}
+
+
 def process() -> distributions.GaussianProcess:
     return distributions.GaussianProcess(kernels.RBF(1), T)
 
@@ -207,7 +212,7 @@ VALID: dict[str, Callable[[], dict[str, Any]]] = {
     "mask_like_rows": lambda: {"y": Y},
     "mask_like_shifted": lambda: {"y": Y},
     "replace_parameter": lambda: {"owner": likelihoods.Gaussian(), "name": "variance", "value": torch.tensor(1.0)},
-    "bound_sandwich": lambda: annealed(likelihood_term="fitc") | {"latents": {"X": torch.zeros(N, 2)}, "num_samples": 1},
+    "bound_sandwich": lambda: annealed(likelihood_term="fitc") | {"latents": latents(), "num_samples": 1},
     "calibrate": lambda: {"prediction": prediction(), "y": Y},
     "chain_gain": lambda: annealed() | {"num_samples": 2},
     "effective_sample_size": lambda: {"log_weights": torch.zeros(30)},

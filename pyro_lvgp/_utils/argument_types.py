@@ -76,7 +76,7 @@ def explain_types(error: Exception, function: Callable[..., Any], args: tuple[An
     :param args: its arguments by position.
     :param kwargs: its arguments by name.
     """
-    if "expected" in str(error):
+    if isinstance(error, TypeError | ValueError) and "expected" in str(error):
         return
     if text := _first_wrong(function, args, kwargs, strict=True):
         raise TypeError(text) from error
@@ -113,7 +113,7 @@ def _declared(
     try:
         signature, hints = _signature(function)
         given = signature.bind(*args, **kwargs).arguments
-    except (TypeError, NameError):
+    except TypeError:
         return
     for name, value in given.items():
         if name in hints and signature.parameters[name].kind not in (
@@ -125,7 +125,12 @@ def _declared(
 
 @cache
 def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
-    return inspect.signature(function), typing.get_type_hints(function)
+    try:
+        hints = typing.get_type_hints(function)
+    except NameError:  # names that are imported for type checkers alone
+        annotations = inspect.get_annotations(inspect.unwrap(function))
+        hints = {name: hint for name, hint in annotations.items() if not isinstance(hint, str)}
+    return inspect.signature(function), hints
 
 
 def _is_of(value: Any, hint: Any, strict: bool) -> bool:
@@ -133,10 +138,6 @@ def _is_of(value: Any, hint: Any, strict: bool) -> bool:
     if hint is Any:
         return True
     origin = typing.get_origin(hint)
-    if origin is type:
-        return isinstance(value, type) and all(
-            isinstance(part, type) and issubclass(value, part) for part in typing.get_args(hint)
-        )
     if origin in (typing.Union, types.UnionType):
         return any(_is_of(value, part, strict) for part in typing.get_args(hint))
     if origin is Literal:
@@ -145,21 +146,32 @@ def _is_of(value: Any, hint: Any, strict: bool) -> bool:
         return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool | np.bool_)
     if hasattr(hint, "array_type"):  # of jaxtyping, which says more than the type
         return isinstance(value, hint.array_type)
+    return _is_instance(value, hint, origin, strict)
+
+
+def _is_instance(value: Any, hint: Any, origin: Any, strict: bool) -> bool:
+    """Return whether a value may be of a type that is neither a union, nor a number, nor a tensor."""
+    if origin is type:
+        return isinstance(value, type) and all(
+            isinstance(part, type) and issubclass(value, part) for part in typing.get_args(hint)
+        )
     kind: Any = type(None) if hint is None else origin or hint
     if kind is Callable:
         return callable(value) and not (strict and isinstance(value, type))  # a class in place of an instance
-    if not isinstance(kind, type) or (
-        getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False)
-    ):
+    is_static = getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False)
+    if not isinstance(kind, type) or is_static:
         return True
     if not isinstance(value, kind) or (isinstance(value, str) and kind in _MANY):  # a text is not many texts
         return False
-    parts: Any = value
-    if kind is Mapping and (hints := typing.get_args(hint)):
-        return all(_is_of(part, hints[1], strict) for part in parts.values())
-    if kind in (Sequence, list) and (hints := typing.get_args(hint)):
-        return all(_is_of(part, hints[0], strict) for part in parts)
-    return True
+    return all(_is_of(part, hint_of_parts, strict) for part, hint_of_parts in _parts(value, kind, typing.get_args(hint)))
+
+
+def _parts(value: Any, kind: Any, hints: tuple[Any, ...]) -> Iterator[tuple[Any, Any]]:
+    """Yield the entries of a list, sequence or mapping with their declared type."""
+    if kind is Mapping and hints:
+        yield from ((part, hints[1]) for part in value.values())
+    elif kind in (Sequence, list) and hints:
+        yield from ((part, hints[0]) for part in value)
 
 
 def _short(value: Any) -> str:

@@ -30,6 +30,7 @@ class Predictive(Protocol):
         ...
 
 
+@names_types
 def gap_folds(
     y: Float[Tensor, "..."], num_folds: int = 3, *, consecutive: bool = False, seed: int = 0
 ) -> Bool[Tensor, "folds N D"]:

@@ -80,7 +80,6 @@ def test_list_names_every_benchmark_with_its_first_line(capsys):
         ["fake", "--device", "cpu"],
         ["fake", "--minutes", "1"],
         ["fake", "--picture", "x.png"],
-        ["soak", "--minutes", "nan"],
     ],
 )
 def test_bad_arguments_exit_with_2_before_anything_runs(fake, argv, capsys):
