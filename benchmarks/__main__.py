@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import inspect
+import math
 import pkgutil
 import shlex
 import sys
@@ -29,7 +30,8 @@ def main(argv: Sequence[str] | None = None, known: Mapping[str, ModuleType] | No
     """Run the benchmark that the command line names, and print its table.
 
     A benchmark is a module with a docstring, ``run(*, quick, seeds)`` that yields a Measurement for each seed and metric,
-    ``PUBLISHED`` rows for comparison, ``NOTES`` on how to read the table, and ``NUM_THREADS`` for torch.  A benchmark of
+    ``PUBLISHED`` rows for comparison, ``NOTES`` on how to read the table, and ``NUM_THREADS`` for torch; ``NUM_SEEDS``, if it
+    is there, is the default of ``--seeds``, and ``run`` may have arguments ``minutes`` and ``picture``.  A benchmark of
     several parts has ``TASKS``, the names of the parts or a dictionary by name, and an argument ``only`` of ``run``.
 
     :param argv: arguments; those of the process by default.
@@ -63,20 +65,31 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("name", nargs="?", metavar="NAME", help="the benchmark to run")
     parser.add_argument("--list", action="store_true", help="list the benchmarks")
     parser.add_argument("--quick", action="store_true", help="few steps and one seed, to check that it runs")
-    parser.add_argument("--seeds", type=int, metavar="N", help="number of seeds; 3, or 1 with --quick")
+    parser.add_argument("--seeds", type=int, metavar="N", help="number of seeds; 3 for most, 1 with --quick")
     parser.add_argument("--only", metavar="PART", help="one part of a benchmark of several")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="device to fit on, for benchmarks that can use a GPU")
+    parser.add_argument("--minutes", type=_minutes, metavar="M", help="duration, for benchmarks of a given duration")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="also draw the rows, for benchmarks that can")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file")
     return parser
 
 
+def _minutes(text: str) -> float:
+    """Convert an argument to a duration."""
+    if not 0.0 <= (minutes := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"expected 0 or more, got {text}")
+    return minutes
+
+
 def _options_of_run(parser: argparse.ArgumentParser, args: argparse.Namespace, benchmark: ModuleType) -> dict[str, Any]:
     """Check the command line, and return the arguments of ``benchmark.run``."""
-    seeds = args.seeds if args.seeds is not None else (1 if args.quick else 3)
+    seeds = args.seeds if args.seeds is not None else (1 if args.quick else getattr(benchmark, "NUM_SEEDS", 3))
     if seeds < 1:
         parser.error(f"expected --seeds of 1 or more, got {seeds}")
-    if args.json is not None and not args.json.parent.is_dir():
-        parser.error(f"expected --json in a folder that exists, got {str(args.json)!r}; make the folder first")
+    for name in ("json", "picture"):
+        path = getattr(args, name)
+        if path is not None and not path.parent.is_dir():
+            parser.error(f"expected --{name} in a folder that exists, got {str(path)!r}; make the folder first")
     parts = list(getattr(benchmark, "TASKS", ()))
     if args.only is not None and args.only not in parts:
         parser.error(f"expected --only to be one of {parts} for {args.name}, got {args.only!r}")
@@ -86,7 +99,10 @@ def _options_of_run(parser: argparse.ArgumentParser, args: argparse.Namespace, b
     device = args.device or ("device" in parameters and parameters["device"].default)
     if device == "cuda" and not torch.cuda.is_available():
         parser.error(f"expected a GPU for {args.name}, got none; use --device cpu, or see torch.cuda.is_available()")
-    optional = {"only": args.only, "device": args.device}
+    for name in ("minutes", "picture"):
+        if getattr(args, name) is not None and name not in parameters:
+            parser.error(f"expected no --{name} for {args.name}, got {str(getattr(args, name))!r}")
+    optional = {"only": args.only, "device": args.device, "minutes": args.minutes, "picture": args.picture}
     return {"quick": args.quick, "seeds": seeds} | {name: value for name, value in optional.items() if value is not None}
 
 

@@ -71,6 +71,34 @@ def test_errors_name_the_argument(function: Callable[..., Any], name: str, wrong
         function(*[arguments.pop(key) for key in ("model", "guide") if is_data], *[Y] * is_data, **arguments)
 
 
+@pytest.mark.parametrize("function", [diagnostics.pareto_k, diagnostics.effective_sample_size])
+def test_log_weights_without_entries_or_of_integers(function: Callable[..., Any]) -> None:
+    for empty in (torch.zeros(0), torch.zeros(30, 0), torch.zeros(())):
+        with pytest.raises(ValueError, match=r"expected log_weights \[draws, ...\] with one draw or more, got \["):
+            function(empty)
+    with pytest.raises(TypeError, match=r"expected log_weights of a floating-point dtype, got torch.int64; use .*double"):
+        function(torch.zeros(30, dtype=torch.long))
+
+
+@pytest.mark.parametrize("bad", [[1, 2], "text", 0.5])
+def test_bounds_decoders_and_networks_are_refused_at_once(bad: Any) -> None:
+    for make in (infer.MeanFieldELBO, infer.ImportanceWeightedELBO):
+        if not isinstance(bad, str):  # the name of a plate
+            with pytest.raises(TypeError, match=r"expected local_plate to be str, got"):
+                make(bad)
+    with pytest.raises(TypeError, match=r"expected decoder to be .*Module"):
+        GPVAE(kernels.RBF(1), bad)
+
+
+def test_importance_weights_of_collapsed_weights_are_drawn_one_by_one() -> None:
+    model = RandomFeatureLVM(N, D, latent_dim=2, num_frequencies=4)
+    guide = RandomFeatureGuide(model)
+    guide(Y)
+    with pytest.raises(ValueError, match="num_samples=1 or vectorize=False"):
+        diagnostics.log_weights(model, guide, Y, num_samples=3)
+    assert diagnostics.log_weights(model, guide, Y, num_samples=3, vectorize=False).shape == (3, N)
+
+
 def test_what_works_is_not_refused() -> None:
     assert kernels.RBF(np.int64(1), lengthscale=np.float64(0.5)).lengthscale.tolist() == [0.5]
     assert isinstance(infer.JointAdam(lr=1), infer.JointAdam)
@@ -91,5 +119,5 @@ def test_learning_rates(lr: float) -> None:
 
 
 def test_a_truth_value_is_no_count() -> None:
-    with pytest.raises(TypeError, match="expected a whole number as total_count, got True"):
+    with pytest.raises(TypeError, match=r"expected total_count to be .*, got True of type bool"):
         likelihoods.Binomial(True)

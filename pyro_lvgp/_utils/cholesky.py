@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.control_flow import holds
 
 __all__ = ["FIRST_JITTER", "NotPositiveDefiniteError", "safe_cholesky"]
@@ -18,6 +19,7 @@ class NotPositiveDefiniteError(ValueError):
     """A covariance matrix has no Cholesky factor, even with the largest jitter allowed."""
 
 
+@names_types
 def safe_cholesky(
     K: Float[Tensor, "*batch M M"],
     *,

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from pyro_lvgp._utils.argument_types import explain_types
+from pyro_lvgp._utils.argument_types import check_types
 
 __all__ = ["Construction", "RecordsConstruction", "construction_of"]
 
@@ -31,12 +31,9 @@ class RecordsConstruction(type):
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        try:
-            created = super().__call__(*args, **kwargs)
-        except Exception as error:
-            constructor: Any = cls
-            explain_types(error, constructor.__init__, (cls, *args), kwargs)
-            raise
+        constructor: Any = cls.__init__  # type: ignore[misc]
+        check_types(constructor, (cls, *args), kwargs)
+        created = super().__call__(*args, **kwargs)
         _CONSTRUCTIONS[created] = Construction(cls, args, kwargs)
         return created
 

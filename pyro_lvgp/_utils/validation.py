@@ -62,6 +62,14 @@ def check_sizes(*, least: int = 1, **sizes: int) -> None:
             raise ValueError(f"expected {name} of {least} or more, got {size}")
 
 
+def check_device(device: torch.device | str | None) -> None:
+    """Raise unless the device is None, or one that torch knows."""
+    try:
+        torch.device("cpu" if device is None else device)
+    except RuntimeError as error:
+        raise ValueError(f"expected a device such as 'cpu' or 'cuda:0', got {device!r}") from error
+
+
 def check_init_scale(init_scale: float) -> None:
     """Raise unless the initial scale of a guide is positive and finite."""
     if isinstance(init_scale, bool) or not 0 < init_scale < math.inf:

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.cholesky import safe_cholesky
 from pyro_lvgp.ops.linalg import solve_lower
 
@@ -71,6 +72,7 @@ class NormalInverseWishart(NamedTuple):
         return self.scatter - _outer(self.kappa_mean, self.mean)
 
 
+@names_types
 def normal_inverse_wishart(
     prior: NormalInverseWishart,
     responsibilities: Float[Tensor, "*#batch L C"],
@@ -108,6 +110,7 @@ def normal_inverse_wishart(
     )
 
 
+@names_types
 def normal_log_likelihood(
     components: NormalInverseWishart,
     mean: Float[Tensor, "*#batch L Q"],
@@ -142,6 +145,7 @@ def normal_log_likelihood(
     return constant.unsqueeze(-2) - 0.5 * components.dof.unsqueeze(-2) * squares
 
 
+@names_types
 def normal_inverse_wishart_kl(q: NormalInverseWishart, p: NormalInverseWishart) -> Float[Tensor, "*batch"]:
     """Compute ``KL(q ‖ p)``, the KL of the covariances plus the expected KL of the means given the covariances.
 

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.cholesky import safe_cholesky
 
 __all__ = ["NaturalGaussian", "gamma_precision", "gaussian_weights"]
@@ -33,6 +34,7 @@ class NaturalGaussian(NamedTuple):
         return torch.cholesky_solve(self.precision_mean[..., None], L_precision).squeeze(-1)
 
 
+@names_types
 def gaussian_weights(
     prior: NaturalGaussian,
     features: Float[Tensor, "*#batch N L"],
@@ -60,6 +62,7 @@ def gaussian_weights(
     return NaturalGaussian(precision_mean.expand(*batch, -1), total.expand(*batch, -1, -1))
 
 
+@names_types
 def gamma_precision(
     shape: Float[Tensor, "*#batch"],
     rate: Float[Tensor, "*#batch"],

@@ -5,6 +5,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pyro_lvgp._utils.argument_types import names_types
+
 __all__ = [
     "categorical_assignments",
     "concentration",
@@ -38,6 +40,7 @@ def stick_log_weights(
     return log_stick + log_remainder
 
 
+@names_types
 def stick_breaking(
     assignments: Float[Tensor, "*#batch L C"], concentration: Float[Tensor, "*#batch"]
 ) -> tuple[Float[Tensor, "*batch sticks"], Float[Tensor, "*batch sticks"]]:
@@ -62,6 +65,7 @@ def stick_breaking(
     return a.expand(b.shape), b
 
 
+@names_types
 def concentration(
     shape: Float[Tensor, "*#batch"],
     rate: Float[Tensor, "*#batch"],
@@ -87,6 +91,7 @@ def concentration(
     return shape, rate
 
 
+@names_types
 def dirichlet_weights(
     assignments: Float[Tensor, "*#batch L C"], concentration: Float[Tensor, "*#batch C"]
 ) -> Float[Tensor, "*batch C"]:
@@ -103,6 +108,7 @@ def dirichlet_weights(
     return concentration + assignments.sum(-2)
 
 
+@names_types
 def dirichlet_log_weights(concentration: Float[Tensor, "*batch C"]) -> Float[Tensor, "*batch C"]:
     r"""Compute expected log weights :math:`E \log \pi_c = \psi(\alpha_c) - \psi(\sum_j \alpha_j)` under a Dirichlet.
 
@@ -116,6 +122,7 @@ def dirichlet_log_weights(concentration: Float[Tensor, "*batch C"]) -> Float[Ten
     return torch.digamma(concentration) - torch.digamma(concentration.sum(-1, keepdim=True))
 
 
+@names_types
 def categorical_assignments(
     log_weights: Float[Tensor, "*#batch C"], log_likelihood: Float[Tensor, "*#batch L C"]
 ) -> Float[Tensor, "*batch L C"]:

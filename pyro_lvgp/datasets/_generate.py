@@ -7,6 +7,7 @@ from jaxtyping import Float, Shaped
 from scipy.special import expit
 from sklearn.datasets import make_s_curve
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.datasets._dataset import Dataset
 
@@ -14,6 +15,7 @@ _LIKELIHOODS = ("gaussian", "bernoulli", "poisson", "negative-binomial", "binomi
 _JITTER = 1e-6
 
 
+@names_types
 def s_curve(
     num_data: int = 500,
     data_dim: int = 100,
@@ -88,6 +90,7 @@ def s_curve(
     )
 
 
+@names_types
 def bouncing_balls(
     num_sequences: int = 80,
     num_steps: int = 50,

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from tqdm import tqdm
 
+from pyro_lvgp._utils.argument_types import checks_types
 from pyro_lvgp.datasets._dataset import Dataset
 from pyro_lvgp.datasets._fetch import _FOLDER_VARIABLE, _cache_folder, _own_folder
 from pyro_lvgp.datasets._limits import download as download_file
@@ -53,6 +54,7 @@ class _Station(NamedTuple):
     name: str
 
 
+@checks_types
 def ghcn_daily(
     stations: str | Iterable[str],
     years: Iterable[int | np.integer],

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.validation import check_tensors
 from pyro_lvgp.models import Prediction
 
@@ -53,6 +54,7 @@ class Calibration:
         return torch.minimum(lower, middle), torch.maximum(upper, middle)
 
 
+@names_types
 def calibrate(
     prediction: Prediction,
     y: Float[Tensor, "*shape"],

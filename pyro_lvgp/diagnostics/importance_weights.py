@@ -12,7 +12,7 @@ from torch import Tensor
 from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
-from pyro_lvgp._utils.validation import check_sizes
+from pyro_lvgp._utils.validation import check_sizes, check_tensors
 from pyro_lvgp.diagnostics._local_plate import find_local_plate
 from pyro_lvgp.infer import ImportanceWeightedELBO, sample_traces
 
@@ -73,10 +73,13 @@ def effective_sample_size(log_weights: Float[Tensor, "S *batch"]) -> Float[Tenso
     """Compute Kish's effective sample size ``(Σ_s w_s)² / Σ_s w_s²`` of the S draws, between 1 and S.
 
     :param log_weights: log weights, draws first.
+    :raises ValueError: for log weights without entries.
+    :raises TypeError: for log weights that are not of a floating-point dtype.
 
     >>> effective_sample_size(torch.zeros(8, 2))
     tensor([8., 8.])
     """
+    _check_log_weights(log_weights)
     weights = (log_weights - log_weights.amax(0)).exp()
     return weights.sum(0).square() / weights.square().sum(0)
 
@@ -89,13 +92,15 @@ def pareto_k(log_weights: Float[Tensor, "S *batch"]) -> Float[Tensor, "*batch"]:
     weights, ∞ if all but a few weights are negligible beside the largest, and NaN if a weight is NaN.
 
     :param log_weights: log weights, draws first; a reliable estimate needs some hundred draws.
-    :raises ValueError: with fewer than 25 draws.
+    :raises ValueError: with fewer than 25 draws, or log weights without entries.
+    :raises TypeError: for log weights that are not of a floating-point dtype.
 
     Source: Vehtari et al. (2024), "Pareto smoothed importance sampling"; Yao et al. (2018), "Yes, but did it work?".
 
     >>> pareto_k(torch.randn(200, 2)).shape
     torch.Size([2])
     """
+    _check_log_weights(log_weights)
     S = len(log_weights)
     if S < 25:
         raise ValueError(f"expected 25 draws or more to fit a tail, got {S}; some hundred are better")
@@ -105,6 +110,15 @@ def pareto_k(log_weights: Float[Tensor, "S *batch"]) -> Float[Tensor, "*batch"]:
     excesses = columns[:, 1:] - columns[:, :1]
     shapes = [_tail_shape(*each) for each in zip(excesses, rounding.reshape(-1).tolist(), strict=True)]
     return torch.as_tensor(shapes, dtype=log_weights.dtype, device=log_weights.device).reshape(log_weights.shape[1:])
+
+
+def _check_log_weights(log_weights: Tensor) -> None:
+    """Raise unless there are draws in the first dimension, of a floating-point dtype."""
+    check_tensors([log_weights])
+    if not log_weights.is_floating_point():
+        raise TypeError(f"expected log_weights of a floating-point dtype, got {log_weights.dtype}; use log_weights.double()")
+    if not log_weights.numel() or not log_weights.dim():
+        raise ValueError(f"expected log_weights [draws, ...] with one draw or more, got {list(log_weights.shape)}")
 
 
 def _tail_shape(excess: Float[Tensor, " tail"], rounding: float) -> float:

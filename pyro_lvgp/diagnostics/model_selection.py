@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from tqdm import tqdm
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.validation import check_tensors
 
 __all__ = ["Predictive", "gap_folds", "held_out_log_prob", "held_out_nll", "shifted_folds", "stacking_weights"]
@@ -29,6 +30,7 @@ class Predictive(Protocol):
         ...
 
 
+@names_types
 def gap_folds(
     y: Float[Tensor, "..."], num_folds: int = 3, *, consecutive: bool = False, seed: int = 0
 ) -> Bool[Tensor, "folds N D"]:
@@ -83,6 +85,7 @@ def gap_folds(
     return folds
 
 
+@names_types
 def shifted_folds(y: Float[Tensor, "..."], num_folds: int = 3) -> Bool[Tensor, "folds N D"]:
     """Make folds of entries to hold out, each of which has all gaps of the data at another place along the rows.
 
@@ -118,6 +121,7 @@ def shifted_folds(y: Float[Tensor, "..."], num_folds: int = 3) -> Bool[Tensor, "
     return folds
 
 
+@names_types
 def held_out_nll(
     candidates: Mapping[str, Callable[[Tensor], Predictive]],
     y: Float[Tensor, "*shape"],
@@ -151,6 +155,7 @@ def held_out_nll(
     return dict(sorted(((name, -values.mean().item()) for name, values in log_prob.items()), key=lambda item: item[1]))
 
 
+@names_types
 def held_out_log_prob(
     candidates: Mapping[str, Callable[[Tensor], Predictive]],
     y: Float[Tensor, "*shape"],
@@ -261,6 +266,7 @@ def _filled_in_support(y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return torch.where(missing, torch.where(least.isinf(), y[~missing].min(), least), y)
 
 
+@names_types
 def stacking_weights(
     log_prob: Mapping[_Name, Float[Tensor, " _"]],
     *,

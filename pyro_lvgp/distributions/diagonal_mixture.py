@@ -5,6 +5,8 @@ from pyro.distributions import Normal, TorchDistribution, constraints
 from torch import Tensor
 from torch.distributions import Independent, kl_divergence, register_kl
 
+from pyro_lvgp._utils.argument_types import checks_types, names_types
+
 __all__ = ["DiagonalMixture", "assignment_logits"]
 
 
@@ -38,6 +40,7 @@ class DiagonalMixture(TorchDistribution):
     support = constraints.real_vector
     has_rsample = True
 
+    @checks_types
     def __init__(self, logits: Tensor, locs: Tensor, scales: Tensor, validate_args: bool | None = None):
         locs, scales = torch.broadcast_tensors(locs, scales)
         batch_shape = torch.broadcast_shapes(logits.shape[:-1], locs.shape[:-2])
@@ -113,6 +116,7 @@ def _kl_gaussian_mixture(q, p):
     return -assignment_logits(q.base_dist.loc, q.base_dist.scale, p).logsumexp(-1)
 
 
+@names_types
 def assignment_logits(loc: Tensor, scale: Tensor, mixture: DiagonalMixture) -> Tensor:
     """Compute ``log w_c − KL(N(loc, scale²) ‖ N_c)``, the logits of the optimal component probabilities of a Gaussian.
 

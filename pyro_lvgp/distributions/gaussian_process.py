@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import MultivariateNormal, register_kl
 
+from pyro_lvgp._utils.argument_types import checks_types
 from pyro_lvgp._utils.cholesky import FIRST_JITTER, safe_cholesky
 from pyro_lvgp.distributions._function_values import FunctionValues
 from pyro_lvgp.kernels import Kernel
@@ -40,6 +41,7 @@ class GaussianProcess(FunctionValues):
     (torch.Size([3]), torch.Size([5]), torch.Size([3, 5]))
     """
 
+    @checks_types
     def __init__(
         self,
         kernel: Kernel,
@@ -154,14 +156,16 @@ class StructuredPosterior(FunctionValues):
     (tensor([1., 0.]), tensor([0.5000, 1.0000]))
     """
 
+    @checks_types
     def __init__(
         self,
-        prior: Any,
+        prior: torch.distributions.Distribution,
         site_mean: Float[Tensor, "*#batch N"],
         site_precision: Float[Tensor, "*#batch N"],
         validate_args: bool | None = None,
     ):
-        self.prior, self.site_mean, self.site_precision = prior, site_mean, site_precision
+        self.prior: Any = prior
+        self.site_mean, self.site_precision = site_mean, site_precision
         self._unexpanded = self
         shape = torch.broadcast_shapes(prior.batch_shape + prior.event_shape, site_mean.shape, site_precision.shape)
         super().__init__(shape[:-1], shape[-1:], validate_args=validate_args)

@@ -10,6 +10,7 @@ from jaxtyping import Bool
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
+from pyro_lvgp._utils.argument_types import checks_types
 from pyro_lvgp._utils.density_limits import log_prob_limit
 from pyro_lvgp.likelihoods import Likelihood, RowLikelihood
 
@@ -50,6 +51,7 @@ class LikelihoodPredictive(dist.TorchDistribution):
     arg_constraints = {}  # noqa: RUF012
     has_rsample = False
 
+    @checks_types
     def __init__(
         self,
         likelihood: Likelihood,

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from pyro_lvgp._utils.argument_types import checks_types
 from pyro_lvgp._utils.cholesky import FIRST_JITTER
 from pyro_lvgp.distributions._function_values import FunctionValues
 from pyro_lvgp.distributions.gaussian_process import GaussianProcess, StructuredPosterior
@@ -39,9 +40,10 @@ class StateSpacePosterior(StructuredPosterior):
     torch.Size([2, 10000])
     """
 
+    @checks_types
     def __init__(
         self,
-        prior: GaussianProcess,
+        prior: torch.distributions.Distribution,
         site_mean: Float[Tensor, "*#batch N"],
         site_precision: Float[Tensor, "*#batch N"],
         validate_args: bool | None = None,

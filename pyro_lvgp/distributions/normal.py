@@ -12,6 +12,7 @@ from pyro.distributions.torch_distribution import MaskedDistribution
 from torch import Tensor
 from torch.distributions import Independent, MultivariateNormal, Normal, register_kl
 
+from pyro_lvgp._utils.argument_types import checks_types
 from pyro_lvgp.ops.linalg import invert_lower
 
 __all__ = ["DrawnNormal", "PrecisionNormal", "PrecisionNormalAtMean", "without_independent"]
@@ -81,6 +82,7 @@ class PrecisionNormal(dist.TorchDistribution):
     support = constraints.real_vector
     has_rsample = True
 
+    @checks_types
     def __init__(self, loc: Tensor, precision_tril: Tensor, validate_args: bool | None = None):
         self.loc, self.precision_tril = loc, precision_tril
         batch_shape = torch.broadcast_shapes(loc.shape[:-1], precision_tril.shape[:-2])

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from pyro.distributions.util import eye_like
 from torch import Tensor
 
+from pyro_lvgp._utils.argument_types import checks_types, names_types
 from pyro_lvgp._utils.cholesky import FIRST_JITTER, safe_cholesky
 from pyro_lvgp._utils.control_flow import holds
 from pyro_lvgp.kernels import Kernel
@@ -46,6 +47,7 @@ class SparseProcess:
     Source: Titsias (2009), "Variational learning of inducing variables in sparse Gaussian processes".
     """
 
+    @checks_types
     def __init__(
         self,
         kernel: Kernel,
@@ -187,6 +189,7 @@ class InducingValues(dist.Normal):
         return self.__dict__ | {"process": None}
 
 
+@names_types
 def inducing_posterior(
     sites: Sites, in_double: Callable[[], Sites] | None = None
 ) -> tuple[Float[Tensor, "*batch M"], Float[Tensor, "*batch M M"]]:

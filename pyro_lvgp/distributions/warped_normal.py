@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.transforms import Transform
 
+from pyro_lvgp._utils.argument_types import checks_types
 from pyro_lvgp._utils.validation import check_values
 
 __all__ = ["WarpedNormal", "YeoJohnsonTransform"]
@@ -52,6 +53,7 @@ class YeoJohnsonTransform(Transform):
     bijective = True
     sign = 1
 
+    @checks_types
     def __init__(
         self,
         powers: Float[Tensor, " D"],
@@ -162,6 +164,7 @@ class WarpedNormal(dist.TorchDistribution):
     has_rsample = False
     support = constraints.real
 
+    @checks_types
     def __init__(
         self,
         loc: Float[Tensor, "*batch D"],

@@ -8,6 +8,7 @@ import torch
 from pyro.infer import ELBO
 from torch import Tensor
 
+from pyro_lvgp._utils.argument_types import check_types
 from pyro_lvgp.infer._parameters import Parameter
 
 __all__ = ["Block", "Loss", "partition"]
@@ -66,6 +67,7 @@ class Block:
                 f"block {self.name!r}: expected a list of patterns in params or of names in sites, got "
                 f"params={self.params!r} and sites={self.sites!r}"
             )
+        check_types(type(self).__init__, (self,), vars(self))
         if (self.optimizer is None) == (self.update is None):
             raise ValueError(
                 f"block {self.name!r}: expected either optimizer, for gradient steps, or update, for a closed form; got "
@@ -74,9 +76,13 @@ class Block:
         if self.num_steps < 1:
             raise ValueError(f"block {self.name!r}: expected num_steps of at least 1, got {self.num_steps}")
         if self.update is not None and (self.num_steps, self.loss) != (1, None):
-            raise ValueError(f"block {self.name!r}: num_steps and loss are for gradients; leave them out beside update")
+            raise ValueError(
+                f"block {self.name!r}: expected num_steps and loss for gradients alone, got them beside update; leave them out"
+            )
         if self.optimizer is not None and self.damping != 1.0:
-            raise ValueError(f"block {self.name!r}: damping is for update; beside optimizer, set a learning rate")
+            raise ValueError(
+                f"block {self.name!r}: expected no damping beside optimizer, got {self.damping!r}; set a learning rate"
+            )
         if not callable(self.damping):
             self.damping_after(0)
 

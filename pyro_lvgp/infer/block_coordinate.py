@@ -13,6 +13,7 @@ from pyro.infer import ELBO, TraceMeanField_ELBO
 from pyro.infer.util import torch_item
 from torch import Tensor
 
+from pyro_lvgp._utils.argument_types import checks_types
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_bound
@@ -74,6 +75,7 @@ class BlockCoordinateVI:
     tensor(4., requires_grad=True)
     """
 
+    @checks_types
     def __init__(
         self,
         model: Callable[..., Any],
@@ -81,7 +83,7 @@ class BlockCoordinateVI:
         blocks: Sequence[Block],
         *,
         loss: Loss | None = None,
-        check_updates: int = False,
+        check_updates: bool | int = False,
     ):
         if others := [type(block).__name__ for block in blocks if not isinstance(block, Block)]:
             raise TypeError(f"expected blocks, each a Block(...), got {others}")

@@ -11,7 +11,7 @@ from pyro.optim import PyroOptim
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
-from pyro_lvgp._utils.argument_types import names_types
+from pyro_lvgp._utils.argument_types import checks_types, names_types
 from pyro_lvgp.infer._optimizer_state import check_optimizer_state
 
 __all__ = ["JointAdam", "JointOptim"]
@@ -44,6 +44,7 @@ class JointOptim(PyroOptim):
     >>> loss = SVI(model, AutoNormal(model), optim, Trace_ELBO()).step()
     """
 
+    @checks_types
     @names_types
     def __init__(
         self,

@@ -18,7 +18,7 @@ from torch import Tensor
 from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
-from pyro_lvgp._utils.validation import check_sizes
+from pyro_lvgp._utils.validation import check_device, check_sizes
 from pyro_lvgp.infer._sites import SampledSite, SiteLayout, entries, is_deterministic, is_undeclared, same, stack
 from pyro_lvgp.infer.elbo._terms import share_masks, trace_guide
 
@@ -96,6 +96,7 @@ def sample_traces(
     True
     """
     check_sizes(num_samples=num_samples, chunk_size=chunk_size)
+    check_device(device)
     chunk_size = chunk_size if vectorize else 1
     with torch.no_grad(), seeded(seed):
         pair = _Pair(model, guide, args, kwargs, vectorize)

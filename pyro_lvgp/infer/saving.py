@@ -20,6 +20,7 @@ from pyro_lvgp._utils.files import replace_file
 from pyro_lvgp._utils.interrupts import uninterrupted
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
+from pyro_lvgp._utils.validation import check_device
 from pyro_lvgp.infer._descriptions import SIMPLE, Describer, decode, stored
 from pyro_lvgp.infer.protocols import HasExampleData
 
@@ -103,6 +104,7 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
     :raises ValueError: for a damaged file, one of another kind, or one with other classes.
     :raises OSError: if the file cannot be read.
     """
+    check_device(device)
     header, tensors = _read(Path(path))
     saved = _construct(header, tensors)
     for name, part in zip(Saved._fields, saved, strict=True):

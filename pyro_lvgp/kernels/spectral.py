@@ -11,11 +11,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp.ops.covariance import exact_squared_distance
 
 __all__ = ["mixture_kernel", "random_features", "spectral_density"]
 
 
+@names_types
 def random_features(X: Float[Tensor, "*#batch N Q"], omega: Float[Tensor, "*#batch F Q"]) -> Float[Tensor, "*batch N L"]:
     r"""Compute random Fourier features of inputs.
 
@@ -37,6 +39,7 @@ def random_features(X: Float[Tensor, "*#batch N Q"], omega: Float[Tensor, "*#bat
     return torch.cat([angle.cos(), angle.sin()], -1) / omega.shape[-2] ** 0.5
 
 
+@names_types
 def mixture_kernel(
     X: Float[Tensor, "*#batch N Q"],
     X2: Float[Tensor, "*#batch M Q"],
@@ -74,6 +77,7 @@ def mixture_kernel(
     return kernel
 
 
+@names_types
 def spectral_density(
     omega: Float[Tensor, "*#batch K Q"],
     weights: Float[Tensor, "*#batch C"],

@@ -13,7 +13,8 @@ from pyro.nn import PyroParam
 from torch import Tensor
 
 from pyro_lvgp._utils.standalone import StandaloneModule
-from pyro_lvgp.ops.quadrature import gauss_hermite, log_gauss_hermite_at_mode
+from pyro_lvgp._utils.validation import check_sizes
+from pyro_lvgp.ops.quadrature import gauss_hermite, log_expectation_at_mode
 
 __all__ = ["Likelihood", "LogConcaveLikelihood", "WithParameter"]
 
@@ -37,7 +38,7 @@ class Likelihood(StandaloneModule):
     Called outside any model, guide or Pyro handler, a likelihood is a plain function of its own parameters and leaves Pyro's
     global parameter store alone.
 
-    :param num_points: number of quadrature nodes per entry.
+    :param num_points: number of quadrature nodes per entry; 20 by default.
     :raises ValueError: if ``num_points`` is less than 1.
 
     >>> import pyro.distributions as dist
@@ -54,10 +55,12 @@ class Likelihood(StandaloneModule):
     #: Number in the support that models put in place of missing entries, before they mask them.
     fill_value: float = 0.0
 
-    def __init__(self, *, num_points: int = 20):
+    _num_points = 20  # by default
+
+    def __init__(self, *, num_points: int | None = None):
         super().__init__()
-        if num_points < 1:
-            raise ValueError(f"expected num_points of 1 or more, got {num_points}; 20 suffice for smooth likelihoods")
+        num_points = self._num_points if num_points is None else num_points
+        check_sizes(num_points=num_points)
         self.num_points = num_points
 
     def params(self) -> Tensor | None:
@@ -230,15 +233,17 @@ class Likelihood(StandaloneModule):
 class LogConcaveLikelihood(Likelihood):
     """Likelihood whose log p(y | f, θ) is concave in f.
 
-    A subclass also implements :meth:`log_prob_derivatives`.  :meth:`log_predictive_density` then places its quadrature nodes
-    around the mode of p(y | f) N(f; mean, variance), which Newton's method finds, instead of around the mean of f.  The result
-    stays accurate where y determines f much better than N(mean, variance) does.
+    A subclass also implements :meth:`log_prob_derivatives`.  :meth:`log_predictive_density` then clusters its quadrature nodes
+    at the mode of p(y | f) N(f; mean, variance), which Newton's method finds, and at the inverse link of y.  The result stays
+    accurate where y determines f much better than N(mean, variance) does, and where f has a large variance.
 
-    :param num_points: number of quadrature nodes per entry.
+    :param num_points: number of quadrature nodes per entry; 48 by default.
     :raises ValueError: if ``num_points`` is less than 1.
 
     See :class:`Logistic` for an example.
     """
+
+    _num_points = 48
 
     @abstractmethod
     def log_prob_derivatives(
@@ -259,8 +264,13 @@ class LogConcaveLikelihood(Likelihood):
         params: Tensor | None,
     ) -> Float[Tensor, "*batch"]:
         y, mean, variance = torch.broadcast_tensors(y, mean, variance)
-        derivatives = partial(self.log_prob_derivatives, y, params=params)
-        return log_gauss_hermite_at_mode(self._log_prob_of(y, params), derivatives, mean, variance, num_points=self.num_points)
+        derivatives, bend = partial(self.log_prob_derivatives, y, params=params), self._bend(y, params)
+        log_prob = self._log_prob_of(y, params)
+        return log_expectation_at_mode(log_prob, derivatives, mean, variance, bend, num_points=self.num_points)
+
+    def _bend(self, y: Tensor, params: Tensor | None) -> Tensor:
+        """Function value near which log p(y | f, θ) bends, where quadrature nodes cluster."""
+        return self.inverse_link(y)
 
 
 class WithParameter(Likelihood):
@@ -269,13 +279,13 @@ class WithParameter(Likelihood):
     :param name: attribute name of the parameter.
     :param value: its initial value.
     :param data_dim: number of outputs, for a parameter of each output; None shares one.
-    :param num_points: number of quadrature nodes per entry.
+    :param num_points: number of quadrature nodes per entry, by default that of the base class.
     :raises ValueError: for a value that is not positive, or another number of values than ``data_dim``.
     """
 
     noise_floor: Tensor | None
 
-    def __init__(self, name: str, value: float | Tensor, data_dim: int | None, *, num_points: int = 20):
+    def __init__(self, name: str, value: float | Tensor, data_dim: int | None, *, num_points: int | None = None):
         super().__init__(num_points=num_points)
         self.register_buffer("noise_floor", None, persistent=False)
         if isinstance(value, bool):

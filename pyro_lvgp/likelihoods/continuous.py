@@ -11,7 +11,7 @@ from torch import Tensor
 from pyro_lvgp._utils.control_flow import holds
 from pyro_lvgp.likelihoods.base import Likelihood, WithParameter
 from pyro_lvgp.ops.expected_log_likelihood import Quadratic, gaussian_quadratic
-from pyro_lvgp.ops.quadrature import log_student_t_plus_normal
+from pyro_lvgp.ops.student_t import expected_log_student_t, log_student_t_plus_normal
 
 __all__ = ["Gaussian", "LogNormal", "StudentT", "as_likelihood"]
 
@@ -176,7 +176,6 @@ class StudentT(_AdditiveNoise):
     :param scale: initial s, in units of y.
     :param df: degrees of freedom ν, above 2, which are not learned; for large ν the likelihood is nearly Gaussian.
     :param data_dim: number of outputs, for a scale of each output; None shares one.
-    :param num_points: number of quadrature nodes per entry; give more if the standard deviation of f exceeds twice the scale.
     :raises ValueError: if ``df`` is not above 2 and finite, or the scale is not positive or of another shape.
 
     The attribute ``scale`` is a ``PyroParam`` of shape [] or [data_dim]; assign a ``PyroSample`` for a prior.
@@ -191,8 +190,8 @@ class StudentT(_AdditiveNoise):
 
     noise_power = 1
 
-    def __init__(self, scale: float | Tensor = 0.5, *, df: float = 4.0, data_dim: int | None = None, num_points: int = 20):
-        super().__init__("scale", scale, data_dim, num_points=num_points)
+    def __init__(self, scale: float | Tensor = 0.5, *, df: float = 4.0, data_dim: int | None = None):
+        super().__init__("scale", scale, data_dim)
         if not 2.0 < df < math.inf:
             raise ValueError(
                 f"expected df above 2, below which y has no variance, and finite, got {df}; 4 is a common choice, and "
@@ -215,6 +214,9 @@ class StudentT(_AdditiveNoise):
         is_outlier = (deviation > 5.0 * spread) & (spread > 0.0)
         is_mostly_outliers = 2 * is_outlier.sum(-1, keepdim=True) > (~torch.isnan(y)).sum(-1, keepdim=True)
         return y.masked_fill(is_outlier & ~is_mostly_outliers, torch.nan)
+
+    def expected_log_prob(self, y, mean, variance, params):
+        return expected_log_student_t(y - mean, params, self.df, variance)
 
     def log_predictive_density(self, y, mean, variance, params):
         return log_student_t_plus_normal(y - mean, params, self.df, variance)

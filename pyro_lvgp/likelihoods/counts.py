@@ -50,7 +50,7 @@ class Logistic(LogConcaveLikelihood):
     expected log likelihood follow from the exponents.  The latter has no error of quadrature, for any variance of f.  A
     :class:`~pyro_lvgp.models.RandomFeatureLVM` can marginalise its weights in the Pólya-gamma bound.
 
-    :param num_points: number of quadrature nodes per entry, for the log predictive density.
+    :param num_points: number of quadrature nodes per entry, for the log predictive density; 48 by default.
 
     >>> class Geometric(Logistic):  # p(y) = eᶠ / (1 + eᶠ)ʸ⁺¹
     ...     def distribution(self, f, params):
@@ -91,6 +91,10 @@ class Logistic(LogConcaveLikelihood):
         (a, b), p = self.exponents(y, params), f.sigmoid()
         return a - b * p, -b * p * (1.0 - p)
 
+    def _bend(self, y, params):
+        a, b = self.exponents(y, params)
+        return torch.log((a + 0.5) / (b - a + 0.5))
+
 
 class Bernoulli(Logistic):
     """Bernoulli likelihood with logistic link, ``y ~ Bernoulli(1 / (1 + e⁻ᶠ))``, y in {0, 1}.
@@ -121,7 +125,7 @@ class Binomial(Logistic):
     """Binomial likelihood with logistic link, ``y ~ Binomial(n, 1 / (1 + e⁻ᶠ))``, y in {0, …, n}.
 
     :param total_count: n, one for all outputs or one for each [D].
-    :param num_points: number of quadrature nodes per entry.
+    :param num_points: number of quadrature nodes per entry, for the log predictive density; 48 by default.
     :raises ValueError: if a ``total_count`` is no whole number of 1 or more.
     :raises TypeError: for a truth value.
 
@@ -129,7 +133,7 @@ class Binomial(Logistic):
     tensor([5., 5.])
     """
 
-    def __init__(self, total_count: int | Tensor, *, num_points: int = 20):
+    def __init__(self, total_count: int | Tensor, *, num_points: int | None = None):
         super().__init__(num_points=num_points)
         if isinstance(total_count, bool):
             raise TypeError(f"expected a whole number as total_count, got {total_count}")
@@ -208,7 +212,7 @@ class NegativeBinomial(WithParameter, Logistic):
         the data unless the parameter is frozen, since an optimisation with a much too small initial r can converge to
         uninformative latents.
     :param data_dim: number of outputs, for an r of each output; None shares one.
-    :param num_points: number of quadrature nodes per entry.
+    :param num_points: number of quadrature nodes per entry, for the log predictive density; 48 by default.
 
     The attribute ``dispersion`` is a ``PyroParam`` of shape [] or [data_dim].
 
@@ -219,7 +223,7 @@ class NegativeBinomial(WithParameter, Logistic):
     def support_text(self):
         return "counts 0, 1, …"
 
-    def __init__(self, dispersion: float | Tensor = 10.0, *, data_dim: int | None = None, num_points: int = 20):
+    def __init__(self, dispersion: float | Tensor = 10.0, *, data_dim: int | None = None, num_points: int | None = None):
         super().__init__("dispersion", dispersion, data_dim, num_points=num_points)
 
     def distribution(self, f, params):

@@ -5,10 +5,11 @@ import torch
 from jaxtyping import Float
 from pyro.distributions import constraints
 from torch import Tensor
-from torch.special import log_ndtr, ndtr, ndtri
+from torch.special import ndtr, ndtri
 
 from pyro_lvgp._utils.validation import check_data, check_not_empty, check_values
 from pyro_lvgp.likelihoods.base import WithParameter
+from pyro_lvgp.ops.ordered_probit import expected_log_interval, log_interval
 
 __all__ = ["Ordinal"]
 
@@ -27,7 +28,6 @@ class Ordinal(WithParameter):
         learned, except that the mean of f and the scale s are equivalent to a shift and a stretch of the edges.
     :param scale: initial s, in units of f.
     :param data_dim: number of outputs, for a scale of each output; None shares one.
-    :param num_points: number of quadrature nodes per entry; give more if the standard deviation of f exceeds 4 s.
     :raises ValueError: for edges that do not increase, a scale that is not positive, or a wrong shape of either.
 
     The attribute ``scale`` is a ``PyroParam`` of shape [] or [data_dim]; assign a ``PyroSample`` for a prior.
@@ -42,8 +42,8 @@ class Ordinal(WithParameter):
 
     edges: Tensor
 
-    def __init__(self, edges: Tensor, scale: float | Tensor = 0.5, *, data_dim: int | None = None, num_points: int = 20):
-        super().__init__("scale", scale, data_dim, num_points=num_points)
+    def __init__(self, edges: Tensor, scale: float | Tensor = 0.5, *, data_dim: int | None = None):
+        super().__init__("scale", scale, data_dim)
         edges = torch.as_tensor(edges, dtype=torch.get_default_dtype())
         if edges.dim() not in (1, 2) or not edges.numel() or not edges.isfinite().all() or not (edges.diff() > 0).all():
             raise ValueError(
@@ -52,9 +52,7 @@ class Ordinal(WithParameter):
         self.register_buffer("edges", edges)
 
     @classmethod
-    def from_data(
-        cls, Y: Float[Tensor, "N D"], num_levels: int | None = None, scale: float | Tensor = 0.5, *, num_points: int = 20
-    ) -> "Ordinal":
+    def from_data(cls, Y: Float[Tensor, "N D"], num_levels: int | None = None, scale: float | Tensor = 0.5) -> "Ordinal":
         """Create the likelihood with edges at the normal quantiles of the cumulative frequencies of each column.
 
         Half an entry is added to the count of each level, so that levels that do not occur have a positive probability.
@@ -63,7 +61,6 @@ class Ordinal(WithParameter):
             numbers of levels.
         :param num_levels: K; by default one more than the highest level in the data.
         :param scale: initial s of each output.
-        :param num_points: number of quadrature nodes per entry.
         :raises ValueError: if Y is empty or not a matrix, an entry is no level, or, without ``num_levels``, a level exceeds
             both 100 and the number of rows.
         :raises TypeError: if Y is no tensor of floats.
@@ -83,7 +80,7 @@ class Ordinal(WithParameter):
         levels = torch.arange(K).to(Y)
         counts = (Y[..., None] == levels).sum(0) + 0.5
         share = counts.cumsum(-1) / counts.sum(-1, keepdim=True)
-        likelihood = cls(ndtri(share[:, :-1]), scale, data_dim=Y.shape[-1], num_points=num_points)
+        likelihood = cls(ndtri(share[:, :-1]), scale, data_dim=Y.shape[-1])
         likelihood.check(Y)
         return likelihood
 
@@ -99,6 +96,11 @@ class Ordinal(WithParameter):
         middles = 0.5 * (bounds[..., 1:] + bounds[..., :-1])
         level = torch.nan_to_num(y).clamp(0, self.edges.shape[-1])
         return torch.where(torch.isnan(y), y, _pick(middles, level.floor()).lerp(_pick(middles, level.ceil()), level.frac()))
+
+    def expected_log_prob(self, y, mean, variance, params):
+        y, mean, variance = torch.broadcast_tensors(y, mean, variance)
+        low, high = _Levels(mean, params, self.edges).interval(y)
+        return expected_log_interval(low, high, variance / params.square())
 
     def log_predictive_density(self, y, mean, variance, params):
         return _Levels(mean, (variance + params.square()).sqrt(), self.edges).log_prob(y)
@@ -163,16 +165,14 @@ class _Levels(dist.TorchDistribution):
             return (noisy[..., None] > self._edges).sum(-1).to(noisy)
 
     def log_prob(self, value):
-        """Compute log(Φ(b) − Φ(a)); intervals in the right tail are reflected to the left, where log Φ is accurate."""
+        return log_interval(*self.interval(value))
+
+    def interval(self, level: Float[Tensor, "*#batch"]) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
+        """Standardised distances of the edges below and above a level, −∞ below the first and ∞ above the last."""
         last = self._edges.shape[-1] - 1
-        low = (_pick(self._edges, (value - 1.0).clamp_min(0.0)) - self._loc) / self._scale
-        high = (_pick(self._edges, value.clamp_max(last)) - self._loc) / self._scale
-        is_first, is_last = value < 0.5, value > last + 0.5
-        flipped = low + high > 0.0
-        a, b = torch.where(flipped, -high, low), torch.where(flipped, -low, high)
-        log_a, log_b = log_ndtr(a), log_ndtr(b)
-        between = log_b + torch.log(-torch.expm1(torch.where(is_first | is_last, -1.0, log_a - log_b)))
-        return torch.where(is_first, log_ndtr(high), torch.where(is_last, log_ndtr(-low), between))
+        low = (_pick(self._edges, (level - 1.0).clamp_min(0.0)) - self._loc) / self._scale
+        high = (_pick(self._edges, level.clamp_max(last)) - self._loc) / self._scale
+        return torch.where(level < 0.5, -torch.inf, low), torch.where(level > last + 0.5, torch.inf, high)
 
 
 def _pick(edges: Float[Tensor, "*outputs edges"], level: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -11,11 +11,14 @@ from sklearn.decomposition import PCA, FactorAnalysis
 from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
+from pyro_lvgp._utils.argument_types import names_types
+
 __all__ = ["cluster_centres", "kaiser_dim", "latent_mixture", "linear_latents"]
 
 InitialLatents = Literal["pca", "factor-analysis"]
 
 
+@names_types
 def linear_latents(
     Y: Float[Tensor, "N D"], latent_dim: int, *, method: InitialLatents = "pca", num_iterations: int = 20, seed: int = 0
 ) -> tuple[Float[Tensor, "N Q"], Float[Tensor, "N D"]]:
@@ -85,6 +88,7 @@ def kaiser_dim(Y: Float[Tensor, "N D"], *, most: int) -> int:
     return min(max(int((eigenvalues > 1.0 + 1e-9).sum()), 1), most)
 
 
+@names_types
 def cluster_centres(X: Float[Tensor, "N Q"], num_centres: int, *, seed: int = 0) -> Float[Tensor, "M Q"]:
     """Compute k-means centres of the rows of X, as inducing points close to the data.
 
@@ -105,6 +109,7 @@ def cluster_centres(X: Float[Tensor, "N Q"], num_centres: int, *, seed: int = 0)
     return torch.as_tensor(centres).to(X)
 
 
+@names_types
 def latent_mixture(
     X: Float[Tensor, "N Q"], num_components: int = 20, *, regularization: float = 1e-4, seed: int = 0
 ) -> dist.MixtureSameFamily:

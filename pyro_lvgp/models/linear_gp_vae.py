@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributions import Gamma, MultivariateNormal
 from torch.nn import functional as F
 
-from pyro_lvgp._utils.argument_types import names_types
+from pyro_lvgp._utils.argument_types import checks_types, names_types
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_new_inputs, check_series, check_sizes
@@ -73,6 +73,7 @@ class LinearGPVAE:
     scale: Float[Tensor, " D"]
     dtype: torch.dtype
 
+    @checks_types
     @names_types
     def __init__(self, kernel: Kernel | None, *, independent_dim: int = 0):
         if independent_dim < 0 or (kernel is None and not independent_dim):

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
-from pyro_lvgp._utils.argument_types import names_types
+from pyro_lvgp._utils.argument_types import checks_types, names_types
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
@@ -72,6 +72,7 @@ class Prediction:
     max_size: ClassVar[int] = 2**26
     """Largest number of draws times entries of a prediction of a model of rows whose components are stored."""
 
+    @checks_types
     def __init__(
         self,
         parts: Iterable[TorchDistributionMixin],
@@ -94,6 +95,11 @@ class Prediction:
         components = []
         pairs = zip(parts, repeat(None)) if functions is None else zip(parts, functions, strict=True)
         for part, f in pairs:
+            if not isinstance(part, TorchDistributionMixin) or not isinstance(f, Tensor | None):
+                raise TypeError(
+                    f"expected distributions as parts, and tensors as functions, got {type(part).__name__} and "
+                    f"{type(f).__name__}"
+                )
             shape = part.shape()[1:] if shape is None else shape
             if part.shape()[1:] != shape:
                 raise ValueError(

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from pyro_lvgp._utils.abstract import AbstractModuleMeta
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.validation import check_init_scale, check_sizes, check_tensors
 
 __all__ = ["Encoder", "loc_and_scale", "positive", "smallest_scale"]
@@ -73,6 +74,7 @@ class Encoder(nn.Module, metaclass=AbstractModuleMeta):
         return torch.nan_to_num(y), ~torch.isnan(y)
 
 
+@names_types
 def loc_and_scale(
     output: Float[Tensor, "*batch twice_Q"], init_scale: float
 ) -> tuple[Float[Tensor, "*batch Q"], Float[Tensor, "*batch Q"]]:

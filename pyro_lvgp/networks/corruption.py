@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.control_flow import holds
 
 __all__ = ["Corruption", "mask_entries", "mask_like_rows", "mask_like_shifted"]
@@ -18,6 +19,7 @@ __all__ = ["Corruption", "mask_entries", "mask_like_rows", "mask_like_shifted"]
 Corruption = Callable[[Tensor], Tensor]
 
 
+@names_types
 def mask_entries(fraction: float) -> Corruption:
     """Mask each entry independently with the same probability.
 
@@ -34,6 +36,7 @@ def mask_entries(fraction: float) -> Corruption:
     return lambda y: y.masked_fill(torch.rand_like(y) < fraction, torch.nan)
 
 
+@names_types
 def mask_like_rows(y: Float[Tensor, "*series N D"]) -> Float[Tensor, "*series N D"]:
     """Mask the entries of each row that are missing in another row of its series, drawn at random.
 
@@ -55,6 +58,7 @@ def mask_like_rows(y: Float[Tensor, "*series N D"]) -> Float[Tensor, "*series N 
     return y.masked_fill(missing.gather(-2, rows[..., None].expand_as(missing)), torch.nan)
 
 
+@names_types
 def mask_like_shifted(y: Float[Tensor, "*series N D"]) -> Float[Tensor, "*series N D"]:
     """Mask the entries that are missing in the same series shifted cyclically by a random number of rows.
 

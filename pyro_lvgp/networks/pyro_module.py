@@ -7,12 +7,14 @@ from pyro.nn import PyroModule, PyroParam
 from pyro.nn.module import to_pyro_module_
 from torch import Tensor, nn
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.unique_names import take_unique_name
 
 __all__ = ["adopt", "as_pyro_module", "replace_parameter"]
 
 
-def as_pyro_module(network: Any) -> Any:
+@names_types
+def as_pyro_module(network: nn.Module) -> Any:
     """Convert a network in place to a ``PyroModule`` whose parameters are ``PyroParam``; frozen parameters stay frozen.
 
     Parameters of type ``nn.Parameter`` inside a guide fail under Pyro's setting ``module_local_params``.  Names in Pyro's
@@ -27,9 +29,10 @@ def as_pyro_module(network: Any) -> Any:
     >>> [name for name, _ in net.named_parameters()][0]
     '0.weight_unconstrained'
     """
-    _convert(network)
-    take_unique_name(network, only_in_pyro=True)
-    return network
+    module: Any = network  # a PyroModule after the conversion
+    _convert(module)
+    take_unique_name(module, only_in_pyro=True)
+    return module
 
 
 def _convert(network: Any) -> None:
@@ -68,12 +71,14 @@ def adopt(owner: PyroModule, name: str, network: nn.Module) -> None:
         ) from error
 
 
+@names_types
 def replace_parameter(owner: PyroModule, name: str, value: Tensor) -> None:
     """Replace a ``PyroParam`` by a value that may have another shape; it stays frozen if it was.
 
     :param owner: module with the parameter.
     :param name: name of the parameter.
     :param value: the new value, which is copied to the dtype and device of the old one.
+    :raises ValueError: for another name.
 
     >>> import torch
     >>> module = PyroModule()
@@ -82,6 +87,8 @@ def replace_parameter(owner: PyroModule, name: str, value: Tensor) -> None:
     >>> module.points.shape
     torch.Size([3, 1])
     """
+    if name not in owner._pyro_params:
+        raise ValueError(f"expected the name of a PyroParam, one of {list(owner._pyro_params)}, got {name!r}")
     constraint, _ = owner._pyro_params[name]
     old = getattr(owner, f"{name}_unconstrained")
     setattr(owner, name, PyroParam(value.detach().to(old, copy=True), constraint))

@@ -8,11 +8,13 @@ __all__ = [
     "linalg",
     "logistic",
     "low_rank",
+    "ordered_probit",
     "quadrature",
     "quasi_monte_carlo",
     "rbf_score",
     "sparse_sites",
     "state_space",
+    "student_t",
 ]
 
 from pyro_lvgp.ops import (
@@ -23,9 +25,11 @@ from pyro_lvgp.ops import (
     linalg,
     logistic,
     low_rank,
+    ordered_probit,
     quadrature,
     quasi_monte_carlo,
     rbf_score,
     sparse_sites,
     state_space,
+    student_t,
 )

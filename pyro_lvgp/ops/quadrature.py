@@ -8,11 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["gauss_hermite", "log_gauss_hermite_at_mode", "log_student_t_plus_normal", "normal_nodes"]
+__all__ = ["clustered_nodes", "gauss_hermite", "log_expectation_at_mode", "normal_nodes"]
 
 Derivatives = Callable[[Tensor], tuple[Tensor, Tensor]]
-_NUM_HALVINGS, _LARGEST_MODE = 15, 1e4
-_NEGLIGIBLE = 30.0  # nats below the maximum of an integrand
+_NUM_HALVINGS, _LARGEST_MODE = 15, 1e18
+_FARTHEST, _NARROWEST = 16.0, 1e-9  # of points at which nodes cluster
+_END = 7.75  # standard deviations, where a normal density is 30 nats below its maximum
 
 
 @lru_cache
@@ -91,87 +92,89 @@ def gauss_hermite(
     return (weights * values).sum(0)
 
 
-def log_gauss_hermite_at_mode(
+def log_expectation_at_mode(
     function: Callable[[Tensor], Tensor],
     derivatives: Derivatives,
     mean: Float[Tensor, "*#batch"],
     variance: Float[Tensor, "*#batch"],
+    bend: Float[Tensor, "*#batch"],
     *,
-    num_points: int = 20,
+    num_points: int = 48,
 ) -> Float[Tensor, "*batch"]:
     r"""Compute ``log E[exp g(f)]`` for ``f ~ N(mean, variance)`` and a concave g, by adaptive quadrature.
 
-    The nodes are centred at the mode :math:`\hat z` of :math:`N(z; 0, 1) \exp g(m + \sigma z)` and scaled by the curvature at
-    the mode, so that ``exp g`` may be narrow and far from the mean:
+    The nodes of :func:`clustered_nodes` are centred at the mode :math:`\hat z` of :math:`N(z; 0, 1) \exp g(m + \sigma z)`.
+    They cluster at the mode and at the bend of ``g``, as closely as the curvature at the mode and a scale of 1 of f demand:
 
     .. math::
 
-        \log \sum_k w_k\, e^{x_k^2 / 2}\, s\, e^{-z_k^2 / 2} \exp g(m + \sigma z_k), \qquad z_k = \hat z + s x_k.
+        \log \sum_k \Delta_k\, N(z_k; 0, 1) \exp g(m + \sigma z_k).
+
+    ``exp g`` may be narrow and far from the mean, or a step that is narrow beside the standard deviation of f.
 
     :param function: ``g``, elementwise.
     :param derivatives: first two derivatives of ``g``, elementwise.
     :param mean: means.
     :param variance: variances, zero allowed.
+    :param bend: values of f near which the slope of ``g`` changes within a distance of about 1.  They place nodes only.
     :param num_points: number of nodes.
 
-    Source: Liu and Pierce (1994), "A note on Gauss-Hermite quadrature".
+    Source: Liu and Pierce (1994), "A note on Gauss-Hermite quadrature", for the mode; Trefethen and Weideman (2014), "The
+    exponentially convergent trapezoidal rule".
 
     >>> narrow = lambda f: -50.0 * (f - 3.0).square()
     >>> derivatives = lambda f: (-100.0 * (f - 3.0), torch.full_like(f, -100.0))
-    >>> log_gauss_hermite_at_mode(narrow, derivatives, torch.tensor([0.0]), torch.tensor([1.0]))
+    >>> log_expectation_at_mode(narrow, derivatives, torch.tensor([0.0]), torch.tensor([1.0]), torch.tensor([3.0]))
     tensor([-6.7630])
     """
-    mean, sd, x, weights = _nodes_along_first_dim(mean, variance, num_points)
-    mode, width = _mode(derivatives, mean.detach(), sd.detach())
-    z = mode + width * x
-    return torch.logsumexp(weights.log() + 0.5 * (x.square() - z.square()) + width.log() + function(mean + sd * z), 0)
+    mean, variance, bend = torch.broadcast_tensors(mean, variance, bend)
+    sd = _square_root(variance)
+    with torch.no_grad():
+        mode, width = _mode(derivatives, mean, sd)
+        offset = (bend - mean) / sd - mode
+        z, spacing = clustered_nodes(offset.clamp(max=0.0), offset.clamp(min=0.0), width.minimum(1.0 / sd), num_points)
+        z = mode + z
+        log_weights = spacing.log() - 0.5 * (z.square() + math.log(2.0 * math.pi))
+    return torch.logsumexp(log_weights + function(mean + sd * z), 0)
 
 
-def log_student_t_plus_normal(
-    deviation: Float[Tensor, "*#batch"],
-    scale: Float[Tensor, "*#batch"],
-    df: float,
-    variance: Float[Tensor, "*#batch"],
-    *,
-    num_points: int = 80,
-) -> Float[Tensor, "*batch"]:
-    r"""Compute the log density of the sum of a Student-t and a Gaussian variable, both of mean zero.
+def clustered_nodes(
+    low: Float[Tensor, "*#batch"], high: Float[Tensor, "*#batch"], width: Float[Tensor, "*#batch"], num_points: int
+) -> tuple[Float[Tensor, "num_points *batch"], Float[Tensor, "num_points *batch"]]:
+    r"""Compute nodes of the trapezoidal rule between ±7.75 that cluster at two points.
 
-    The t distribution is a mixture of Gaussians over precisions :math:`g \sim \mathrm{Gamma}(\nu / 2, \nu / 2)`:
+    The rule is applied to u with
 
     .. math::
 
-        \log \int N(r;\, 0,\, v + s^2 / g)\, \mathrm{Gamma}(g;\, \nu / 2,\, \nu / 2)\, dg .
+        2 u = \operatorname{arsinh} \frac{z - a}{w} + \operatorname{arsinh} \frac{z - b}{w}, \qquad
+        z = \frac{a + b}{2} + w \tanh u \sqrt{\cosh^2 u + \delta^2}, \quad \delta = \frac{b - a}{2 w},
 
-    In log g the integrand is smooth and decays on both sides, so that the trapezoidal rule converges exponentially fast, for
-    all ratios of the scales and all r.
+    so that distances of neighbours are proportional to w near a and b, and to the distance from a and b elsewhere.  For
+    integrands that vary on the scale w near both points and decay like a normal density, the rule converges exponentially.
 
-    :param deviation: the sum r.
-    :param scale: scale s of the t distribution.
-    :param df: degrees of freedom ν of the t distribution.
-    :param variance: v of the Gaussian, zero allowed.
-    :param num_points: number of nodes in the range in which the integrand is not negligible.
+    :param low: a, limited to ±16.
+    :param high: b ≥ a, limited to ±16.
+    :param width: w, limited to [1e-9, 1].
+    :param num_points: number of nodes.
+    :returns: nodes z and their distances dz / du · Δu.
 
-    Source: Andrews and Mallows (1974), "Scale mixtures of normal distributions"; Trefethen and Weideman (2014), "The
-    exponentially convergent trapezoidal rule".
+    Source: Trefethen and Weideman (2014), "The exponentially convergent trapezoidal rule"; the substitution for one point is
+    that of Johnston and Elliott (2005), "A sinh transformation for evaluating nearly singular boundary element integrals".
 
-    >>> zero = torch.zeros(1)
-    >>> log_student_t_plus_normal(zero, torch.ones(1), 4.0, zero), torch.distributions.StudentT(4.0).log_prob(zero)
-    (tensor([-0.9808]), tensor([-0.9808]))
+    >>> z, spacing = clustered_nodes(torch.tensor(-1.0), torch.tensor(1.0), torch.tensor(0.01), 64)
+    >>> (spacing * torch.exp(-0.5 * z.square())).sum().square()  # 2 π
+    tensor(6.2832)
     """
-    r2, s2, v = torch.broadcast_tensors(deviation.square(), scale.square(), variance)
-    half = 0.5 * df
-    with torch.no_grad():
-        # At a distance x to the right of log g = 0 the integrand decays at least as fast as exp(−ν/2 (e^x − 1 − x)), and at a
-        # distance x to the left of log g = −log(1 + r²/(ν s²)) as exp(−ν/2 x).
-        farthest = _NEGLIGIBLE / half + math.sqrt(2.0 * _NEGLIGIBLE / half)
-        low, high = -torch.log1p(r2 / (df * s2)) - farthest, math.log1p(farthest)
-        share = torch.linspace(0.0, 1.0, num_points, dtype=r2.dtype, device=r2.device).view(-1, *(1 for _ in r2.shape))
-        log_g, step = low + share * (high - low), (high - low) / (num_points - 1)
-    total = v + s2 * torch.exp(-log_g)
-    log_gamma = half * (log_g - log_g.expm1()) + half * (math.log(half) - 1.0) - math.lgamma(half)  # of log g
-    log_normal = -0.5 * (r2 / total + total.log() + math.log(2.0 * math.pi))
-    return torch.logsumexp(log_gamma + log_normal, 0) + step.log()
+    low, high, width = torch.broadcast_tensors(low.clamp(-_FARTHEST, _FARTHEST), high.clamp(-_FARTHEST, _FARTHEST), width)
+    width = width.clamp(_NARROWEST, 1.0)
+    first, last = (0.5 * (torch.asinh((z - low) / width) + torch.asinh((z - high) / width)) for z in (-_END, _END))
+    share = torch.linspace(0.0, 1.0, num_points, dtype=low.dtype, device=low.device).view(-1, *(1 for _ in low.shape))
+    u, delta2 = first + share * (last - first), (0.5 * (high - low) / width).square()
+    cosh2 = u.cosh().square()
+    root = (cosh2 + delta2).sqrt()
+    z = 0.5 * (low + high) + width * u.tanh() * root
+    return z, width * (cosh2 + delta2 / cosh2) / root * (last - first) / (num_points - 1)
 
 
 def _nodes_along_first_dim(mean: Tensor, variance: Tensor, num_points: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -179,13 +182,17 @@ def _nodes_along_first_dim(mean: Tensor, variance: Tensor, num_points: int) -> t
     mean, variance = torch.broadcast_tensors(mean, variance)
     column = (-1,) + (1,) * mean.dim()
     nodes, weights = (torch.as_tensor(v, dtype=mean.dtype, device=mean.device).view(column) for v in normal_nodes(num_points))
-    # The square root has no gradient at zero: a floor far below rounding makes the gradient finite.
-    return mean, variance.clamp_min(torch.finfo(mean.dtype).tiny).sqrt(), nodes, weights
+    return mean, _square_root(variance), nodes, weights
+
+
+def _square_root(variance: Tensor) -> Tensor:
+    """Square root with a finite gradient at zero, by a floor far below rounding."""
+    return variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
 
 
 @torch.no_grad()
 def _mode(derivatives: Derivatives, mean: Tensor, sd: Tensor) -> tuple[Tensor, Tensor]:
-    """Mode and width of N(z; 0, 1) exp g(mean + sd z), by alternating bisection and Newton steps."""
+    """Mode and width of N(z; 0, 1) exp g(mean + sd z), by alternating bisection, of arsinh z, and Newton steps."""
 
     def slope(z: Tensor) -> tuple[Tensor, Tensor]:
         first, second = derivatives(mean + sd * z)
@@ -197,7 +204,7 @@ def _mode(derivatives: Derivatives, mean: Tensor, sd: Tensor) -> tuple[Tensor, T
     for step in range(2 * _NUM_HALVINGS):
         newton = z - first / second
         inside = (newton >= low) & (newton <= high) & (step % 2 == 1)
-        z = torch.where(inside, newton, 0.5 * (low + high))
+        z = torch.where(inside, newton, torch.sinh(0.5 * (low.asinh() + high.asinh())))
         first, second = slope(z)
         low, high = torch.where(first > 0.0, z, low), torch.where(first < 0.0, z, high)
     return z, (-second).rsqrt()

@@ -5,11 +5,13 @@ from collections.abc import Mapping
 import numpy as np
 from matplotlib.axes import Axes
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp.plots._drawing import PALETTE, Array, as_array, check_shape, clean_axes
 
 __all__ = ["plot_bounds"]
 
 
+@names_types
 def plot_bounds(
     histories: Mapping[str, Array],
     *,

@@ -7,6 +7,7 @@ from matplotlib.colors import Normalize, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp.plots._drawing import INK, Array, as_images
 
 __all__ = ["plot_reconstructions"]
@@ -14,6 +15,7 @@ __all__ = ["plot_reconstructions"]
 _MISSING = "#C9D6E8"
 
 
+@names_types
 def plot_reconstructions(
     Y: Array,
     Y_hat: Array,
@@ -62,6 +64,8 @@ def plot_reconstructions(
     shared = Normalize(np.nanmin(original[:num]), np.nanmax(original[:num]))
     for (name, images), row in zip(rows.items(), axes, strict=True):
         norm = Normalize(0.0, max(float(np.nanmax(images[:num])), np.finfo(float).tiny)) if name == "sd" else shared
+        if cmap not in colormaps:
+            raise ValueError(f"expected the name of a colour map of matplotlib as cmap, got {cmap!r}; such as 'gray'")
         grey = colormaps["magma" if name == "sd" else cmap].with_extremes(bad=_MISSING)
         for image, ax in zip(images[:num], row, strict=True):
             if image.ndim == 3:

@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import EllipseCollection
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp.plots._drawing import (
     PALETTE,
     Array,
@@ -21,6 +22,7 @@ from pyro_lvgp.plots._drawing import (
 __all__ = ["plot_ard", "plot_latents"]
 
 
+@names_types
 def plot_latents(
     mean: Array,
     labels: Array | None = None,
@@ -103,6 +105,7 @@ def _draw_ellipses(ax: Axes, xy: np.ndarray, sd: np.ndarray, colors: np.ndarray)
     ax.add_collection(ellipses)
 
 
+@names_types
 def plot_ard(relevance: Array, *, ax: Axes | None = None) -> Axes:
     """Plot the relevance of each latent dimension as a bar, largest first.
 

@@ -9,11 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp.plots._drawing import FAINT, INK, NUMBER_MAP, PALETTE, Array, as_array, check_shape, clean_axes
 
 __all__ = ["plot_field", "plot_series"]
 
 
+@names_types
 def plot_series(
     t: Array,
     mean: Array,
@@ -89,6 +91,7 @@ def _draw_line(ax: Axes, times: np.ndarray, values: np.ndarray, color: str, labe
     ax.plot(times, values, marker=marker, markevery=alone, markersize=4.0, color=color, linewidth=1.1, label=label)
 
 
+@names_types
 def plot_field(
     places: Array,
     values: Array,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyro
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_array, check_random_state
@@ -22,7 +22,7 @@ from pyro_lvgp.models import LatentVariableModel
 from pyro_lvgp.sklearn._pyro_state import own_parameters
 from pyro_lvgp.sklearn._rows import CHECKS, RowsEstimator, as_device
 
-_CHUNK_SIZE = 1000  # rows, which bounds the memory for new rows
+CHUNK_SIZE = 1000  # rows, which bounds the memory for new rows
 
 
 class Fitted(NamedTuple):
@@ -115,23 +115,21 @@ class LatentTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsE
 
         :param X: rows [N, D], NaN where missing.
         """
-        check_is_fitted(self)
-        X = validate_data(self, X, reset=False, **CHECKS)
-        check_values(torch.tensor(X), rows=False, columns=False, name="X")
-        like = self.model_.latent_candidates()
-        Y = torch.tensor(self.scaler_.transform(X)).to(like)
-        is_observed = ~Y.isnan().all(1)
+        Y, is_observed = self._scaled(X)
         with own_parameters(self._local):
             prior = self._prior()
             latents = prior.mean.expand(len(Y), -1).clone()
-            parts: list[Any] = [
-                self.model_.infer_latents(self.guide_, rows, prior=prior, seed=self._seed).mean
-                for rows in Y[is_observed].split(_CHUNK_SIZE)
-                if len(rows)
-            ]
-        if parts:
-            latents[is_observed] = torch.cat(parts)
+            for rows in is_observed.nonzero().squeeze(-1).split(CHUNK_SIZE):
+                latents[rows] = self.model_.infer_latents(self.guide_, Y[rows], prior=prior, seed=self._seed).mean
         return latents.numpy(force=True)
+
+    def _scaled(self, X: Any) -> tuple[Float[Tensor, "N D"], Bool[Tensor, " N"]]:
+        """Check new rows and scale them; return them, and whether each has an observed entry."""
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, **CHECKS)
+        check_values(torch.tensor(X), rows=False, columns=False, name="X")
+        Y = torch.tensor(self.scaler_.transform(X)).to(self.model_.latent_candidates())
+        return Y, ~Y.isnan().all(1)
 
     def inverse_transform(
         self, X: Any, return_std: bool = False

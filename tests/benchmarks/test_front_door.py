@@ -57,6 +57,7 @@ def test_list_names_every_benchmark_with_its_first_line(capsys):
         "recordings",
         "robustness",
         "schedules",
+        "soak",
         "srflvm",
         "srflvm_large",
         "srflvm_scaling",
@@ -77,6 +78,8 @@ def test_list_names_every_benchmark_with_its_first_line(capsys):
         ["fake", "--json", "no/such/folder/x.json"],
         ["fake", "--only", "toy"],
         ["fake", "--device", "cpu"],
+        ["fake", "--minutes", "1"],
+        ["fake", "--picture", "x.png"],
     ],
 )
 def test_bad_arguments_exit_with_2_before_anything_runs(fake, argv, capsys):

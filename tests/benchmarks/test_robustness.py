@@ -100,6 +100,20 @@ def test_weights_of_features_without_rank():
     assert weights.isfinite().all()
 
 
+def test_a_precision_of_weights_that_rounding_makes_indefinite(monkeypatch):
+    Y = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+    model = RandomFeatureLVM(12, 3, 2, num_frequencies=4, num_components=2)
+    guide = RandomFeatureGuide(model, weights="explicit")
+    guide(Y)
+    precision = guide.a.precision.detach()
+    found = guide.a.distribution().precision_matrix
+    torch.testing.assert_close(found, precision.expand_as(found), rtol=1e-3, atol=1e-3)
+    singular = torch.full_like(precision, 1e8) + torch.eye(8)
+    assert (torch.linalg.cholesky_ex(singular.flip(-2, -1)).info > 0).any()
+    monkeypatch.setattr(type(guide.a), "precision", singular, raising=False)
+    assert guide()["a"].isfinite().all()
+
+
 def test_a_linear_gp_vae_of_one_point():
     model = LinearGPVAE(Matern(1, 1.5, batch_shape=(1,)), independent_dim=1)
     bounds = model.fit(torch.zeros(1, 1).double(), torch.ones(1, 3).double(), num_sweeps=3)

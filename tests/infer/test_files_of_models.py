@@ -1,8 +1,13 @@
-"""Checkpoints and saved files of all models: damaged files are refused, and a full disk loses nothing."""
+"""All models that are killed, interrupted, or written to damaged files and full disks: nothing is lost."""
 
 import errno
+import os
+import signal
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +15,14 @@ import pyro
 import pytest
 import torch
 
-from pyro_lvgp.guides import MeanFieldGuide, RandomFeatureGuide, SparseStructuredGPGuide, StructuredGPGuide
-from pyro_lvgp.infer import Checkpoint, MeanFieldELBO, StructuredELBO, fit, load, save
+from pyro_lvgp.guides import (
+    AutoAnnealedLangevin,
+    MeanFieldGuide,
+    RandomFeatureGuide,
+    SparseStructuredGPGuide,
+    StructuredGPGuide,
+)
+from pyro_lvgp.infer import Callback, Checkpoint, MeanFieldELBO, StructuredELBO, fit, load, pyro_lock, save
 from pyro_lvgp.kernels import RBF
 from pyro_lvgp.models import GPVAE, BayesianGPLVM, LinearGPVAE, RandomFeatureLVM, SparseGPVAE
 from pyro_lvgp.networks import MLP, IndexNet
@@ -45,11 +56,17 @@ def sparse_gp_vae() -> tuple[Any, ...]:
     return model, SparseStructuredGPGuide(model, encoders={"u": IndexNet(D, 1)}), (T, Y), {"loss": MeanFieldELBO()}
 
 
+def annealed_gplvm() -> tuple[Any, ...]:
+    model = BayesianGPLVM(N, D, latent_dim=2, num_inducing=4).initialize(Y)
+    return model, AutoAnnealedLangevin(model, num_steps=2), (Y,), {}
+
+
 Make = Callable[[], tuple[Any, ...]]
-of_all_models = pytest.mark.parametrize("make", [gplvm, random_features, gp_vae, sparse_gp_vae])
+MODELS: list[Make] = [gplvm, annealed_gplvm, random_features, gp_vae, sparse_gp_vae]
+of_all_models = pytest.mark.parametrize("make", MODELS)
 
 
-def fitted(make: Make, *callbacks: Checkpoint, num_steps: int = 2) -> tuple[Any, Any]:
+def fitted(make: Make, *callbacks: Callback, num_steps: int = 2) -> tuple[Any, Any]:
     pyro.clear_param_store()
     model, guide, data, options = make()
     fit(model, guide, *data, num_steps=num_steps, callbacks=callbacks, progress=False, **options)
@@ -140,6 +157,86 @@ def test_a_full_disk_leaves_the_last_saved_model(make: Make, tmp_path: Path, mon
         save(path, model, guide)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def kill_each(folder: Path) -> None:
+    """Fit each model in a child process, which is killed in the middle of its third step or of its second checkpoint."""
+
+    class KillsInStep(Callback):
+        def on_step(self, state: Any) -> None:
+            if state.step == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    for make in MODELS:  # imports, once for all children
+        fitted(make, num_steps=1)
+    save_whole = torch.save
+
+    def kill_in_checkpoint(states: Any, unfinished: Path) -> None:
+        if states["history"]["losses"][1:]:
+            unfinished.write_bytes(b"half")
+            os.kill(os.getpid(), signal.SIGKILL)
+        save_whole(states, unfinished)
+
+    for make in MODELS:
+        for moment in ("step", "checkpoint"):
+            if not os.fork():
+                torch.save = kill_in_checkpoint if moment == "checkpoint" else save_whole
+                callbacks = (Checkpoint(folder / f"{make.__name__}_{moment}.pt", every=1), KillsInStep())
+                fitted(make, *callbacks, num_steps=5)
+                os._exit(1)
+            _, status = os.wait()
+            assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, (make, moment)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the checkpoints of killed fits."""
+    folder = tmp_path_factory.mktemp("killed")
+    script = "import sys, torch; from pathlib import Path; from tests.infer.test_files_of_models import kill_each\n"
+    script += "torch.set_num_threads(1); kill_each(Path(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", script, str(folder)], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.parametrize("moment", ["step", "checkpoint"])
+@of_all_models
+def test_a_fit_that_was_killed_goes_on_as_if_it_had_not_been(make: Make, moment: str, killed: Path) -> None:
+    expected, expected_guide = fitted(make, num_steps=5)
+    path = killed / f"{make.__name__}_{moment}.pt"
+    before = len(torch.load(path, weights_only=True)["history"]["losses"])
+    assert before == (2 if moment == "step" else 1)
+    found, guide = fitted(make, Checkpoint(path), num_steps=5)
+    for one, other in ((expected, found), (expected_guide, guide)):
+        for name, value in one.named_parameters():
+            assert torch.equal(other.get_parameter(name), value), name
+
+
+@of_all_models
+def test_an_interrupted_fit_is_usable(make: Make) -> None:
+    class Stop(Callback):
+        def on_step(self, state: Any) -> None:
+            if state.step == 2:
+                raise KeyboardInterrupt
+
+    model, guide, data, options = make()
+    history = fit(model, guide, *data, num_steps=5, callbacks=[Stop()], progress=False, **options)
+    assert (history.interrupted, len(history.losses)) == (True, 2)
+    assert model.impute(guide, *data, num_samples=2).mean.isfinite().all()
+    assert not fit(model, guide, *data, num_steps=2, progress=False, **options).interrupted
+
+
+@of_all_models
+def test_two_threads_fit_what_one_does(make: Make) -> None:
+    def losses(seed: int) -> list[float]:
+        with pyro_lock:  # initial values of networks come from the global random state
+            model, guide, data, options = make()
+        return fit(model, guide, *data, num_steps=3, seed=seed, progress=False, **options).losses
+
+    expected = [losses(seed) for seed in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(losses, range(2))) == expected
 
 
 @of_all_models

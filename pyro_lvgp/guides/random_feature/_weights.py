@@ -9,7 +9,7 @@ from pyro.distributions import constraints
 from pyro.nn import PyroModule, PyroParam
 from torch import Tensor
 
-from pyro_lvgp._utils.cholesky import FIRST_JITTER
+from pyro_lvgp._utils.cholesky import FIRST_JITTER, safe_cholesky
 from pyro_lvgp.conjugate.feature_regression import (
     WeightPosterior,
     divergence_from_prior,
@@ -19,9 +19,11 @@ from pyro_lvgp.conjugate.feature_regression import (
     precision_sum,
     weight_posterior,
 )
+from pyro_lvgp.distributions.normal import DrawnNormal
 from pyro_lvgp.infer.protocols import RandomFeatureModel
 from pyro_lvgp.likelihoods import Gaussian, RowLikelihood
 from pyro_lvgp.likelihoods.polya_gamma import variational_parameter
+from pyro_lvgp.ops.linalg import invert_lower
 
 Natural = tuple[Tensor, Tensor]
 _NUM_HALVINGS = 10
@@ -105,6 +107,13 @@ class ExplicitWeights(PyroModule):
     def posterior(self) -> WeightPosterior:
         """Return the posterior of the present parameters."""
         return from_natural(self.linear, self.precision)
+
+    def distribution(self) -> DrawnNormal:
+        """Return the posterior as a multivariate normal, whose divergence from the prior has a closed form."""
+        # P reversed in both dimensions is R Rᵀ: R reversed and transposed is lower, and its inverse is the factor of P⁻¹.
+        R = safe_cholesky(self.precision.flip(-2, -1), jitter=0.0, name="weight precision")
+        scale_tril = invert_lower(R.flip(-2, -1).mT)
+        return DrawnNormal(self.posterior().mean, scale_tril=scale_tril, validate_args=False)
 
     def updated(
         self, model: RandomFeatureModel, y: Float[Tensor, "B D"], features: Float[Tensor, "B L"], *, is_whole: bool

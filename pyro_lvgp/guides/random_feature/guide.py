@@ -16,7 +16,7 @@ from pyro_lvgp import conjugate
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import normal_draws
 from pyro_lvgp._utils.validation import check_init_scale
-from pyro_lvgp.distributions.normal import DrawnNormal, PrecisionNormal, PrecisionNormalAtMean
+from pyro_lvgp.distributions.normal import PrecisionNormal, PrecisionNormalAtMean
 from pyro_lvgp.guides._sampled import SampledGuide
 from pyro_lvgp.guides.random_feature._frequencies import GaussianFrequencies, MixtureFrequencies
 from pyro_lvgp.guides.random_feature._weights import CollapsedWeights, ExplicitWeights
@@ -208,11 +208,7 @@ class RandomFeatureGuide(SampledGuide):
 
     def _sample_weights(self, omega: Tensor, X: Tensor | None, *, has_all: bool) -> dict[str, Tensor]:
         """Draw the weights from explicit posteriors, or given the latents of all rows."""
-        if X is None:
-            loc = self.a.posterior().mean
-            posterior = DrawnNormal(loc, precision_matrix=self.a.precision, validate_args=False)
-        else:
-            posterior = self._collapsed_weights(omega, X, has_all)
+        posterior = self.a.distribution() if X is None else self._collapsed_weights(omega, X, has_all)
         with pyro.plate("outputs", self.model.data_dim, dim=-1):
             return {"a": pyro.sample("a", posterior)}
 

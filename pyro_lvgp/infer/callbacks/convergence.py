@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from pyro_lvgp._utils.argument_types import checks_types
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.infer._convergence import MIN_STEPS, TOLERANCE
 from pyro_lvgp.infer._fit_state import FitState
@@ -38,6 +39,7 @@ class StopOnConvergence(Callback):
 
     order = -1  # before EarlyStopping, which scores the parameters after the last step
 
+    @checks_types
     def __init__(self, tolerance: float = TOLERANCE, *, patience: int = 2):
         check_sizes(patience=patience)
         if not 0.0 < tolerance < math.inf:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_lvgp._utils.argument_types import checks_types
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.infer._fit_state import FitState
@@ -42,6 +43,7 @@ class EarlyStopping(Callback):
     Source: Prechelt (1998), "Early stopping – but when?".
     """
 
+    @checks_types
     def __init__(self, score: Callable[[], float], *, every: int = 100, patience: int | None = None):
         check_sizes(every=every)
         if patience is not None:

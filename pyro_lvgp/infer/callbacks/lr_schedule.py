@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from pyro_lvgp._utils.argument_types import checks_types
 from pyro_lvgp.infer._fit_state import FitState
 from pyro_lvgp.infer.callbacks.base import Callback
 from pyro_lvgp.infer.callbacks.convergence import StopOnConvergence
@@ -44,6 +45,7 @@ class LRSchedule(Callback):
     Source: Loshchilov and Hutter (2017), "SGDR: stochastic gradient descent with warm restarts", eq. 5.
     """
 
+    @checks_types
     def __init__(self, schedule: Literal["cosine"] | Callable[[Optimizer], LRScheduler] = "cosine"):
         if schedule != "cosine" and not callable(schedule):
             raise ValueError(

@@ -19,6 +19,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from pyro_lvgp._compile.compilation import Compiled, compile_graph
 from pyro_lvgp._compile.recording import CountOperations, record
+from pyro_lvgp._utils.argument_types import checks_types
 from pyro_lvgp._utils.control_flow import record_conditions
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
@@ -75,6 +76,7 @@ class CompiledELBO(ELBO):
     >>> losses = [svi.step(Y) for _ in range(3)]
     """
 
+    @checks_types
     def __init__(
         self,
         bound: ELBO,

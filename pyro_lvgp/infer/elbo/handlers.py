@@ -9,10 +9,13 @@ from typing import Any, NamedTuple
 
 import pyro
 import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import Message, effectful
 from torch import Tensor
+
+from pyro_lvgp._utils.argument_types import names_types
 
 __all__ = [
     "EvaluateBound",
@@ -37,7 +40,8 @@ class Moments(NamedTuple):
     scale_tril: Tensor | None
 
 
-def sample_moments(name: str, fn: Any, *, infer: dict[str, Any] | None = None) -> Moments:
+@names_types
+def sample_moments(name: str, fn: TorchDistributionMixin, *, infer: dict[str, Any] | None = None) -> Moments:
     r"""Sample a site that the model can marginalise in closed form.
 
     The site is sampled as by ``pyro.sample``, and traces record the draw.  A bound that marginalises Gaussian sites

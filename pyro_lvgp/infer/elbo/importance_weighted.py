@@ -10,6 +10,7 @@ from pyro.distributions import Delta, Unit
 from pyro.distributions.util import detach, scale_and_mask
 from torch import Tensor
 
+from pyro_lvgp._utils.argument_types import checks_types
 from pyro_lvgp._utils.control_flow import holds
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp.distributions.normal import without_independent
@@ -64,6 +65,7 @@ class ImportanceWeightedELBO(LocalELBO):
     gradient estimators"; Salimbeni et al. (2019), eq. 5 of the annealed-GPLVM paper with the sum over outputs inside.
     """
 
+    @checks_types
     def __init__(
         self,
         local_plate: str = "data",

@@ -135,7 +135,7 @@ class LocalELBO(DifferentiableELBO):
                     f"expected a plate for each batch dimension, got a site without: site {name!r} outside plate "
                     f"{self.local_plate!r} has batch shape {tuple(shape)}, more than its plates declare: a site that depends "
                     "on draws inside the plate must be in the plate or be drawn before it, or there must be one draw, "
-                    "num_samples=1; other batch dimensions need .to_event(...)"
+                    "num_samples=1 or vectorize=False; other batch dimensions need .to_event(...)"
                 )
         return local, outside
 

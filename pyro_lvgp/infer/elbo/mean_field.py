@@ -4,6 +4,7 @@ import math
 
 from torch import Tensor
 
+from pyro_lvgp._utils.argument_types import checks_types
 from pyro_lvgp.infer.elbo._terms import Sites, log_ratio
 from pyro_lvgp.infer.elbo.local_plate import LocalELBO
 
@@ -42,6 +43,7 @@ class MeanFieldELBO(LocalELBO):
     >>> loss(Y).backward()
     """
 
+    @checks_types
     def __init__(
         self,
         local_plate: str = "data",

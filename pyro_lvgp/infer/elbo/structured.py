@@ -16,6 +16,7 @@ from pyro.util import check_model_guide_match, check_site_shape
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from pyro_lvgp._utils.argument_types import checks_types
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes, position_of_data
@@ -93,6 +94,7 @@ class StructuredELBO(DifferentiableELBO):
     >>> StructuredELBO(max_plate_nesting=1)(model, guide)(t, y).backward()
     """
 
+    @checks_types
     def __init__(
         self,
         *,

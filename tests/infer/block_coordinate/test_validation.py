@@ -89,9 +89,9 @@ def test_values_must_fit_the_constraint_up_to_rounding(constraint, good, bad):
         ({"params": ["*"]}, "neither"),
         ({"params": ["*"], "optimizer": adam(), "update": dict}, "both"),
         ({"params": ["*"], "optimizer": adam(), "num_steps": 0}, "at least 1, got 0"),
-        ({"params": ["*"], "update": dict, "num_steps": 2}, "are for gradients"),
-        ({"params": ["*"], "update": dict, "loss": Trace_ELBO()}, "are for gradients"),
-        ({"params": ["*"], "optimizer": adam(), "damping": 0.5}, "damping is for update"),
+        ({"params": ["*"], "update": dict, "num_steps": 2}, "expected num_steps and loss for gradients alone"),
+        ({"params": ["*"], "update": dict, "loss": Trace_ELBO()}, "expected num_steps and loss for gradients alone"),
+        ({"params": ["*"], "optimizer": adam(), "damping": 0.5}, "expected no damping beside optimizer, got 0.5"),
         ({"params": ["*"], "update": dict, "damping": 0.0}, r"damping in \(0, 1\], got 0.0"),
     ],
 )
@@ -113,7 +113,7 @@ def test_updates_return_tensors_by_name(values):
 @pytest.mark.usefixtures("unchecked")
 def test_kinds_of_arguments_are_checked():
     m, g = Model(), Guide()
-    with pytest.raises(TypeError, match=r"each a Block\(...\), got \['str'\]"):
+    with pytest.raises(TypeError, match=r"expected blocks to be .*Block\], got \['all'\] of type list"):
         BlockCoordinateVI(m, g, ["all"])
     blocks = [Block("all", params=["*"], optimizer=pyro.optim.Adam({"lr": 0.1}))]
     with pytest.raises(TypeError, match=r"got the class Trace_ELBO; pass Trace_ELBO\(\)"):
