@@ -141,6 +141,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
             init_loc_fn=init_loc_fn,
             init_scale=init_scale,
             create_plates=create_plates,
+            site_updates=None,
         )
         self.memory: Memory | None = None
 

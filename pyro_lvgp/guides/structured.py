@@ -11,6 +11,7 @@ from pyro import poutine
 from pyro.distributions import constraints
 from pyro.infer.autoguide.utils import deep_setattr
 from pyro.nn import PyroModule, PyroParam
+from pyro.poutine import Trace
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
@@ -23,8 +24,12 @@ from pyro_lvgp.distributions.normal import without_independent
 from pyro_lvgp.guides._handlers import AllDrawn, HideObserved, ReplacePriors, StopAfterLatents
 from pyro_lvgp.guides._model_guide import ModelGuide, plates_of
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
+from pyro_lvgp.guides.site_updates import Factor, SiteUpdates, update
+from pyro_lvgp.infer._sites import max_plate_nesting
 from pyro_lvgp.infer.elbo.handlers import MarginalizeOwnGaussians
-from pyro_lvgp.infer.protocols import HasConditionalSite, HasInitialValues, HasProcessSite, SubsamplesPoints
+from pyro_lvgp.infer.protocols import HasConditionalSite, HasInitialValues, HasPointLikelihood, HasProcessSite, SubsamplesPoints
+from pyro_lvgp.ops import gaussian_sites
+from pyro_lvgp.ops.site_updates import NaturalSites
 
 __all__ = ["StructuredGPGuide"]
 
@@ -92,6 +97,7 @@ class StructuredGPGuide(ModelGuide):
         init_loc_fn: Callable[[dict], Tensor] | None = None,
         init_scale: float = 0.1,
         create_plates: Callable[..., Any] | None = None,
+        site_updates: SiteUpdates | None = SiteUpdates(),
     ):
         if encoders is None:
             if not isinstance(model, HasProcessSite):
@@ -111,6 +117,7 @@ class StructuredGPGuide(ModelGuide):
         super().__init__(model, encoders=encoders, create_plates=create_plates or plates_of(model))
         self._process_sites = tuple(encoders)
         self._method, self._init_scale = method, init_scale
+        self.site_updates = site_updates
         self.mean_field = MeanFieldGuide(
             poutine.block(model, hide=list(encoders)),
             init_loc_fn=init_loc_fn or (model.init_loc_fn if isinstance(model, HasInitialValues) else None),
@@ -169,11 +176,57 @@ class StructuredGPGuide(ModelGuide):
         check_positional(kwargs)
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
+        num = 0
+        if self.site_updates is not None and isinstance(self.model, HasPointLikelihood) and self._encoded.intersection(self._process_sites):
+            num = self.site_updates.num_train if self.training else self.site_updates.num_predict
+        updated, first = {}, Trace()
+        if num:
+            updated, first = self._updated(num, args, kwargs)
+        def posterior(name, prior):
+            if name in updated:
+                h, precision = updated[name]
+                base = _gaussian_prior(name, prior)
+                q = self._multiply(base, h / precision.clamp_min(torch.finfo(h.dtype).tiny), precision)
+                return q.to_event(prior.event_dim - q.event_dim)
+            return self._posterior(name, prior, args)
         latents = [name for name, _ in self.prototype_trace.iter_stochastic_nodes()]
         drawn = StopAfterLatents(latents)
-        with ReplacePriors(lambda name, prior: self._posterior(name, prior, args)), HideObserved(), suppress(AllDrawn):
-            drawn(self.model)(*args, **kwargs)
+        with ReplacePriors(posterior), HideObserved(), suppress(AllDrawn):
+            drawn(poutine.replay(self.model, trace=first))(*args, **kwargs)
         return {name: drawn.values[name] for name in latents}
+
+    def _updated(self, num, args, kwargs):
+        priors = {}
+        def posterior(name, prior):
+            if name in self._process_sites:
+                priors[name] = prior
+                return dist.Delta(prior.mean, event_dim=prior.event_dim)
+            return self._posterior(name, prior, args)
+        latents = [name for name, _ in self.prototype_trace.iter_stochastic_nodes()]
+        with poutine.block(hide_fn=lambda msg: msg["type"] == "sample"):
+            tracer = poutine.trace()
+            with tracer, ReplacePriors(posterior), HideObserved(), suppress(AllDrawn):
+                StopAfterLatents(latents)(self.model)(*args, **kwargs)
+            first = tracer.trace
+            num_plates = max(max_plate_nesting(t.nodes.values()) for t in (self.prototype_trace, first))
+            for name in self._process_sites:
+                first.remove_node(name)
+            values = {name: site["value"] for name, site in first.iter_stochastic_nodes()}
+            factors = {}
+            for name, prior in priors.items():
+                base = _gaussian_prior(name, prior)
+                shape = base.batch_shape + base.event_shape
+                loc, scale, has_data = self._sites(name, base, args)
+                precision = gaussian_sites.bounded_precision(scale.square().reciprocal(), base.variance).expand(shape)
+                by_point = isinstance(base, torch.distributions.Normal)
+                factors[name] = Factor(base, NaturalSites(precision * loc, precision), has_data.expand(shape),
+                    lambda m, p, base=base: self._multiply(base, m, p),
+                    (-1 if by_point else -2) if prior.event_dim == (1 if by_point else 2) else None, prior.event_dim, name in self._encoded)
+            self.bounds = []
+            updated = update(factors, lambda draws: self.model.log_prob_of_points({**values, **draws}, *args), num, self.site_updates, num_plates, self.bounds)
+            for name in updated:
+                updated[name] = NaturalSites(*(torch.where(factors[name].has_data, x, 0.0) for x in updated[name]))
+        return updated, first
 
     def _posterior(self, name: str, prior: Any, args: tuple) -> Any:
         """Return the distribution of a site in the guide."""
@@ -182,16 +235,18 @@ class StructuredGPGuide(ModelGuide):
             return posterior if transform is None else dist.TransformedDistribution(posterior, transform)
         base = _gaussian_prior(name, prior)
         loc, scale, has_data = self._sites(name, base, args)
-        precision = torch.where(has_data, scale.square().reciprocal(), 0.0)
-        if isinstance(base, torch.distributions.Normal):
-            # The natural parameters of a product of Gaussians are sums.
-            total = base.variance.reciprocal() + precision
-            posterior = dist.Normal((base.mean / base.variance + precision * loc) / total, total.rsqrt())
-        elif self._uses_state_space(base):
-            posterior = StateSpacePosterior(base, loc, precision)
-        else:
-            posterior = StructuredPosterior(base, loc, precision)
+        posterior = self._multiply(base, loc, torch.where(has_data, scale.square().reciprocal(), 0.0))
         return posterior.to_event(prior.event_dim - posterior.event_dim)
+
+    def _multiply(self, prior: Any, loc: Tensor, precision: Tensor) -> Any:
+        """Multiply a prior by Gaussian sites."""
+        if isinstance(prior, torch.distributions.Normal):
+            # The natural parameters of a product of Gaussians are sums.
+            total = prior.variance.reciprocal() + precision
+            return dist.Normal((prior.mean / prior.variance + precision * loc) / total, total.rsqrt())
+        if self._uses_state_space(prior):
+            return StateSpacePosterior(prior, loc, precision)
+        return StructuredPosterior(prior, loc, precision)
 
     def _uses_state_space(self, prior: Any) -> bool:
         if self._method == "auto":

@@ -33,6 +33,7 @@ __all__ = [
     "HasLocalPlate",
     "HasLogJoint",
     "HasPlates",
+    "HasPointLikelihood",
     "HasProcessSite",
     "HasStoredPosteriors",
     "RandomFeatureModel",
@@ -163,6 +164,22 @@ class HasProcessSite(Protocol):
     """
 
     gp_site: str
+
+
+@runtime_checkable
+class HasPointLikelihood(Protocol):
+    """Model of points whose data are independent given the latents of each point.
+
+    A guide that improves the posteriors of a series evaluates :meth:`log_prob_of_points` at draws of the latents.
+    """
+
+    def log_prob_of_points(self, latents: Mapping[str, Tensor], *args: Any) -> Float[Tensor, "draws *series N"]:
+        """Compute the log likelihood of the observed entries of each point.
+
+        :param latents: values of all latent sites of the model.  Draws of a site are along a new first dimension left of all
+            plates, between which and the own plates of the site there are dimensions of size 1.
+        :param args: arguments of the model.
+        """
 
 
 @runtime_checkable

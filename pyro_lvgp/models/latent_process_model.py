@@ -1,7 +1,7 @@
 """Base class of models of series and fields with a decoder: plates, predictions, imputations and forecasts."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, ClassVar
 
@@ -161,6 +161,17 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
             )
         self.likelihood.check_outputs(function.shape[-1], params)
         return function, params
+
+    def log_prob_of_points(self, latents: Mapping[str, Tensor], *args: Any) -> Float[Tensor, "draws *series N"]:
+        """Compute the log likelihood of the observed entries of each point, without the scale of mini-batches.
+
+        :param latents: values of all latent sites.  Draws of a site are along a new first dimension left of all plates, between
+            which and the own plates of the site there are dimensions of size 1.
+        :param args: arguments of the model.
+        """
+        trace = poutine.trace(poutine.condition(self, dict(latents))).get_trace(*args)
+        rows: Any = trace.nodes["y"]
+        return rows["fn"].log_prob(rows["value"])
 
     def kernel_params(self, x: Float[Tensor, "*#series N P"]) -> KernelParams:
         """Read the parameters of the kernel, once for each run of the model.
