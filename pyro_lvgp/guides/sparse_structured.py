@@ -141,7 +141,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
             init_loc_fn=init_loc_fn,
             init_scale=init_scale,
             create_plates=create_plates,
-            site_updates=None,
+            num_eval_site_updates=0,
         )
         self.memory: Memory | None = None
 

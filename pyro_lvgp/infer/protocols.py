@@ -176,8 +176,8 @@ class HasPointLikelihood(Protocol):
     def log_prob_of_points(self, latents: Mapping[str, Tensor], *args: Any) -> Float[Tensor, "draws *series N"]:
         """Compute the log likelihood of the observed entries of each point.
 
-        :param latents: values of all latent sites of the model.  Draws of a site are along a new first dimension left of all
-            plates, between which and the own plates of the site there are dimensions of size 1.
+        :param latents: values of all latent sites.  Draws of a site are along a new first dimension left of all plates, with
+            dimensions of size 1 between it and the plates of the site.
         :param args: arguments of the model.
         """
 

@@ -21,9 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["NaturalSites", "antithetic_normals", "natural_gradient_step"]
-
-_SEED = 0  # of the scrambling of the Sobol' points
+__all__ = ["NaturalSites", "natural_gradient_step"]
 
 
 class NaturalSites(NamedTuple):
@@ -35,6 +33,11 @@ class NaturalSites(NamedTuple):
 
     information: Float[Tensor, "*batch"]
     precision: Float[Tensor, "*batch"]
+
+    @property
+    def mean(self) -> Float[Tensor, "*batch"]:
+        """Means h / Λ; h where the precision is zero."""
+        return self.information / torch.where(self.precision > 0.0, self.precision, 1.0)
 
 
 def natural_gradient_step(
@@ -61,28 +64,3 @@ def natural_gradient_step(
     """
     information = sites.information + step * (gradient + curvature * mean - sites.information)
     return NaturalSites(information, sites.precision + step * (curvature - sites.precision))
-
-
-def antithetic_normals(num_draws: int, dim: int) -> Float[Tensor, "draws dim"]:
-    """Standard normal vectors for expectations, with the same values at every call.
-
-    Scrambled Sobol' points in antithetic pairs are multiplied by a matrix that makes their covariance exactly the identity, so
-    that means over the draws are exact for polynomials of degree 3.
-
-    :param num_draws: number of draws, even and at least twice the dimension.
-    :param dim: dimension of a vector.
-    :returns: draws in double precision.
-
-    >>> z = antithetic_normals(8, 2)
-    >>> z.mean(0).abs().max() < 1e-12, z.mT @ z / 8
-    (tensor(True), tensor([[1., 0.],
-            [0., 1.]], dtype=torch.float64))
-
-    Source: Owen (2013), "Monte Carlo theory, methods and examples", sections 8.2 and 8.10.
-    """
-    points = torch.quasirandom.SobolEngine(dim, scramble=True, seed=_SEED).draw(num_draws // 2, dtype=torch.float64)
-    end = torch.finfo(torch.float64).eps
-    half = torch.special.ndtri(points.clamp(end, 1.0 - end))
-    tril = torch.linalg.cholesky(half.mT @ half / len(half))
-    half = torch.linalg.solve_triangular(tril, half.mT, upper=False).mT
-    return torch.cat([half, -half])
