@@ -82,12 +82,18 @@ class _State(NamedTuple):
 
 
 def update_sites(
-    factors: Mapping[str, Factor], log_prob: LogProb, *, num_updates: int, step_size: float, num_plates: int
+    factors: Mapping[str, Factor],
+    log_prob: LogProb,
+    *,
+    num_updates: int,
+    step_size: float,
+    num_plates: int,
+    try_empty: bool,
 ) -> tuple[dict[str, NaturalSites], list[Float[Tensor, "*series"]]]:
     """Maximise the bound of each series over the Gaussian sites of its factors, by a few natural-gradient steps.
 
     A step that would lower the bound of a series is rejected, and its next step is half as long; after an accepted one it is
-    1.5 times as long, up to ``step_size``.  The first step starts from sites without information if their bound is higher.
+    1.5 times as long, up to ``step_size``.
 
     Second derivatives are replaced by their absolute values, as precisions are positive: where the log likelihood is convex in
     a latent the step has the length of a Newton step, in the direction of the gradient.
@@ -98,6 +104,7 @@ def update_sites(
     :param num_updates: number of steps.
     :param step_size: largest step size.
     :param num_plates: number of dimensions of the model's plates.
+    :param try_empty: whether the first step of a series starts from sites without information if their bound is higher.
     :returns: Gaussian sites of the updated factors, and the bounds before the first step and after each, which never fall.
 
     Gradients flow to the initial sites, and to everything that priors and likelihood depend on, unless they are disabled.
@@ -107,11 +114,11 @@ def update_sites(
     """
     draws = _Draws(factors, num_plates)
     start = {name: factor.sites for name, factor in factors.items()}
-    empty = {name: NaturalSites(torch.zeros_like(x.least_precision), x.least_precision) for name, x in factors.items()}
     state = _expand(factors, start, draws, log_prob)
     bounds = [state.bound.detach()]
-    candidate = _expand(factors, _of_updated(factors, empty, start), draws, log_prob)
-    state, _ = _select(state, candidate)
+    if try_empty:
+        empty = {name: NaturalSites(torch.zeros_like(x.least_precision), x.least_precision) for name, x in factors.items()}
+        state, _ = _select(state, _expand(factors, _of_updated(factors, empty, start), draws, log_prob))
     step = torch.full_like(state.bound, step_size).detach()
     for _ in range(num_updates):
         moved = {

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from pyro_lvgp._utils.inference_mode import outside_inference_mode
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
-from pyro_lvgp._utils.validation import check_init_scale, check_positional, position_of_data
+from pyro_lvgp._utils.validation import check_init_scale, check_positional, check_sizes, position_of_data
 from pyro_lvgp.distributions.gaussian_process import GaussianProcess, StructuredPosterior
 from pyro_lvgp.distributions.markov import StateSpacePosterior
 from pyro_lvgp.guides._encodings import align_encoding, check_layout, gaussian_prior
@@ -75,14 +75,35 @@ class StructuredGPGuide(ModelGuide):
     :param init_loc_fn: initial values of the mean-field sites, as for :class:`~pyro_lvgp.guides.MeanFieldGuide`.
     :param init_scale: initial scale of Gaussian sites without an encoder, and of mean-field Gaussians.
     :param create_plates: as for Pyro's autoguides, for the mean-field sites.
+    :param num_site_updates: number of updates of encoded Gaussian sites in training mode, through which gradients flow.
+    :param num_eval_site_updates: their number in evaluation mode, in which ``predict``, ``impute`` and ``forecast`` run; 0
+        takes the sites of the encoder.  There are no updates for a model that is no
+        :class:`~pyro_lvgp.infer.protocols.HasPointLikelihood`.
+    :param site_step_size: largest step size ρ of an update.
     :raises ValueError: for an unknown site, a site with another prior, an encoding of the wrong shape, a prior without a
-        linear-time method under ``method="state-space"``, or a call without the data.
-    :raises TypeError: for data of an integer dtype, or an encoder that does not return a pair.
+        linear-time method under ``method="state-space"``, a negative number of updates, a step size that is not above 0 and at
+        most 1, or a call without the data.
+    :raises TypeError: for data of an integer dtype, an encoder that does not return a pair, or ``num_site_updates`` with a
+        model that is no ``HasPointLikelihood`` or without an encoder.
+
+    An update is a natural-gradient step on the bound :math:`L - KL(q \| p)` of each series, where
+    :math:`L = E_q[\log p(y \mid f)]`.  With the means m and variances v of q, the precisions Λ of the sites and h = Λμ,
+
+    .. math::
+
+        \Lambda \leftarrow (1 - \rho) \Lambda + \rho C, \qquad h \leftarrow (1 - \rho) h + \rho (g + C m), \qquad
+        g = \frac{\partial L}{\partial m}, \qquad C = 2 \Big|\frac{\partial L}{\partial v}\Big|
+
+    with expectations over fixed draws.  A step that would lower the bound of a series is rejected, and the next one is half
+    as long.  In evaluation mode updates start from sites without information if these have a higher bound than those of the
+    encoder, so that an encoder that extrapolates badly does not decide a prediction.  One update is exact for one latent, a
+    linear decoder and Gaussian noise.
 
     The data are the last floating-point tensor among the positional arguments of the model: inputs, exposures and the like
     come before it.  Every call of the guide needs the data, also in ``Predictive``.
 
-    Source: eqs. 3.5 and 3.28 of the GP-VAE thesis; Ashman et al. (2020), "Sparse Gaussian process variational autoencoders".
+    Source: eqs. 3.5 and 3.28 of the GP-VAE thesis; Ashman et al. (2020), "Sparse Gaussian process variational autoencoders";
+    Khan and Lin (2017), "Conjugate-computation variational inference", for the updates.
 
     >>> from pyro_lvgp.kernels import RBF
     >>> from pyro_lvgp.networks import MLP, IndexNet
@@ -123,6 +144,16 @@ class StructuredGPGuide(ModelGuide):
         if method not in get_args(Method):
             raise ValueError(f"expected method in {get_args(Method)}, got {method!r}")
         check_init_scale(init_scale)
+        check_sizes(least=0, num_site_updates=num_site_updates, num_eval_site_updates=num_eval_site_updates)
+        if not 0.0 < site_step_size <= 1.0:
+            raise ValueError(f"expected site_step_size above 0 and at most 1, got {site_step_size}; 1 replaces the sites")
+        amortised = [name for name, encoder in encoders.items() if encoder is not None]
+        if num_site_updates and not (isinstance(model, HasPointLikelihood) and amortised):
+            raise TypeError(
+                "expected a model with log_prob_of_points(latents, *args) and an encoder for num_site_updates="
+                f"{num_site_updates}, got {type(model).__name__} and encoders of {amortised}; see "
+                "pyro_lvgp.infer.protocols.HasPointLikelihood"
+            )
         # The mean-field part uses the plates of this guide.
         super().__init__(model, encoders=encoders, create_plates=create_plates or plates_of(model))
         self._process_sites = tuple(encoders)
@@ -188,13 +219,7 @@ class StructuredGPGuide(ModelGuide):
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
         updated, others = self._update_sites(lambda name, prior: self._posterior(name, prior, args), args, kwargs)
-
-        def posterior(name: str, prior: Any) -> Any:
-            if name not in updated:
-                return self._posterior(name, prior, args)
-            return self._multiply(name, prior, updated[name].mean, updated[name].precision)
-
-        values = self._run_model(posterior, others, args, kwargs)
+        values = self._run_model(lambda name, prior: self._posterior(name, prior, args, updated), others, args, kwargs)
         return {name: values[name] for name, _ in self.prototype_trace.iter_stochastic_nodes()}
 
     def _run_model(
@@ -245,8 +270,14 @@ class StructuredGPGuide(ModelGuide):
                 with poutine.block():
                     return self.model.log_prob_of_points({**others, **latents}, *args, **kwargs)
 
+            # In training the bound has to depend on the encoder.
             updated, _ = update_sites(
-                factors, log_prob, num_updates=num_updates, step_size=self.site_step_size, num_plates=outermost
+                factors,
+                log_prob,
+                num_updates=num_updates,
+                step_size=self.site_step_size,
+                num_plates=outermost,
+                try_empty=not self.training,
             )
         return updated, others
 
@@ -266,8 +297,13 @@ class StructuredGPGuide(ModelGuide):
         sites = NaturalSites(precision * loc, precision)
         return Factor(prior, sites, has_data, partial(self._multiply, name, prior), name in self._encoded)
 
-    def _posterior(self, name: str, prior: Any, args: tuple) -> Any:
-        """Return the distribution of a site in the guide."""
+    def _posterior(self, name: str, prior: Any, args: tuple, updated: Mapping[str, NaturalSites] | None = None) -> Any:
+        """Return the distribution of a site in the guide.
+
+        :param updated: Gaussian sites, by name, that take the place of those of the encoder.
+        """
+        if updated and name in updated:
+            return self._multiply(name, prior, updated[name].mean, updated[name].precision)
         if name not in self._process_sites:
             posterior, transform = self.mean_field._posterior(name, args), self.mean_field.coordinates[name].transform
             return posterior if transform is None else dist.TransformedDistribution(posterior, transform)
@@ -362,15 +398,17 @@ class StructuredGPGuide(ModelGuide):
             is_marginalized = self._is_marginalized(prior)
             if name in medians and not is_marginalized:
                 return dist.Delta(medians[name], event_dim=prior.event_dim)
-            posterior = self._posterior(name, prior, args)
+            posterior = self._posterior(name, prior, args, updated)
             q = torch.as_tensor(quantiles, dtype=posterior.mean.dtype, device=posterior.mean.device)
             normal = torch.distributions.Normal(posterior.mean, posterior.variance.sqrt())
             result[name] = normal.icdf(q.reshape(-1, *(1,) * normal.mean.dim()))
             return posterior if is_marginalized else dist.Delta(posterior.mean, event_dim=prior.event_dim)
 
         # The results do not depend on draws of the marginalised sites.
-        with seeded(0), poutine.block(), MarginalizeOwnGaussians(), ReplacePriors(at_median):
-            self.model(*args, **kwargs)
+        with seeded(0), poutine.block(), MarginalizeOwnGaussians():
+            updated, _ = self._update_sites(at_median, args, kwargs)
+            with ReplacePriors(at_median):
+                self.model(*args, **kwargs)
         return result
 
     def _is_marginalized(self, prior: Any) -> bool:

@@ -288,8 +288,7 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
         check_new_inputs(inputs, x, y)
         parts, functions = [], []
         with torch.no_grad(), eval_mode(self, guide):
-            for num_draws in self._draws_per_trace(guide, x, y, num_samples):
-                posterior = prune_subsample_sites(poutine.trace(guide).get_trace(x, y))
+            for posterior, num_draws in self._posteriors(guide, x, y, num_samples):
                 drawn: dict[str, Any] = {name: site["value"] for name, site in posterior.iter_stochastic_nodes()}
                 f = drawn["f"] = self.sample_process(posterior, x, x_new, num_draws, joint)
                 if self.independent_dim:
@@ -365,10 +364,15 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
         x_new = x[..., -1:, :] + ahead * step
         return self.predict(guide, x, y, x_new, num_samples=num_samples, joint=joint)
 
-    def _draws_per_trace(self, guide: Guide, x: Tensor, y: Tensor, num_samples: int) -> list[int]:
-        """Numbers of draws of the processes for each trace of the guide: one trace suffices if it has no other sites."""
-        sites = prune_subsample_sites(poutine.trace(guide).get_trace(x, y)).iter_stochastic_nodes()
-        return [num_samples] if {name for name, _ in sites} <= self.process_sites else [1] * num_samples
+    def _posteriors(self, guide: Guide, x: Tensor, y: Tensor, num_samples: int) -> Iterator[tuple[Trace, int]]:
+        """Traces of the guide with numbers of draws of the processes: one trace suffices if it has no other sites."""
+        posterior = prune_subsample_sites(poutine.trace(guide).get_trace(x, y))
+        if {name for name, _ in posterior.iter_stochastic_nodes()} <= self.process_sites:
+            yield posterior, num_samples
+            return
+        yield posterior, 1
+        for _ in range(num_samples - 1):
+            yield prune_subsample_sites(poutine.trace(guide).get_trace(x, y)), 1
 
 
 def is_one_series(x: Tensor, y: Tensor | None) -> bool:
