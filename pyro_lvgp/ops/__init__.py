@@ -9,6 +9,7 @@ __all__ = [
     "low_rank",
     "quadrature",
     "quasi_monte_carlo",
+    "site_updates",
     "sparse_sites",
     "state_space",
 ]
@@ -22,6 +23,7 @@ from pyro_lvgp.ops import (
     low_rank,
     quadrature,
     quasi_monte_carlo,
+    site_updates,
     sparse_sites,
     state_space,
 )
