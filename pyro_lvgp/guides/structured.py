@@ -127,7 +127,7 @@ class StructuredGPGuide(ModelGuide):
         init_scale: float = 0.1,
         create_plates: Callable[..., Any] | None = None,
         num_site_updates: int = 0,
-        num_eval_site_updates: int = 10,
+        num_eval_site_updates: int = 20,
         site_step_size: float = 1.0,
     ):
         if encoders is None:
