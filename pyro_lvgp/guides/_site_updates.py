@@ -20,7 +20,7 @@ from pyro_lvgp.ops.site_updates import NaturalSites, natural_gradient_step
 
 __all__ = ["Factor", "update_sites"]
 
-_NUM_DRAWS = 32  # 4 for each latent dimension if that is more
+_NUM_DRAWS = 64  # 4 for each latent dimension if that is more
 _LEAST_RELATIVE_PRECISION = 1e-6  # of a site relative to its prior, so that the mean of the site is finite
 _GROWTH, _DECAY = 1.5, 0.5  # of the step size after an accepted and after a rejected step
 
