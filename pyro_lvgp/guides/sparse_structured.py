@@ -24,6 +24,7 @@ from pyro_lvgp.infer.elbo.handlers import MarginalizeOwnGaussians, marginalizes_
 from pyro_lvgp.infer.protocols import HasConditionalSite, HasInducingPoints, HasProcessSite
 from pyro_lvgp.networks import NeighbourNet, OffsetNet
 from pyro_lvgp.ops import sparse_sites
+from pyro_lvgp.ops.site_updates import NaturalSites
 from pyro_lvgp.ops.sparse_sites import Sites
 
 __all__ = ["Memory", "SparseStructuredGPGuide"]
@@ -141,6 +142,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
             init_loc_fn=init_loc_fn,
             init_scale=init_scale,
             create_plates=create_plates,
+            num_eval_site_updates=0,
         )
         self.memory: Memory | None = None
 
@@ -152,7 +154,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         with MarginalizeOwnGaussians() if marginalizes_gaussians() else nullcontext():
             return super().forward(*args, **kwargs)
 
-    def _posterior(self, name: str, prior: Any, args: tuple) -> Any:
+    def _posterior(self, name: str, prior: Any, args: tuple, updated: Mapping[str, NaturalSites] | None = None) -> Any:
         if name in self._given:
             return prior
         process = _process_of(prior)

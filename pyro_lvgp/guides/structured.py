@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from operator import attrgetter
 from typing import Any, Literal, get_args
 
@@ -11,20 +12,32 @@ from pyro import poutine
 from pyro.distributions import constraints
 from pyro.infer.autoguide.utils import deep_setattr
 from pyro.nn import PyroModule, PyroParam
+from pyro.poutine.runtime import get_plates
 from torch import Tensor, nn
-from torch.distributions import MultivariateNormal
+from torch.utils._pytree import tree_map
 
+from pyro_lvgp._utils.inference_mode import outside_inference_mode
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
-from pyro_lvgp._utils.validation import check_init_scale, check_positional, position_of_data
+from pyro_lvgp._utils.validation import check_init_scale, check_positional, check_sizes, position_of_data
 from pyro_lvgp.distributions.gaussian_process import GaussianProcess, StructuredPosterior
 from pyro_lvgp.distributions.markov import StateSpacePosterior
-from pyro_lvgp.distributions.normal import without_independent
+from pyro_lvgp.guides._encodings import align_encoding, check_layout, gaussian_prior
 from pyro_lvgp.guides._handlers import AllDrawn, HideObserved, ReplacePriors, StopAfterLatents
 from pyro_lvgp.guides._model_guide import ModelGuide, plates_of
+from pyro_lvgp.guides._site_updates import Factor, update_sites
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
+from pyro_lvgp.infer._sites import max_plate_nesting
 from pyro_lvgp.infer.elbo.handlers import MarginalizeOwnGaussians
-from pyro_lvgp.infer.protocols import HasConditionalSite, HasInitialValues, HasProcessSite, SubsamplesPoints
+from pyro_lvgp.infer.protocols import (
+    HasConditionalSite,
+    HasInitialValues,
+    HasPointLikelihood,
+    HasProcessSite,
+    SubsamplesPoints,
+)
+from pyro_lvgp.ops.gaussian_sites import bounded_precision
+from pyro_lvgp.ops.site_updates import NaturalSites
 
 __all__ = ["StructuredGPGuide"]
 
@@ -62,14 +75,35 @@ class StructuredGPGuide(ModelGuide):
     :param init_loc_fn: initial values of the mean-field sites, as for :class:`~pyro_lvgp.guides.MeanFieldGuide`.
     :param init_scale: initial scale of Gaussian sites without an encoder, and of mean-field Gaussians.
     :param create_plates: as for Pyro's autoguides, for the mean-field sites.
+    :param num_site_updates: number of updates of encoded Gaussian sites in training mode, through which gradients flow.
+    :param num_eval_site_updates: their number in evaluation mode, in which ``predict``, ``impute`` and ``forecast`` run; 0
+        takes the sites of the encoder.  There are no updates for a model that is no
+        :class:`~pyro_lvgp.infer.protocols.HasPointLikelihood`.
+    :param site_step_size: largest step size ρ of an update.
     :raises ValueError: for an unknown site, a site with another prior, an encoding of the wrong shape, a prior without a
-        linear-time method under ``method="state-space"``, or a call without the data.
-    :raises TypeError: for data of an integer dtype, or an encoder that does not return a pair.
+        linear-time method under ``method="state-space"``, a negative number of updates, a step size that is not above 0 and at
+        most 1, or a call without the data.
+    :raises TypeError: for data of an integer dtype, an encoder that does not return a pair, or ``num_site_updates`` with a
+        model that is no ``HasPointLikelihood`` or without an encoder.
+
+    An update is a natural-gradient step on the bound :math:`L - KL(q \| p)` of each series, where
+    :math:`L = E_q[\log p(y \mid f)]`.  With the means m and variances v of q, the precisions Λ of the sites and h = Λμ,
+
+    .. math::
+
+        \Lambda \leftarrow (1 - \rho) \Lambda + \rho C, \qquad h \leftarrow (1 - \rho) h + \rho (g + C m), \qquad
+        g = \frac{\partial L}{\partial m}, \qquad C = 2 \Big|\frac{\partial L}{\partial v}\Big|
+
+    with expectations over fixed draws.  A step that would lower the bound of a series is rejected, and the next one is half
+    as long.  In evaluation mode updates start from sites without information if these have a higher bound than those of the
+    encoder, so that an encoder that extrapolates badly does not decide a prediction.  One update is exact for one latent, a
+    linear decoder and Gaussian noise.
 
     The data are the last floating-point tensor among the positional arguments of the model: inputs, exposures and the like
     come before it.  Every call of the guide needs the data, also in ``Predictive``.
 
-    Source: eqs. 3.5 and 3.28 of the GP-VAE thesis; Ashman et al. (2020), "Sparse Gaussian process variational autoencoders".
+    Source: eqs. 3.5 and 3.28 of the GP-VAE thesis; Ashman et al. (2020), "Sparse Gaussian process variational autoencoders";
+    Khan and Lin (2017), "Conjugate-computation variational inference", for the updates.
 
     >>> from pyro_lvgp.kernels import RBF
     >>> from pyro_lvgp.networks import MLP, IndexNet
@@ -92,6 +126,9 @@ class StructuredGPGuide(ModelGuide):
         init_loc_fn: Callable[[dict], Tensor] | None = None,
         init_scale: float = 0.1,
         create_plates: Callable[..., Any] | None = None,
+        num_site_updates: int = 0,
+        num_eval_site_updates: int = 20,
+        site_step_size: float = 1.0,
     ):
         if encoders is None:
             if not isinstance(model, HasProcessSite):
@@ -107,10 +144,22 @@ class StructuredGPGuide(ModelGuide):
         if method not in get_args(Method):
             raise ValueError(f"expected method in {get_args(Method)}, got {method!r}")
         check_init_scale(init_scale)
+        check_sizes(least=0, num_site_updates=num_site_updates, num_eval_site_updates=num_eval_site_updates)
+        if not 0.0 < site_step_size <= 1.0:
+            raise ValueError(f"expected site_step_size above 0 and at most 1, got {site_step_size}; 1 replaces the sites")
+        amortised = [name for name, encoder in encoders.items() if encoder is not None]
+        if num_site_updates and not (isinstance(model, HasPointLikelihood) and amortised):
+            raise TypeError(
+                "expected a model with log_prob_of_points(latents, *args) and an encoder for num_site_updates="
+                f"{num_site_updates}, got {type(model).__name__} and encoders of {amortised}; see "
+                "pyro_lvgp.infer.protocols.HasPointLikelihood"
+            )
         # The mean-field part uses the plates of this guide.
         super().__init__(model, encoders=encoders, create_plates=create_plates or plates_of(model))
         self._process_sites = tuple(encoders)
         self._method, self._init_scale = method, init_scale
+        self.num_site_updates, self.num_eval_site_updates = num_site_updates, num_eval_site_updates
+        self.site_step_size = site_step_size
         self.mean_field = MeanFieldGuide(
             poutine.block(model, hide=list(encoders)),
             init_loc_fn=init_loc_fn or (model.init_loc_fn if isinstance(model, HasInitialValues) else None),
@@ -132,9 +181,9 @@ class StructuredGPGuide(ModelGuide):
         if after := [arg for arg in args[self._data_position + 1 :] if torch.is_tensor(arg)]:
             self._check_unobserved(after, args, kwargs)
         for name in self._process_sites:
-            prior = _gaussian_prior(name, latents[name]["fn"])
+            prior = gaussian_prior(name, latents[name]["fn"])
             shape = prior.batch_shape + prior.event_shape
-            _check_layout(name, shape, y)
+            check_layout(name, shape, y)
             num_dims = len(shape)
             self._has_latent_dim[name], self._num_shared_dims[name] = num_dims >= y.dim(), max(y.dim() - 1 - num_dims, 0)
             if name not in self._encoded:
@@ -169,20 +218,101 @@ class StructuredGPGuide(ModelGuide):
         check_positional(kwargs)
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
-        latents = [name for name, _ in self.prototype_trace.iter_stochastic_nodes()]
-        drawn = StopAfterLatents(latents)
-        with ReplacePriors(lambda name, prior: self._posterior(name, prior, args)), HideObserved(), suppress(AllDrawn):
-            drawn(self.model)(*args, **kwargs)
-        return {name: drawn.values[name] for name in latents}
+        updated, others = self._update_sites(lambda name, prior: self._posterior(name, prior, args), args, kwargs)
+        values = self._run_model(lambda name, prior: self._posterior(name, prior, args, updated), others, args, kwargs)
+        return {name: values[name] for name, _ in self.prototype_trace.iter_stochastic_nodes()}
 
-    def _posterior(self, name: str, prior: Any, args: tuple) -> Any:
-        """Return the distribution of a site in the guide."""
+    def _run_model(
+        self, posterior: Callable[[str, Any], Any], given: Mapping[str, Tensor], args: tuple, kwargs: dict
+    ) -> dict[str, Tensor]:
+        """Run the model up to the last latent site, with posteriors in place of priors, and return the values of all sites.
+
+        :param posterior: maps the name of a site and its prior to a distribution.
+        :param given: values of sites, which outer handlers do not see.
+        """
+        drawn = StopAfterLatents([name for name, _ in self.prototype_trace.iter_stochastic_nodes()])
+        with ReplacePriors(posterior), HideObserved(), suppress(AllDrawn):
+            drawn(poutine.condition(self.model, dict(given)))(*args, **kwargs)
+        return drawn.values
+
+    def _update_sites(
+        self, posterior_of_others: Callable[[str, Any], Any], args: tuple, kwargs: dict
+    ) -> tuple[dict[str, NaturalSites], dict[str, Tensor]]:
+        """Update the Gaussian sites of encoders given draws of all other sites, which outer handlers see.
+
+        :param posterior_of_others: maps the name of another site and its prior to a distribution.
+        :returns: updated Gaussian sites, and the values of all other sites; none if there is nothing to update.
+        """
+        num_updates = self.num_site_updates if self.training else self.num_eval_site_updates
+        if not (num_updates and self._encodes_points and isinstance(self.model, HasPointLikelihood)):
+            return {}, {}
+        priors: dict[str, Any] = {}
+
+        def at_mean(name: str, prior: Any) -> Any:
+            if name not in self._process_sites:
+                return posterior_of_others(name, prior)
+            priors[name] = prior
+            return dist.Delta(prior.mean, event_dim=prior.event_dim)
+
+        differentiable = torch.is_grad_enabled()
+        with torch.inference_mode(False), torch.set_grad_enabled(differentiable):
+            args, kwargs = tree_map(outside_inference_mode, (args, kwargs))
+            with poutine.block(hide=list(self._process_sites)):
+                values = self._run_model(at_mean, {}, args, kwargs)
+            others = {name: value for name, value in values.items() if name not in priors}
+            # Draws of the other sites have the plates outside the guide.
+            has_others = any(name in others for name, _ in self.prototype_trace.iter_stochastic_nodes())
+            plates = {frame.dim: frame.size for frame in get_plates() if has_others and frame.dim is not None}
+            factors = {name: self._factor(name, prior, args, plates) for name, prior in priors.items()}
+            outermost = max([max_plate_nesting(self.prototype_trace.nodes.values()), *(-dim for dim in plates)])
+
+            def log_prob(latents: dict[str, Tensor]) -> Tensor:
+                with poutine.block():
+                    return self.model.log_prob_of_points({**others, **latents}, *args, **kwargs)
+
+            # In training the bound has to depend on the encoder.
+            updated, _ = update_sites(
+                factors,
+                log_prob,
+                num_updates=num_updates,
+                step_size=self.site_step_size,
+                num_plates=outermost,
+                try_empty=not self.training,
+            )
+        return updated, others
+
+    @property
+    def _encodes_points(self) -> bool:
+        """Whether Gaussian sites come from an encoder."""
+        return any(name in self._encoded for name in self._process_sites)
+
+    def _factor(self, name: str, prior: Any, args: tuple, plates: Mapping[int, int]) -> Factor:
+        """Return the factor of q at a site, whose prior is expanded to plates of these dimensions and sizes."""
+        batch = [1] * max([0, *(-dim - len(prior.batch_shape) for dim in plates)]) + list(prior.batch_shape)
+        for dim, size in plates.items():
+            batch[dim] = size
+        prior = prior.expand(batch)
+        loc, scale, has_data = (x.expand(prior.shape()) for x in self._sites(name, gaussian_prior(name, prior), args))
+        precision = torch.where(has_data, bounded_precision(scale.square().reciprocal(), prior.variance), 0.0)
+        sites = NaturalSites(precision * loc, precision)
+        return Factor(prior, sites, has_data, partial(self._multiply, name, prior), name in self._encoded)
+
+    def _posterior(self, name: str, prior: Any, args: tuple, updated: Mapping[str, NaturalSites] | None = None) -> Any:
+        """Return the distribution of a site in the guide.
+
+        :param updated: Gaussian sites, by name, that take the place of those of the encoder.
+        """
+        if updated and name in updated:
+            return self._multiply(name, prior, updated[name].mean, updated[name].precision)
         if name not in self._process_sites:
             posterior, transform = self.mean_field._posterior(name, args), self.mean_field.coordinates[name].transform
             return posterior if transform is None else dist.TransformedDistribution(posterior, transform)
-        base = _gaussian_prior(name, prior)
-        loc, scale, has_data = self._sites(name, base, args)
-        precision = torch.where(has_data, scale.square().reciprocal(), 0.0)
+        loc, scale, has_data = self._sites(name, gaussian_prior(name, prior), args)
+        return self._multiply(name, prior, loc, torch.where(has_data, scale.square().reciprocal(), 0.0))
+
+    def _multiply(self, name: str, prior: Any, loc: Tensor, precision: Tensor) -> Any:
+        """Multiply the prior of a site by Gaussian sites."""
+        base: Any = gaussian_prior(name, prior)
         if isinstance(base, torch.distributions.Normal):
             # The natural parameters of a product of Gaussians are sums.
             total = base.variance.reciprocal() + precision
@@ -228,7 +358,7 @@ class StructuredGPGuide(ModelGuide):
         shape = prior.batch_shape + prior.event_shape
 
         def align(x: Tensor) -> Tensor:
-            return _align(x if by_point else x.mT, shape, name, self._has_latent_dim[name])
+            return align_encoding(x if by_point else x.mT, shape, name, self._has_latent_dim[name])
 
         has_data = (~torch.isnan(y)).any(-1, keepdim=True)
         if num_shared := self._num_shared_dims[name]:
@@ -268,55 +398,19 @@ class StructuredGPGuide(ModelGuide):
             is_marginalized = self._is_marginalized(prior)
             if name in medians and not is_marginalized:
                 return dist.Delta(medians[name], event_dim=prior.event_dim)
-            posterior = self._posterior(name, prior, args)
+            posterior = self._posterior(name, prior, args, updated)
             q = torch.as_tensor(quantiles, dtype=posterior.mean.dtype, device=posterior.mean.device)
             normal = torch.distributions.Normal(posterior.mean, posterior.variance.sqrt())
             result[name] = normal.icdf(q.reshape(-1, *(1,) * normal.mean.dim()))
             return posterior if is_marginalized else dist.Delta(posterior.mean, event_dim=prior.event_dim)
 
         # The results do not depend on draws of the marginalised sites.
-        with seeded(0), poutine.block(), MarginalizeOwnGaussians(), ReplacePriors(at_median):
-            self.model(*args, **kwargs)
+        with seeded(0), poutine.block(), MarginalizeOwnGaussians():
+            updated, _ = self._update_sites(at_median, args, kwargs)
+            with ReplacePriors(at_median):
+                self.model(*args, **kwargs)
         return result
 
     def _is_marginalized(self, prior: Any) -> bool:
         """Return whether quantiles of other sites marginalise the site with this prior; else it is fixed at its median."""
         return False
-
-
-def _gaussian_prior(name: str, prior: Any) -> Any:
-    """Return the prior of one latent dimension, without ``Independent``."""
-    prior = without_independent(prior)
-    if not isinstance(prior, GaussianProcess | MultivariateNormal | torch.distributions.Normal):
-        raise ValueError(
-            f"expected a GaussianProcess, MultivariateNormal or Normal prior at site {name!r}, got {type(prior).__name__}; "
-            "leave the site out of encoders to give it a mean-field Gaussian"
-        )
-    return prior
-
-
-def _check_layout(name: str, shape: torch.Size, y: Tensor) -> None:
-    """Raise if the shape of a process and that of the data do not match."""
-    if y.dim() < 2:
-        raise ValueError(f"expected data [..., points, outputs], got {list(y.shape)}; a single output needs [:, None]")
-    if len(shape) == y.dim() - 1 and shape[:-1] != y.shape[:-2] and shape[:-1].numel() > 1:
-        raise ValueError(
-            f"expected site {name!r} to be one process of all series, [points], or processes of each, [series, latent "
-            f"dimensions, points], for data of shape {list(y.shape)}, got {list(shape)}; "
-            "give each process that the series share a site of its own"
-        )
-
-
-def _align(x: Tensor, shape: torch.Size, name: str, has_latent_dim: bool) -> Tensor:
-    """Reshape an encoding to the layout of a site, with dimensions of size 1 where the plates of the site have them."""
-    event_dim = 2 if has_latent_dim else 1
-    laid_out = x if has_latent_dim else x.flatten(-2)
-    lead, result = list(laid_out.shape[:-event_dim]), list(laid_out.shape[-event_dim:])
-    for size in reversed(shape[: len(shape) - event_dim]):
-        result.insert(0, lead.pop() if lead and lead[-1] == size else 1)
-    if lead or len(result) != len(shape) or any(size not in (1, whole) for size, whole in zip(result, shape, strict=True)):
-        raise ValueError(
-            f"expected an encoding that lines up with site {name!r} of shape {list(shape)} [..., latent dimensions, points], "
-            f"got {list(x.shape)}; encoders return loc and scale [..., points, latent dimensions]"
-        )
-    return laid_out.reshape(result)

@@ -33,6 +33,7 @@ __all__ = [
     "HasLocalPlate",
     "HasLogJoint",
     "HasPlates",
+    "HasPointLikelihood",
     "HasProcessSite",
     "HasScoreTensors",
     "HasStoredPosteriors",
@@ -179,6 +180,22 @@ class HasProcessSite(Protocol):
     """
 
     gp_site: str
+
+
+@runtime_checkable
+class HasPointLikelihood(Protocol):
+    """Model of points whose data are independent given the latents of each point.
+
+    A guide that improves the posteriors of a series evaluates :meth:`log_prob_of_points` at draws of the latents.
+    """
+
+    def log_prob_of_points(self, latents: Mapping[str, Tensor], *args: Any) -> Float[Tensor, "draws *series N"]:
+        """Compute the log likelihood of the observed entries of each point.
+
+        :param latents: values of all latent sites.  Draws of a site are along a new first dimension left of all plates, with
+            dimensions of size 1 between it and the plates of the site.
+        :param args: arguments of the model.
+        """
 
 
 @runtime_checkable

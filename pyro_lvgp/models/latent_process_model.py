@@ -1,7 +1,7 @@
 """Base class of models of series and fields with a decoder: plates, predictions, imputations and forecasts."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, ClassVar
 
@@ -162,6 +162,17 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
         self.likelihood.check_outputs(function.shape[-1], params)
         return function, params
 
+    def log_prob_of_points(self, latents: Mapping[str, Tensor], *args: Any) -> Float[Tensor, "draws *series N"]:
+        """Compute the log likelihood of the observed entries of each point, without the scale of mini-batches.
+
+        :param latents: values of all latent sites.  Draws of a site are along a new first dimension left of all plates, with
+            dimensions of size 1 between it and the plates of the site.
+        :param args: arguments of the model.
+        """
+        trace = poutine.trace(poutine.condition(self, dict(latents))).get_trace(*args)
+        rows: Any = trace.nodes["y"]
+        return rows["fn"].log_prob(rows["value"])
+
     def kernel_params(self, x: Float[Tensor, "*#series N P"]) -> KernelParams:
         """Read the parameters of the kernel, once for each run of the model.
 
@@ -277,8 +288,7 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
         check_new_inputs(inputs, x, y)
         parts, functions = [], []
         with torch.no_grad(), eval_mode(self, guide):
-            for num_draws in self._draws_per_trace(guide, x, y, num_samples):
-                posterior = prune_subsample_sites(poutine.trace(guide).get_trace(x, y))
+            for posterior, num_draws in self._posteriors(guide, x, y, num_samples):
                 drawn: dict[str, Any] = {name: site["value"] for name, site in posterior.iter_stochastic_nodes()}
                 f = drawn["f"] = self.sample_process(posterior, x, x_new, num_draws, joint)
                 if self.independent_dim:
@@ -354,10 +364,15 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
         x_new = x[..., -1:, :] + ahead * step
         return self.predict(guide, x, y, x_new, num_samples=num_samples, joint=joint)
 
-    def _draws_per_trace(self, guide: Guide, x: Tensor, y: Tensor, num_samples: int) -> list[int]:
-        """Numbers of draws of the processes for each trace of the guide: one trace suffices if it has no other sites."""
-        sites = prune_subsample_sites(poutine.trace(guide).get_trace(x, y)).iter_stochastic_nodes()
-        return [num_samples] if {name for name, _ in sites} <= self.process_sites else [1] * num_samples
+    def _posteriors(self, guide: Guide, x: Tensor, y: Tensor, num_samples: int) -> Iterator[tuple[Trace, int]]:
+        """Traces of the guide with numbers of draws of the processes: one trace suffices if it has no other sites."""
+        posterior = prune_subsample_sites(poutine.trace(guide).get_trace(x, y))
+        if {name for name, _ in posterior.iter_stochastic_nodes()} <= self.process_sites:
+            yield posterior, num_samples
+            return
+        yield posterior, 1
+        for _ in range(num_samples - 1):
+            yield prune_subsample_sites(poutine.trace(guide).get_trace(x, y)), 1
 
 
 def is_one_series(x: Tensor, y: Tensor | None) -> bool:

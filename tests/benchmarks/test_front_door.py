@@ -57,6 +57,7 @@ def test_list_names_every_benchmark_with_its_first_line(capsys):
         "recordings",
         "robustness",
         "schedules",
+        "site_updates",
         "soak",
         "srflvm",
         "srflvm_large",

@@ -14,6 +14,7 @@ from pyro_lvgp.ops import (
     quadrature,
     quasi_monte_carlo,
     rbf_score,
+    site_updates,
     sparse_sites,
     state_space,
     student_t,
@@ -136,6 +137,13 @@ def _quadrature():
 def _quasi_monte_carlo():
     normal = torch.distributions.Normal(torch.zeros(3, 2), 1.0)
     yield lambda: quasi_monte_carlo.qmc_normal(4, normal)
+    yield lambda: quasi_monte_carlo.antithetic_normals(8, 2)
+
+
+def _site_updates():
+    sites, one = site_updates.NaturalSites(torch.randn(3), torch.ones(3)), torch.ones(3)
+    yield lambda: site_updates.natural_gradient_step(sites, one, one, one, one)
+    yield lambda: sites.mean
 
 
 CALLS = (
@@ -148,6 +156,7 @@ CALLS = (
     _state_space,
     _quadrature,
     _quasi_monte_carlo,
+    _site_updates,
 )
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.distributions import Normal
 
-from pyro_lvgp.ops.quasi_monte_carlo import qmc_normal
+from pyro_lvgp.ops.quasi_monte_carlo import antithetic_normals, qmc_normal
 
 MEAN, STDDEV = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([0.5, 2.0, 1.0])
 
@@ -48,3 +48,22 @@ def test_vectors_may_lie_along_any_dimension():
 
 def test_draws_are_finite_in_single_precision():
     assert torch.isfinite(qmc_normal(1000, Normal(torch.zeros(10_000, 1), 1.0))).all()
+
+
+@pytest.mark.parametrize(("num_draws", "dim"), [(32, 1), (32, 7), (40, 10)])
+def test_antithetic_normals_have_the_first_three_moments_of_a_normal(num_draws, dim):
+    z = antithetic_normals(num_draws, dim)
+    one = torch.eye(dim, dtype=torch.float64)
+    torch.testing.assert_close(z.mean(0), torch.zeros_like(one[0]))
+    torch.testing.assert_close(z.mT @ z / num_draws, one)
+    thirds = torch.einsum("si,sj,sk->ijk", z, z, z)
+    torch.testing.assert_close(thirds, torch.zeros_like(thirds))
+    torch.testing.assert_close(antithetic_normals(num_draws, dim), z, rtol=0.0, atol=0.0)
+
+
+def test_antithetic_normals_leave_the_generator_alone_and_integrate_an_exponential():
+    state = torch.get_rng_state()
+    z = antithetic_normals(32, 2)
+    assert torch.equal(torch.get_rng_state(), state)
+    f = 0.8 * z[:, 0] + 0.6 * z[:, 1]  # N(0, 1)
+    torch.testing.assert_close(f.exp().mean().log(), torch.tensor(0.5, dtype=torch.float64), rtol=0.0, atol=0.03)

@@ -22,6 +22,7 @@ from pyro.poutine import Trace
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from pyro_lvgp._utils.inference_mode import outside_inference_mode
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.distributions.path_delta import PathDelta
 from pyro_lvgp.guides._handlers import ShareSubsamples
@@ -331,7 +332,7 @@ class AutoAnnealedLangevin(SampledGuide):
         # Scores need gradients even if Pyro or the user has disabled them.
         differentiable = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.set_grad_enabled(differentiable):
-            args, kwargs = tree_map(_outside_inference_mode, (args, kwargs))
+            args, kwargs = tree_map(outside_inference_mode, (args, kwargs))
             if not self.annealed:
                 self._setup_prototype(*args, **kwargs)
             with poutine.trace() as drawn:
@@ -528,11 +529,6 @@ def _zeros_with_gradient(whitened: Whitened, bases: Bases, z: Coordinates, score
     sites = zip(whitened.sites, bases, h_white, score, strict=True)
     own = [s.detach() * x + site.entry_log_det(scale) for (_, site), (_, scale), x, s in sites]
     return tuple(x - x.detach() for x in own)
-
-
-def _outside_inference_mode(value: Any) -> Any:
-    """Clone a tensor made in inference mode, which autograd does not accept."""
-    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
 _LOG_2PI = math.log(2.0 * math.pi)
