@@ -1,4 +1,4 @@
-"""Bayesian GPLVM in NumPyro, fitted by NumPyro's annealed guides from the initial values of one of our models."""
+"""Bayesian GPLVM in NumPyro, fitted by annealed and mean-field guides from the initial values of one of our models."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ from pyro_lvgp.models import BayesianGPLVM
 
 _JITTER, _INIT_SCALE = 1e-8, 0.1
 _NUM_DRAWS = 64
-_GuideName = Literal["semi", "full"]
+_GuideName = Literal["semi", "full", "mean-field"]
 
 
 class NumPyroDAIS:
@@ -36,7 +36,8 @@ class NumPyroDAIS:
     ``"semi"`` is ``AutoSemiDAIS``: a chain of K uncorrected Hamiltonian steps for each row's X, from a Gaussian of its own;
     u is N(m_d, L_d L_dᵀ) for each output, as in our guides, with L_d made of parameters as in NumPyro's
     ``AutoBatchedMultivariateNormal``; rows are subsampled.  ``"full"`` is ``AutoDAIS``: one chain for X and u together, from a
-    Gaussian with diagonal covariance, on all rows at every step.
+    Gaussian with diagonal covariance, on all rows at every step.  ``"mean-field"`` has a diagonal Gaussian for each row's X,
+    and the same q(u) as ``"semi"``.
 
     Everything is in float64, switched on inside the methods of this class only.  Kuu gets a jitter of 1e-8 times its mean
     diagonal; if that is not enough the bound becomes NaN, because a compiled program cannot try larger ones.
@@ -46,10 +47,10 @@ class NumPyroDAIS:
 
     :param Y: all data, NaN where missing.
     :param model: initialised model, with the initial inducing points, RBF kernel, noise, mean, latents and inducing values.
-    :param num_steps: length K of the chain.
+    :param num_steps: length K of the chain; without effect for ``"mean-field"``.
     :param learning_rate: learning rate of Adam.
     :param batch_size: rows in a mini-batch; None for all rows.
-    :param guide: ``"semi"`` or ``"full"``.
+    :param guide: ``"semi"``, ``"full"`` or ``"mean-field"``.
     :param options: ``eta_init``, ``eta_max`` and ``gamma_init`` of NumPyro's guide, with its own defaults.
     :raises ValueError: if the model is not initialised or not of this kind, or batch_size does not fit the data and the guide.
 
@@ -197,6 +198,20 @@ class _FullCovarianceGuide:
             return {"u": numpyro.sample("u", dist.MultivariateNormal(loc, scale_tril=scale_tril))}
 
 
+def _mean_field_guide(gplvm: _GPLVM, start: dict[str, Array], batch_size: int) -> Callable[[], dict[str, Array]]:
+    """Return a guide with a diagonal Gaussian for each row's X."""
+    of_u = _FullCovarianceGuide(gplvm.outputs, start["u"])
+
+    def guide() -> dict[str, Array]:
+        loc = numpyro.param("X_loc", start["X"])
+        scale = numpyro.param("X_scale", jnp.full_like(start["X"], _INIT_SCALE), constraint=constraints.positive)
+        u = of_u()
+        with numpyro.plate("data", len(loc), subsample_size=batch_size) as idx:
+            return {**u, "X": numpyro.sample("X", dist.Normal(loc[idx], scale[idx]).to_event(1))}
+
+    return guide
+
+
 class _FollowingDAIS(AutoDAIS):
     """``AutoDAIS`` with a chain that uses the current parameters of the model in place of their initial values."""
 
@@ -221,6 +236,8 @@ def _model_and_guide(
     if name == "semi":
         of_u = _FullCovarianceGuide(gplvm.outputs, start["u"])
         auto = AutoSemiDAIS(model, rows, of_u, init_scale=_INIT_SCALE, subsample_plate="data", **options)
+    elif name == "mean-field":
+        auto = _mean_field_guide(gplvm, start, batch_size)
     else:
         auto = _FollowingDAIS(model, init_loc_fn=init_to_value(values=start), init_scale=_INIT_SCALE, **options)
 

@@ -59,6 +59,7 @@ def test_list_names_every_benchmark_with_its_first_line(capsys):
         "schedules",
         "site_updates",
         "soak",
+        "speed",
         "srflvm",
         "srflvm_large",
         "srflvm_scaling",
