@@ -13,7 +13,15 @@ from torch import Tensor
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.guides.annealed import transitions
 from pyro_lvgp.guides.annealed._targets import PureTarget, Target
-from pyro_lvgp.guides.annealed.transitions import Coordinates, DivergedChainError, LangevinTransition, Score, Transition
+from pyro_lvgp.guides.annealed.transitions import (
+    Coordinates,
+    DivergedChainError,
+    LangevinTransition,
+    OverdampedLangevin,
+    Score,
+    Transition,
+    UnderdampedLangevin,
+)
 from pyro_lvgp.infer._compiled_loop import CompiledLoop
 from pyro_lvgp.ops import langevin
 
@@ -72,13 +80,11 @@ class AnnealedChain:
             eta.reshape(eta.shape[:1] + (1,) * (x.dim() - eta.dim() + 1) + eta.shape[1:])
             for eta, x in zip(self.step_size, z, strict=True)
         )
-        target, transition = self.target, self.transition
-        if (
-            self.loop is None
-            and len(self.beta)
-            and isinstance(target, PureTarget)
-            and isinstance(transition, LangevinTransition)
-        ):
+        target: Any = self.target
+        transition: Any = self.transition
+        # A subclass may move chains in another way.
+        is_langevin = type(transition) in (OverdampedLangevin, UnderdampedLangevin)
+        if self.loop is None and len(self.beta) and is_langevin and isinstance(target, PureTarget):
             score = target.score_tensors()
             if score is not None:
                 return self._run_at_once(transition, score, z[0], step_size[0])

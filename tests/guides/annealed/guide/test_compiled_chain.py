@@ -10,7 +10,7 @@ from pyro import poutine
 
 from pyro_lvgp._compile.recording import record_pure
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
-from pyro_lvgp.guides.annealed.transitions import TRANSITIONS
+from pyro_lvgp.guides.annealed.transitions import TRANSITIONS, UnderdampedLangevin
 from pyro_lvgp.infer import _compiled_loop
 from pyro_lvgp.likelihoods import Bernoulli, Gaussian, NegativeBinomial
 from pyro_lvgp.models import BayesianGPLVM
@@ -89,3 +89,19 @@ def test_a_log_joint_that_reads_a_parameter_is_not_recorded():
     scale = torch.ones((), requires_grad=True)
     with pytest.raises(ValueError, match="one that reads a parameter of shape"):
         record_pure(lambda x: [x * scale], [torch.ones(2)])
+
+
+def test_subclasses_of_langevin_transitions_move_chains_themselves():
+    class Counted(UnderdampedLangevin):
+        calls = 0
+
+        def __call__(self, *args):
+            type(self).calls += 1
+            return super().__call__(*args)
+
+    model, Y = small()
+    guide = AutoAnnealedLangevin(model, num_steps=3, dynamics=Counted(), step_size=0.1)
+    guide(Y)
+    Counted.calls = 0
+    guide(Y)
+    assert Counted.calls == 3
