@@ -382,6 +382,18 @@ def test_models_and_sites_without_updates():
     torch.testing.assert_close(guide.eval()(x, y)["u"], before)
 
 
+def test_latents_of_points_without_an_entry_in_encoders():
+    model = make_model(2, independent_dim=1)
+    x, y = make_data(model)
+    guide = StructuredGPGuide(model, encoders={"f": Constant(2)}).eval()
+    torch.testing.assert_close(posterior_of(guide, x, y).mean.amin(), torch.tensor(100.0), rtol=0.1, atol=0.0)
+    both = StructuredGPGuide(model, encoders={"f": Constant(2), "w": None}, num_site_updates=3).eval()
+    assert (posterior_of(both, x, y).mean.abs() < 10.0).all()
+    torch.testing.assert_close(posterior_of(both, x, y, site="w").mean, torch.zeros(N, 1))
+    with pytest.raises(ValueError, match=r"latents of the points among the encoders.*got none for \['w'\]"):
+        StructuredGPGuide(model, encoders={"f": Constant(2)}, num_site_updates=3)(x, y)
+
+
 def test_refused_options():
     model, encoders = make_model(2), {"f": IndexNet(D, 2)}
     with pytest.raises(ValueError, match="expected num_site_updates of 0 or more, got -1"):
