@@ -78,11 +78,11 @@ class StructuredGPGuide(ModelGuide):
     :param num_site_updates: number of updates of encoded Gaussian sites in training mode, through which gradients flow.
     :param num_eval_site_updates: their number in evaluation mode, in which ``predict``, ``impute`` and ``forecast`` run; 0
         takes the sites of the encoder.  There are no updates for a model that is no
-        :class:`~pyro_lvgp.infer.protocols.HasPointLikelihood`.
+        :class:`~pyro_lvgp.infer.protocols.HasPointLikelihood`, or with latents of points that are not in ``encoders``.
     :param site_step_size: largest step size ρ of an update.
     :raises ValueError: for an unknown site, a site with another prior, an encoding of the wrong shape, a prior without a
         linear-time method under ``method="state-space"``, a negative number of updates, a step size that is not above 0 and at
-        most 1, or a call without the data.
+        most 1, ``num_site_updates`` with latents of points that are not in ``encoders``, or a call without the data.
     :raises TypeError: for data of an integer dtype, an encoder that does not return a pair, or ``num_site_updates`` with a
         model that is no ``HasPointLikelihood`` or without an encoder.
 
@@ -116,6 +116,7 @@ class StructuredGPGuide(ModelGuide):
     """
 
     _data_position: int | None = None  # of the data among the arguments; set by the first call
+    _updates_sites = False  # whether Gaussian sites can be updated; set by the first call
 
     def __init__(
         self,
@@ -170,6 +171,7 @@ class StructuredGPGuide(ModelGuide):
     def _make_parameters(self, *args, **kwargs) -> None:
         latents = dict(self.prototype_trace.iter_stochastic_nodes())
         self._check_sites(latents, args, kwargs)
+        self._updates_sites = self._can_update_sites(latents)
         self.mean_field._setup_prototype(*args, **kwargs)
         self.locs, self.scales = PyroModule(), PyroModule()
         self._has_latent_dim: dict[str, bool] = {}  # False for a process with one value per point
@@ -202,6 +204,21 @@ class StructuredGPGuide(ModelGuide):
                     f"expected an encoder for site {name!r}, or all points at every step, got a mini-batch of points of one "
                     "series: free sites belong to points; pass encoders={" + repr(name) + ": <encoder>}"
                 )
+
+    def _can_update_sites(self, latents: Mapping[str, Any]) -> bool:
+        """Whether encoded Gaussian sites can be updated, which must not depend on draws of other latents of points."""
+        others = [
+            name
+            for name, site in latents.items()
+            if name not in self._process_sites and any(frame.dim == -1 for frame in site["cond_indep_stack"])
+        ]
+        if self.num_site_updates and others:
+            raise ValueError(
+                f"expected all latents of the points among the encoders for num_site_updates={self.num_site_updates}, got "
+                f"none for {others}; add them to encoders, with None for sites without a network"
+            )
+        is_encoded = any(name in self._encoded for name in self._process_sites)
+        return is_encoded and not others and isinstance(self.model, HasPointLikelihood)
 
     def _add_parameters(self, name: str, site: Any, prior: Any) -> None:
         """Make loc and scale of the Gaussian sites of all data, also if a plate is subsampled."""
@@ -244,7 +261,7 @@ class StructuredGPGuide(ModelGuide):
         :returns: updated Gaussian sites, and the values of all other sites; none if there is nothing to update.
         """
         num_updates = self.num_site_updates if self.training else self.num_eval_site_updates
-        if not (num_updates and self._encodes_points and isinstance(self.model, HasPointLikelihood)):
+        if not (num_updates and self._updates_sites):
             return {}, {}
         priors: dict[str, Any] = {}
 
@@ -280,11 +297,6 @@ class StructuredGPGuide(ModelGuide):
                 try_empty=not self.training,
             )
         return updated, others
-
-    @property
-    def _encodes_points(self) -> bool:
-        """Whether Gaussian sites come from an encoder."""
-        return any(name in self._encoded for name in self._process_sites)
 
     def _factor(self, name: str, prior: Any, args: tuple, plates: Mapping[int, int]) -> Factor:
         """Return the factor of q at a site, whose prior is expanded to plates of these dimensions and sizes."""

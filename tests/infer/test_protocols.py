@@ -18,7 +18,15 @@ from pyro_lvgp.models import GPVAE, BayesianGPLVM, RandomFeatureLVM, SparseGPVAE
 from pyro_lvgp.networks import MLP, ZeroImputation
 
 OF_ROWS = {"HasExampleData", "ChecksData", "HasEventDims", "HasInitialValues", "HasLocalPlate", "HasPlates"}
-OF_SERIES = {"ChecksData", "HasEventDims", "HasLocalPlate", "HasPlates", "HasProcessSite", "TakesMiniBatches"}
+OF_SERIES = {
+    "ChecksData",
+    "HasEventDims",
+    "HasLocalPlate",
+    "HasPlates",
+    "HasPointLikelihood",
+    "HasProcessSite",
+    "TakesMiniBatches",
+}
 SAMPLES = {"SamplesGlobals", "HasEncoders", "HasStoredPosteriors"}
 
 

@@ -8,10 +8,11 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.nn import PyroSample
+from pyro.nn import PyroModule, PyroSample
 from torch import nn
 from torch.distributions import MultivariateNormal, kl_divergence
 
+from pyro_lvgp.distributions import GaussianProcess
 from pyro_lvgp.guides import SparseStructuredGPGuide, StructuredGPGuide, structured
 from pyro_lvgp.infer import StructuredELBO, fit
 from pyro_lvgp.infer.protocols import HasPointLikelihood
@@ -331,6 +332,37 @@ def test_each_particle_is_updated_given_its_own_draws():
             torch.testing.assert_close(q.mean[i].reshape(alone.mean.shape), alone.mean)
 
 
+class Rates(PyroModule):
+    """A user's model of counts with one rate."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernel = RBF(1, lengthscale=0.2)
+
+    def entries(self, rate):
+        return dist.Poisson((rate[..., None] + torch.linspace(-1.0, 1.0, D)).exp())
+
+    def forward(self, x, y):
+        rate = pyro.sample("rate", GaussianProcess(self.kernel, x))
+        with pyro.plate("points", len(x), dim=-1):
+            pyro.sample("y", self.entries(rate).mask(~y.isnan()).to_event(1), obs=y.nan_to_num())
+
+    def log_prob_of_points(self, latents, x, y):
+        return torch.where(y.isnan(), 0.0, self.entries(latents["rate"]).log_prob(y.nan_to_num())).sum(-1)
+
+
+def test_a_model_of_a_user():
+    model = make_model(1, nn.Linear(1, D), Poisson())
+    model.decoder.weight.data.fill_(1.0)
+    model.decoder.bias.data = torch.linspace(-1.0, 1.0, D)
+    x, y = make_data(model)
+    own = StructuredGPGuide(Rates(), encoders={"rate": Constant(1)}).eval()
+    ours = posterior_of(make_guide(model), x, y)
+    q = posterior_of(own, x, y, site="rate")
+    torch.testing.assert_close(q.mean, ours.mean[0])
+    torch.testing.assert_close(q.variance, ours.variance[0])
+
+
 def test_models_and_sites_without_updates():
     x = torch.linspace(0.0, 1.0, 5)[:, None]
     guide = StructuredGPGuide(two_processes, encoders={"f": IndexNet(1, 1)}).eval()
@@ -348,6 +380,18 @@ def test_models_and_sites_without_updates():
     before = guide(x, y)["u"]
     torch.manual_seed(0)
     torch.testing.assert_close(guide.eval()(x, y)["u"], before)
+
+
+def test_latents_of_points_without_an_entry_in_encoders():
+    model = make_model(2, independent_dim=1)
+    x, y = make_data(model)
+    guide = StructuredGPGuide(model, encoders={"f": Constant(2)}).eval()
+    torch.testing.assert_close(posterior_of(guide, x, y).mean.amin(), torch.tensor(100.0), rtol=0.1, atol=0.0)
+    both = StructuredGPGuide(model, encoders={"f": Constant(2), "w": None}, num_site_updates=3).eval()
+    assert (posterior_of(both, x, y).mean.abs() < 10.0).all()
+    torch.testing.assert_close(posterior_of(both, x, y, site="w").mean, torch.zeros(N, 1))
+    with pytest.raises(ValueError, match=r"latents of the points among the encoders.*got none for \['w'\]"):
+        StructuredGPGuide(model, encoders={"f": Constant(2)}, num_site_updates=3)(x, y)
 
 
 def test_refused_options():

@@ -34,9 +34,9 @@ def times():
     return torch.rand(N, 1).sort(0).values
 
 
-def gpvae(kernel=None, encoder=FactorNet):
+def gpvae(kernel=None, encoder=FactorNet, **options):
     model = GPVAE(kernel or RBF(1, lengthscale=0.2, batch_shape=(Q,)), MLP(Q, D, (4,)))
-    return model, StructuredGPGuide(model, encoders={"f": encoder(D, Q)}), (times(), counts())
+    return model, StructuredGPGuide(model, encoders={"f": encoder(D, Q)}, **options), (times(), counts())
 
 
 def sparse_gpvae():
@@ -105,6 +105,7 @@ CASES = {
         lambda: gpvae(encoder=PointNet),
         StructuredELBO(value="doubly-stochastic", gradient_estimator="score"),
     ),
+    "GP-VAE, updated sites": (lambda: gpvae(encoder=IndexNet, num_site_updates=2), StructuredELBO()),
     "GP-VAE, linear time": (lambda: gpvae(Matern(1, batch_shape=(Q,))), StructuredELBO()),
     "sparse GP-VAE": (sparse_gpvae, StructuredELBO()),
     "random features": (random_features, TraceMeanField_ELBO()),
