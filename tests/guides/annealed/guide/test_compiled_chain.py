@@ -95,9 +95,9 @@ def test_subclasses_of_langevin_transitions_move_chains_themselves():
     class Counted(UnderdampedLangevin):
         calls = 0
 
-        def __call__(self, *args):
+        def __call__(self, *args, **options):
             type(self).calls += 1
-            return super().__call__(*args)
+            return super().__call__(*args, **options)
 
     model, Y = small()
     guide = AutoAnnealedLangevin(model, num_steps=3, dynamics=Counted(), step_size=0.1)
