@@ -17,10 +17,8 @@ from torch.distributions.transforms import ExpTransform
 import pyro_lvgp
 from pyro_lvgp import conjugate, distributions, infer, kernels, likelihoods, models, networks
 from pyro_lvgp._utils.argument_types import check_types
-from pyro_lvgp.guides import (
-    AutoAnnealedLangevin,
-    MeanFieldGuide,
-)
+from pyro_lvgp.diagnostics import SiteRanks
+from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
 from pyro_lvgp.ops.sparse_sites import Sites
 
 pytestmark = [pytest.mark.usefixtures("unchecked"), pytest.mark.filterwarnings("ignore")]
@@ -41,13 +39,16 @@ WRONG = {"string": "text", "list": [1, 2], "class": Unknown, "object": Unknown()
 EXCLUDED = {
     "results that the library constructs": "Calibration ChainGain Dataset FitResult FitState Gain Moments Sandwich "
     "SampledSite SampledTraces Saved InducingValues ObservedRows MarginalizeGaussians LikelihoodTerm NaturalGaussian "
-    "NormalInverseWishart",
+    "NormalInverseWishart ChainCheck Check ConvergenceCheck CoverageCheck EvidenceCheck Finding IntervalCoverage "
+    "LatentUseCheck LeaveOneOutCheck NotApplicable RankCalibration Report SiteRanks WeightsCheck",
     "abstract bases, whose subclasses are tested": "Kernel Combination Likelihood LogConcaveLikelihood Logistic RowLikelihood "
     "Encoder LatentVariableModel LatentProcessModel LocalELBO DifferentiableELBO Callback",
     "types and errors": "KernelParams Corruption NotPositiveDefiniteError",
     "decorators": "pyro_lock",
+    "functions that take seconds, tested in tests/diagnostics": "report simulation_based_calibration chains_to_arviz",
     "constructors of Pyro, with its own checks of values": "PathDelta DrawnNormal",
-    "estimators, whose arguments scikit-learn wants to be checked in fit": "GPLVM GPLVMImputer GPVAERegressor",
+    "estimators, whose arguments scikit-learn wants to be checked in fit": "GPLVM GPLVMImputer GPVAERegressor "
+    "GPVAEImputer RandomFeatureGPLVM",
 }
 SKIPPED = {name for names in EXCLUDED.values() for name in names.split()}
 
@@ -82,6 +83,11 @@ def normals() -> Any:
 
 def prediction() -> models.Prediction:
     return models.Prediction([normals()])
+
+
+def site_ranks() -> SiteRanks:
+    points = np.array([0.25, 0.5, 0.75])
+    return SiteRanks(np.array([0, 3]), (), points, points, points - 0.6, points + 0.6, 0.8)
 
 
 def components() -> conjugate.NormalInverseWishart:
@@ -234,6 +240,7 @@ VALID: dict[str, Callable[[], dict[str, Any]]] = {
     "plot_field": lambda: {"places": X, "values": torch.zeros(N)},
     "plot_latents": lambda: {"mean": X},
     "plot_reconstructions": lambda: {"Y": torch.rand(2, 4), "Y_hat": torch.rand(2, 4), "image_shape": (2, 2)},
+    "plot_ranks": lambda: {"ranks": {"x": site_ranks()}},
     "plot_series": lambda: {"t": T[:, 0], "mean": Y},
 }
 

@@ -4,6 +4,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, wraps
 from numbers import Integral, Real
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -11,7 +12,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 import numpy as np
 from torch import Tensor
 
-__all__ = ["check_types", "checks_types", "explain_types", "names_types"]
+__all__ = ["check_types", "checks_types", "explain_types", "names_types", "types_checked"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -49,6 +50,8 @@ def names_types(function: Callable[_P, _R]) -> Callable[_P, _R]:
 def checks_types(constructor: Callable[_P, _R]) -> Callable[_P, _R]:
     """Decorate a constructor that keeps its arguments, so that those of other types are refused at once.
 
+    What the constructor says itself comes first.
+
     :param constructor: a function with type annotations.
 
     >>> @checks_types
@@ -62,10 +65,26 @@ def checks_types(constructor: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @wraps(constructor)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        check_types(constructor, args, kwargs)
-        return constructor(*args, **kwargs)
+        with types_checked(constructor, args, kwargs):
+            return constructor(*args, **kwargs)
 
     return call
+
+
+@contextmanager
+def types_checked(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Raise a ``TypeError`` if an argument of the call in this context is not of its declared type.
+
+    :param function: the function that is called.
+    :param args: its arguments by position.
+    :param kwargs: its arguments by name.
+    """
+    try:
+        yield
+    except Exception as error:
+        explain_types(error, function, args, kwargs)
+        raise
+    check_types(function, args, kwargs)
 
 
 def explain_types(error: Exception, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from pyro_lvgp._utils.argument_types import check_types
+from pyro_lvgp._utils.argument_types import types_checked
 
 __all__ = ["Construction", "RecordsConstruction", "construction_of"]
 
@@ -32,8 +32,8 @@ class RecordsConstruction(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         constructor: Any = cls.__init__  # type: ignore[misc]
-        check_types(constructor, (cls, *args), kwargs)
-        created = super().__call__(*args, **kwargs)
+        with types_checked(constructor, (cls, *args), kwargs):
+            created = super().__call__(*args, **kwargs)
         _CONSTRUCTIONS[created] = Construction(cls, args, kwargs)
         return created
 

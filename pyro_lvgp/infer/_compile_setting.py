@@ -1,7 +1,9 @@
 """How the bound of a fit is run: eagerly, as a graph without Python, or compiled."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Literal, get_args
 
 from pyro.infer import ELBO
@@ -30,7 +32,8 @@ def uses_graph(compile: Compile, num_steps: int, parts: Sequence[Any], tensors: 
     :param tensors: data.
     :raises ValueError: for an unknown setting.
 
-    >>> uses_graph("auto", 1000, [nn.Linear(1, 1)], []), uses_graph("auto", 1000, [lambda y: None], [])
+    >>> import math
+    >>> uses_graph("auto", 1000, [nn.Linear(1, 1)], []), uses_graph("auto", 1000, [math.sqrt], [])
     (True, False)
     """
     if compile not in get_args(get_args(Compile)[1]) and not isinstance(compile, bool):
@@ -40,7 +43,8 @@ def uses_graph(compile: Compile, num_steps: int, parts: Sequence[Any], tensors: 
     used = [*tensors, *(x for part in parts if isinstance(part, nn.Module) for x in (*part.parameters(), *part.buffers()))]
     on_cpu = all(x.device.type == "cpu" for x in used)
     has_blocks = any(isinstance(part, list | tuple) for part in parts)
-    return num_steps >= _LEAST_STEPS and on_cpu and not has_blocks and all(map(_is_static, parts))
+    are_static = all(_is_static(part) for part in parts if part is not None)
+    return num_steps >= _LEAST_STEPS and on_cpu and not has_blocks and are_static
 
 
 def make_bound(bound: ELBO, compile: Compile) -> ELBO:
@@ -65,17 +69,18 @@ def _is_static(part: Any) -> bool:
 
 def _called_by(part: Any) -> Iterator[Any]:
     """Yield a part, its modules, and the functions and callable objects among their attributes."""
-    yield part
     for module in part.modules() if isinstance(part, nn.Module) else [part]:
         yield module
-        for value in getattr(module, "__dict__", {}).values():
-            items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else (value,)
-            yield from filter(callable, items)
+        with suppress(TypeError):  # of an object without attributes
+            for value in vars(module).values():
+                items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else (value,)
+                yield from filter(callable, items)
 
 
 def _package(item: Any) -> str:
     """Return the package of a function, or of the class of an object."""
     while isinstance(item, partial):
         item = item.func
-    named = item if isinstance(item, type) or hasattr(item, "__qualname__") else type(item)
+    # Functions and methods tell their own module, other objects that of their class.
+    named = item if isinstance(item, type | FunctionType | BuiltinFunctionType | MethodType) else type(item)
     return (named.__module__ or "").partition(".")[0]

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-__all__ = ["Chain", "Score", "langevin_chain", "tamed_drift"]
+__all__ = ["LangevinEnds", "Score", "langevin_chain", "tamed_drift"]
 
 
 class Score(Protocol):
@@ -50,7 +50,7 @@ class Score(Protocol):
         ...
 
 
-class Chain(NamedTuple):
+class LangevinEnds(NamedTuple):
     """Ends of a chain.
 
     :param z: last position.
@@ -73,7 +73,7 @@ def langevin_chain(
     taming: Float[Tensor, "K *#shape"] | None,
     persistence: Float[Tensor, ""] | None,
     max_gradient: float = math.inf,
-) -> Chain:
+) -> LangevinEnds:
     """Run a chain of K transitions.
 
     :param score: ∇ log p, a :class:`Score` that is a tuple of its tensors.
@@ -96,7 +96,8 @@ def langevin_chain(
     >>> chain.z, chain.log_ratio
     (tensor([[0.9800]]), tensor([[-0.0784]]))
     """
-    return Chain(*_Chain.apply(type(score), max_gradient, noise, z, momentum, beta, step_size, taming, persistence, *score))
+    schedule = (beta, step_size, taming, persistence)
+    return LangevinEnds(*_Chain.apply(type(score), max_gradient, noise, z, momentum, *schedule, *score))
 
 
 def tamed_drift(

@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from pyro_lvgp.ops.expected_log_likelihood import Quadratic, deficit_times
 
-__all__ = ["RBFScore", "rbf_score", "score"]
+__all__ = ["Bars", "Evaluated", "RBFScore", "rbf_score", "score"]
 
 
 class Evaluated(NamedTuple):
@@ -70,8 +70,8 @@ class RBFScore(NamedTuple):
     :param linear: bᵀ L_uu⁻¹, in rows.
     :param matrix: H L_uu⁻¹.
     :param deficit: (H − H_n) L_uu⁻¹ for each row, or None.
-    :param intercept: r.
-    :param slope: t.
+    :param intercept: r, the score of the prior at the origin.
+    :param slope: t, the slope of the score of the prior.
     """
 
     inverse_lengthscale: Float[Tensor, "*batch #N #Q"]

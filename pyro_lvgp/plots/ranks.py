@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.axes import Axes
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp.plots._drawing import FAINT, PALETTE, clean_axes
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["plot_ranks"]
 
 
+@names_types
 def plot_ranks(ranks: "Mapping[str, SiteRanks]", *, ax: Axes | None = None) -> Axes:
     r"""Plot the deviation of the distribution of ranks from uniformity, :math:`\hat F(z) - z`, with simultaneous 95 % bands.
 
@@ -36,6 +38,8 @@ def plot_ranks(ranks: "Mapping[str, SiteRanks]", *, ax: Axes | None = None) -> A
     Source: Säilynoja, Bürkner and Vehtari (2022), "Graphical test for discrete uniformity and its applications in
     goodness-of-fit evaluation and multiple sample comparison".
     """
+    if not isinstance(ranks, Mapping):
+        raise TypeError(f"expected ranks by the name of each site, got {type(ranks).__name__}; pass a RankCalibration")
     if not ranks:
         raise ValueError("expected the ranks of one site or more, got none; pass simulation_based_calibration(...)")
     ax = clean_axes(ax, (5.0, 3.4))

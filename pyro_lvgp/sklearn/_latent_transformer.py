@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyro
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_array, check_random_state
@@ -22,7 +22,12 @@ from pyro_lvgp.models import LatentVariableModel
 from pyro_lvgp.sklearn._pyro_state import own_parameters
 from pyro_lvgp.sklearn._rows import CHECKS, RowsEstimator, as_device
 
-CHUNK_SIZE = 1000  # rows, which bounds the memory for new rows
+_CHUNK_SIZE = 1000  # rows, which bounds the memory for new rows
+
+
+def chunks(is_observed: Bool[Tensor, " N"]) -> list[Int[Tensor, " B"]]:
+    """Return the indices of the rows with observed entries, in parts that bound the memory."""
+    return [rows for rows in is_observed.nonzero().squeeze(-1).split(_CHUNK_SIZE) if len(rows)]
 
 
 class Fitted(NamedTuple):
@@ -119,7 +124,7 @@ class LatentTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsE
         with own_parameters(self._local):
             prior = self._prior()
             latents = prior.mean.expand(len(Y), -1).clone()
-            for rows in is_observed.nonzero().squeeze(-1).split(CHUNK_SIZE):
+            for rows in chunks(is_observed):
                 latents[rows] = self.model_.infer_latents(self.guide_, Y[rows], prior=prior, seed=self._seed).mean
         return latents.numpy(force=True)
 

@@ -17,7 +17,7 @@ from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.likelihoods import Likelihood, RowLikelihood
 from pyro_lvgp.models import BayesianGPLVM
 from pyro_lvgp.ops.quasi_monte_carlo import qmc_normal
-from pyro_lvgp.sklearn._latent_transformer import CHUNK_SIZE, Fitted, LatentTransformer
+from pyro_lvgp.sklearn._latent_transformer import Fitted, LatentTransformer, chunks
 from pyro_lvgp.sklearn._pyro_state import own_parameters
 from pyro_lvgp.sklearn._rows import fit_gplvm
 
@@ -169,7 +169,7 @@ class GPLVM(LatentTransformer):
             prior = self._prior()
             draws = prior.sample((_NUM_DRAWS,))
             noise = qmc_normal(_NUM_DRAWS, Normal(torch.zeros_like(draws[0]), 1.0))
-            for rows in is_observed.nonzero().squeeze(-1).split(CHUNK_SIZE):
+            for rows in chunks(is_observed):
                 log_evidence[rows] = self._log_evidence(Y[rows], prior, draws, noise)
         log_scale = np.log(self.scaler_.scale_) if self.scaler_.with_std else np.zeros(Y.shape[1])
         return log_evidence.numpy(force=True) - (~np.isnan(Y.numpy(force=True)) * log_scale).sum(1)

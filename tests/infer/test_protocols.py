@@ -54,7 +54,7 @@ def declared(instance):
     ("make", "expected"),
     [
         (lambda: lambda y: None, set()),
-        (gplvm, OF_ROWS | {"HasLogJoint", "HasLikelihoodTerm"}),
+        (gplvm, OF_ROWS | {"HasLogJoint", "HasScoreTensors", "HasLikelihoodTerm"}),
         (random_feature, OF_ROWS | {"RandomFeatureModel"}),
         (gp_vae, OF_SERIES | {"SubsamplesPoints"}),
         (sparse_gp_vae, OF_SERIES | {"HasConditionalSite", "HasInducingPoints"}),

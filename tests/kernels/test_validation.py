@@ -36,7 +36,7 @@ def test_value_errors(bad, message):
 
 @pytest.mark.parametrize("make", [RBF, Matern, Periodic, Linear])
 def test_numbers_of_columns_are_whole(make, unchecked):
-    with pytest.raises(TypeError, match=r"expected input_dim to be int, got 2\.0 of type float; use int"):
+    with pytest.raises(TypeError, match=r"expected input_dim to be an integer, got 2\.0; use int"):
         make(2.0)
 
 

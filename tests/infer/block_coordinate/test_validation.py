@@ -113,7 +113,7 @@ def test_updates_return_tensors_by_name(values):
 @pytest.mark.usefixtures("unchecked")
 def test_kinds_of_arguments_are_checked():
     m, g = Model(), Guide()
-    with pytest.raises(TypeError, match=r"expected blocks to be .*Block\], got \['all'\] of type list"):
+    with pytest.raises(TypeError, match=r"each a Block\(...\), got \['str'\]"):
         BlockCoordinateVI(m, g, ["all"])
     blocks = [Block("all", params=["*"], optimizer=pyro.optim.Adam({"lr": 0.1}))]
     with pytest.raises(TypeError, match=r"got the class Trace_ELBO; pass Trace_ELBO\(\)"):
