@@ -56,7 +56,9 @@ class Factor(NamedTuple):
     @property
     def least_precision(self) -> Tensor:
         """Least precision of Gaussian sites; zero where there are no data."""
-        return torch.where(self.has_data, _LEAST_RELATIVE_PRECISION / self.prior.variance, 0.0)
+        variance = self.prior.variance
+        known = variance <= torch.finfo(variance.dtype).tiny ** 0.5  # as of a linear kernel at the origin
+        return torch.where(self.has_data, _LEAST_RELATIVE_PRECISION / torch.where(known, 1.0, variance), 0.0)
 
 
 class _Expansion(NamedTuple):

@@ -133,7 +133,7 @@ def test_predictions_draw_what_has_a_prior():
     model, x, y = make_linear(1, B)
     model.likelihood.variance = PyroSample(dist.LogNormal(0.0, 1.0))
     model.kernel.lengthscale = PyroSample(dist.LogNormal(torch.zeros(1, 1), 1.0).to_event(2))
-    guide = StructuredGPGuide(model, encoders={"f": FactorNet(D, 1, [2])}, init_scale=0.5)
+    guide = StructuredGPGuide(model, encoders={"f": FactorNet(D, 1, [2])}, init_scale=0.5, num_eval_site_updates=2)
     guide(x, y)
     guide.mean_field.locs.likelihood.variance = torch.tensor(0.7)
     for at, rows, num in ((None, N, 3), (torch.rand(M, 1), M, 80)):
