@@ -302,7 +302,7 @@ def fitted(kind, own, seen):
         model = RandomFeatureLVM(**sizes, num_frequencies=10).initialize(seen)
         guide = RandomFeatureGuide(model, weights="explicit")
         settings = {"optim": guide.blocks(lr=0.03), "num_steps": 150}
-    fit(model, guide, seen, batch_size=125, seed=0, progress=False, **settings)
+    fit(model, guide, seen, batch_size=125, seed=0, progress=False, compile="torchscript", **settings)
     return model, guide
 
 
