@@ -156,10 +156,9 @@ class GPLVM(LatentTransformer):
         weights; the other half are the Gaussians of the posterior by Laplace's approximation, which :meth:`transform` uses.
         The S = 100 draws of a component have the same standardised values for all rows.  The expectation of the estimate is a
         lower bound, and its error is some hundredths of a nat for most rows.  Densities are those of the columns before they
-        are standardised.
+        are standardised.  A row without observed entries has the log evidence 0.
 
         :param X: rows [N, D], NaN where missing.
-        A row without observed entries has the log evidence 0.
 
         Source: Owen and Zhou (2000), "Safe and effective importance sampling", for draws of a mixture by components.
         """
