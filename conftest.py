@@ -1,9 +1,10 @@
-"""Shape checks on every call, and a clean param store and seed for every test."""
+"""Shape checks, and a clean param store and seed for every test."""
 
 import jaxtyping
-from jaxtyping import install_import_hook
 
-install_import_hook("pyro_lvgp", "beartype.beartype")
+from tests.helpers import shape_checks
+
+shape_checks.install("pyro_lvgp")
 
 import pyro  # noqa: E402
 import pytest  # noqa: E402
