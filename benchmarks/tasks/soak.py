@@ -40,9 +40,9 @@ PUBLISHED: list[Row] = []
 NOTES = f"""\
 One process fits every model for {NUM_STEPS} steps, with a checkpoint, predicts, saves, loads, and checks that the loaded model
 predicts the same; then it starts again. One round of all models, which imports modules, precedes the recording.
-"memory" is the resident set size after a round, "steps per second" are those of the fits of a round. The columns are means
+"memory" is the resident set size after a round, "steps per CPU second" are those of the fits of a round. The columns are means
 of the first and the last tenth of the time, their ratio, and the slope of a line through the means of the ten tenths with
-its standard error. Speed changes with other work on the machine, memory does not. Compiled bounds are left out: torch
+its standard error. CPU seconds change less than seconds with other work on the machine. Compiled bounds are left out: torch
 keeps some 1 MB of every graph that it has compiled, here as in a program of torch alone."""
 
 N, D = 60, 5
@@ -53,7 +53,7 @@ class Round(NamedTuple):
 
     :param hours: since the start of the recording.
     :param memory: resident set size in MB.
-    :param speed: steps per second of the fits.
+    :param speed: steps of the fits per second of CPU time.
     """
 
     hours: float
@@ -73,7 +73,7 @@ def run(*, quick: bool, seeds: int, minutes: float | None = None, picture: Path 
         rounds = record(minutes, seed=seed)
         seconds = time.perf_counter() - start
         settings: dict[str, str | int | float] = {"minutes": minutes, "rounds": len(rounds), "steps": NUM_STEPS}
-        for name, values in (("memory [MB]", [r.memory for r in rounds]), ("steps per second", [r.speed for r in rounds])):
+        for name, values in (("memory [MB]", [r.memory for r in rounds]), ("steps per CPU second", [r.speed for r in rounds])):
             for metric, value in summarise([r.hours for r in rounds], values).items():
                 yield Measurement("soak", name, metric, value, seconds, settings)
         if picture is not None:
@@ -96,7 +96,7 @@ def record(minutes: float, *, seed: int) -> list[Round]:
 
 
 def one_round(seed: int, folder: Path) -> float:
-    """Use every model once, and return the steps per second of the fits."""
+    """Use every model once, and return the steps per CPU second of the fits."""
     steps, seconds = 0, 0.0
     for work in WORK.values():
         with isolated(seed):
@@ -134,7 +134,7 @@ def draw(rounds: list[Round]) -> Any:
     figure, axes = plt.subplots(2, 1, figsize=(7.0, 4.6), sharex=True, layout="constrained")
     minutes = 60.0 * np.array([r.hours for r in rounds])
     for ax, name, values in zip(
-        axes, ("memory [MB]", "steps per second"), ([r.memory for r in rounds], [r.speed for r in rounds]), strict=True
+        axes, ("memory [MB]", "steps per CPU second"), ([r.memory for r in rounds], [r.speed for r in rounds]), strict=True
     ):
         parts = [np.array_split(np.array(each), NUM_PARTS) for each in (minutes, values)]
         means = [[part.mean() for part in each] for each in parts]
@@ -156,12 +156,12 @@ def data(seed: int) -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N D"]]:
 
 
 def use(model: Any, guide: Any, arguments: tuple[Tensor, ...], folder: Path, **options: Any) -> tuple[int, float]:
-    """Fit in two parts with a checkpoint, predict, export, save and load; return steps and seconds of the fits."""
+    """Fit in two parts with a checkpoint, predict, export, save and load; return steps and CPU seconds of the fits."""
     options |= {"seed": 0, "progress": False, "callbacks": [Checkpoint(folder / "fit.pt")]}
-    start = time.perf_counter()
+    start = time.process_time()
     for num_steps in (NUM_STEPS // 2, NUM_STEPS):
         fit(model, guide, *arguments, num_steps=num_steps, **options)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     (folder / "fit.pt").unlink()
     to_arviz(model, guide, *arguments, num_samples=5, seed=0)
     save(folder / "model.safetensors", model, guide)
@@ -217,9 +217,9 @@ def linear_gp_vae(seed: int, folder: Path) -> tuple[int, float]:
     """Linear GP-VAE by coordinate ascent."""
     x, Y = (each.double() for each in data(seed))
     model = LinearGPVAE(None, independent_dim=2)
-    start = time.perf_counter()
+    start = time.process_time()
     bounds = model.fit(x, Y, num_sweeps=5)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     model.predict(num_samples=5, seed=0).quantile(0.5)
     return len(bounds), seconds
 
@@ -227,9 +227,9 @@ def linear_gp_vae(seed: int, folder: Path) -> tuple[int, float]:
 def estimator(seed: int, folder: Path) -> tuple[int, float]:
     """Estimator with the interface of scikit-learn."""
     Y = data(seed)[1].numpy()
-    start = time.perf_counter()
+    start = time.process_time()
     fitted = GPLVM(max_iter=NUM_STEPS, n_inducing=8, random_state=0).fit(Y)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     fitted.inverse_transform(fitted.transform(Y[:5]))
     return NUM_STEPS, seconds
 
