@@ -18,6 +18,7 @@ from pyro_lvgp.diagnostics.model_selection import held_out_log_prob, shifted_fol
 from pyro_lvgp.distributions import LikelihoodPredictive
 from pyro_lvgp.kernels import Cosine, Kernel, Matern, Stack
 from pyro_lvgp.models import LinearGPVAE, Prediction
+from pyro_lvgp.models._separate_processes import SeparateProcesses
 from pyro_lvgp.sklearn._labels import as_coords, labels_of
 from pyro_lvgp.sklearn._series import TimeAxis, as_dates, as_matrix
 
@@ -28,12 +29,15 @@ _NUM_HARMONICS = 3
 _LEAST_WEIGHT = 0.01
 _FACTORS = (1.0, 1.4, 2.0, 3.0)  # of predictive standard deviations
 
+Candidate = LinearGPVAE | SeparateProcesses
+
 
 class GPVAERegressor(BaseEstimator):
     r"""GP-VAE with a linear decoder that chooses its latents by predictions of hidden entries.
 
-    Candidates are :class:`~pyro_lvgp.models.LinearGPVAE` models of Gaussian noise with
+    Candidates are independent processes, and :class:`~pyro_lvgp.models.LinearGPVAE` models of Gaussian noise:
 
+    - ``"separate"``: a Matérn-½ process for each output, plus a quasi-periodic one if a ``period`` is given;
     - ``"white"``: white latents alone, as in factor analysis;
     - ``"rough"``: Matérn-½ processes and white latents;
     - ``"smooth"``: Matérn-3⁄2 processes and white latents;
@@ -54,7 +58,7 @@ class GPVAERegressor(BaseEstimator):
     :param period: length of a cycle in units of the inputs, such as 24.0 for hourly data with a daily cycle; for dates a
         duration, such as ``pandas.Timedelta(days=1)``.
     :param n_folds: number of folds.
-    :param max_iter: maximum number of sweeps of a fit.
+    :param max_iter: maximum number of sweeps, or of steps of L-BFGS for ``"separate"``, of a fit.
     :param verbose: whether to show a progress bar.
 
     A fitted estimator has the attributes
@@ -75,7 +79,7 @@ class GPVAERegressor(BaseEstimator):
     (torch.Size([40, 3]), torch.Size([1, 3]))
     """
 
-    models_: dict[str, LinearGPVAE]
+    models_: dict[str, Candidate]
     weights_: dict[str, float]
     factor_weights_: dict[str, dict[float, float]]
     held_out_nll_: dict[str, float]
@@ -118,9 +122,7 @@ class GPVAERegressor(BaseEstimator):
         predicted: dict[str, list[Prediction]] = {name: [] for name in candidates}
 
         def fit_and_predict(name: str, data: Tensor) -> Prediction:
-            model = candidates[name]()
-            model.fit(x, data, num_sweeps=self.max_iter)
-            predicted[name].append(model.predict())
+            predicted[name].append(self._fitted(candidates[name], x, data).predict())
             return predicted[name][-1]
 
         log_prob = held_out_log_prob(
@@ -128,10 +130,16 @@ class GPVAERegressor(BaseEstimator):
         )
         self.held_out_nll_ = {name: -values.mean().item() for name, values in log_prob.items()}
         self._stack(predicted, data, folds)
-        self.models_ = {name: candidates[name]() for name in self.weights_}
-        for model in self.models_.values():
-            model.fit(x, data, num_sweeps=self.max_iter)
+        self.models_ = {name: self._fitted(candidates[name], x, data) for name in self.weights_}
         return self
+
+    def _fitted(self, make: Callable[[], Candidate], x: Tensor, data: Tensor) -> Candidate:
+        model = make()
+        if isinstance(model, SeparateProcesses):
+            model.fit(x, data, num_steps=self.max_iter)
+        else:
+            model.fit(x, data, num_sweeps=self.max_iter)
+        return model
 
     def _stack(self, predicted: dict[str, list[Prediction]], data: Tensor, folds: list[Tensor]) -> None:
         """Choose the weights of factors and candidates by the predictions of each candidate for each fold."""
@@ -157,7 +165,7 @@ class GPVAERegressor(BaseEstimator):
         """Predict y in the units of the data, as a :class:`~pyro_lvgp.models.Prediction`.
 
         :param X: inputs; those of the data by default.
-        :param num_samples: number of draws of each model.
+        :param num_samples: number of draws of the decoder of each ``LinearGPVAE``.
         """
         check_is_fitted(self)
         inputs = self._inputs if X is None else self._as_inputs(X)
@@ -202,7 +210,7 @@ class GPVAERegressor(BaseEstimator):
             )
         return float(period)
 
-    def _candidates(self, x: Float[Tensor, "N P"], data_dim: int) -> dict[str, Callable[[], LinearGPVAE]]:
+    def _candidates(self, x: Float[Tensor, "N P"], data_dim: int) -> dict[str, Callable[[], Candidate]]:
         """Functions that make a new model of each candidate."""
         num_processes, num_white = min(data_dim, _MAX_DIM), min((data_dim + 1) // 2, _MAX_DIM)
         num_smooth = min(max(data_dim // 4, 2), (num_processes + 1) // 2)  # more follow what the outputs do not share
@@ -215,10 +223,13 @@ class GPVAERegressor(BaseEstimator):
             "rough": lambda: _processes(x, num_processes, 0.5),
             "smooth": lambda: _processes(x, num_smooth, 1.5),
         }
-        if self._cycle is not None:
-            period = self._cycle / self._spread.item()
+        period = None if self._cycle is None else self._cycle / self._spread.item()
+        if period is not None:
             kernels["periodic"] = lambda: Stack(_processes(x, (num_processes + 1) // 2, 0.5), *_cycles(period))
-        return {name: partial(make, kernel) for name, kernel in kernels.items()}
+        separate = partial(_kernel_of_outputs, x, data_dim, period)
+        return {"separate": lambda: SeparateProcesses(separate())} | {
+            name: partial(make, kernel) for name, kernel in kernels.items()
+        }
 
 
 def _widened(prediction: Prediction, factor: float) -> Prediction:
@@ -245,6 +256,20 @@ def _processes(x: Float[Tensor, "N P"], num: int, nu: float) -> Matern:
     """Matérn kernels with lengthscales from four steps to a tenth of the spread of the inputs, which is 1."""
     shares = torch.logspace(math.log10(min(4.0 / len(x), 0.1)), -1.0, num, dtype=x.dtype)
     return _with_unit_variance(Matern(x.shape[1], nu, lengthscale=shares[:, None], ard=False, batch_shape=(num,)))
+
+
+def _kernel_of_outputs(x: Float[Tensor, "N P"], data_dim: int, period: float | None) -> Kernel:
+    """Kernel of a process for each output, with a lengthscale of a third of the spread of the inputs, which is learned."""
+    batch = (data_dim,)
+    kernel: Kernel = Matern(x.shape[1], 0.5, lengthscale=0.3, ard=False, batch_shape=batch)
+    if period is None:
+        return kernel
+    cycles = (
+        Matern(1, 0.5, lengthscale=10.0 * period, variance=0.3 / order**2, batch_shape=batch)
+        * Cosine(1, period=period / order, batch_shape=batch).requires_grad_(False)
+        for order in range(1, _NUM_HARMONICS + 1)
+    )
+    return sum(cycles, kernel)
 
 
 def _cycles(period: float) -> list[Kernel]:

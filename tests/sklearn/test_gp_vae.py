@@ -27,7 +27,7 @@ def quick(**kwargs):
 def test_predictions_are_a_mixture_of_the_candidates_in_units_of_the_data(series):
     t, Y, gapped = series
     gpvae = quick().fit(t, gapped)
-    assert set(gpvae.held_out_nll_) == {"white", "rough", "smooth"}
+    assert set(gpvae.held_out_nll_) == {"separate", "white", "rough", "smooth"}
     assert gpvae.models_.keys() == gpvae.weights_.keys()
     assert sum(gpvae.weights_.values()) == pytest.approx(1.0)
     predicted = gpvae.predict()
@@ -72,12 +72,22 @@ def test_the_best_candidate_is_the_one_with_the_process_for_a_rough_series(float
     assert scores["rough"] < scores["white"] - 0.3
 
 
+def test_outputs_that_share_nothing_have_separate_processes(float64):
+    t = torch.arange(120.0)
+    walks = torch.randn(120, 3).cumsum(0)
+    Y = torch.where(torch.rand(120, 3) < 0.1, torch.nan, walks)
+    Y[50:55] = torch.nan
+    gpvae = GPVAERegressor(n_folds=2, max_iter=30).fit(t, Y)
+    assert max(gpvae.weights_, key=gpvae.weights_.__getitem__) == "separate"
+
+
 def test_a_period_adds_a_candidate_that_continues_cycles(float64):
     t = torch.arange(120.0)
     Y = torch.sin(2.0 * np.pi * t / 24.0)[:, None] * torch.tensor([1.0, 2.0]) + 0.1 * torch.randn(120, 2)
     Y[70:94] = torch.nan
     gpvae = GPVAERegressor(period=24.0, n_folds=2, max_iter=30).fit(t, Y)
-    assert min(gpvae.held_out_nll_, key=gpvae.held_out_nll_.__getitem__) == "periodic"
+    scores = gpvae.held_out_nll_
+    assert max(scores[name] for name in ("periodic", "separate")) < min(scores[name] for name in ("white", "rough", "smooth"))
     truth = 2.0 * torch.sin(2.0 * np.pi * t[70:94] / 24.0)
     assert (gpvae.predict().mean[70:94, 1] - truth).square().mean().sqrt() < 0.5
 

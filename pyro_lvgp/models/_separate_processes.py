@@ -1,0 +1,126 @@
+"""A Gaussian process for each output, which shares nothing with the others."""
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from pyro.distributions import constraints
+from torch import Tensor
+from torch.distributions import biject_to
+
+from pyro_lvgp._utils.validation import check_sizes
+from pyro_lvgp.distributions.gaussian_process import GaussianProcess, StructuredPosterior
+from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
+from pyro_lvgp.distributions.markov import StateSpacePosterior
+from pyro_lvgp.kernels import Kernel
+from pyro_lvgp.likelihoods import Gaussian
+from pyro_lvgp.models.prediction import Prediction
+from pyro_lvgp.ops import gaussian_sites, state_space
+
+_FIRST_NOISE, _LEAST_NOISE = 0.1, 1e-6  # variances, in units of the variance of an output
+_PRIOR_SCALE = 2.0  # of the logarithms of parameters
+
+
+class SeparateProcesses:
+    r"""Independent Gaussian processes, one for each output, with their own parameters.
+
+    .. math:: y_{nd} = m_d + s_d\, (f_{nd} + \epsilon_{nd}), \quad f_d \sim GP(0, k_d), \quad \epsilon_{nd} \sim N(0, \psi_d)
+
+    with means m and standard deviations s of the observed entries.  Parameters of the kernels and noise variances maximise
+    the evidence times :math:`\prod_\theta \mathrm{LogNormal}(\theta; \log \theta_0, 2^2)` around their initial values.
+    Missing entries are NaN.  Computations are in double precision, and linear in N for Markov kernels of one input.
+
+    :param kernel: covariance with a batch dimension over the D outputs, whose parameters that require gradients are learned.
+
+    Source: Rasmussen and Williams (2006), "Gaussian processes for machine learning", section 5.4.1.
+
+    >>> from pyro_lvgp.kernels import Matern
+    >>> t = torch.linspace(0.0, 1.0, 30, dtype=torch.float64)[:, None]
+    >>> model = SeparateProcesses(Matern(1, 1.5, lengthscale=0.2, batch_shape=(2,)))
+    >>> model.fit(t, torch.sin(9.0 * t + torch.arange(2)))
+    >>> model.predict(torch.tensor([[1.1]], dtype=torch.float64)).mean.shape
+    torch.Size([1, 2])
+    """
+
+    x: Float[Tensor, "N P"]
+    y: Float[Tensor, "D N"]
+    centre: Float[Tensor, " D"]
+    scale: Float[Tensor, " D"]
+    dtype: torch.dtype
+
+    def __init__(self, kernel: Kernel):
+        self.kernel = kernel.double()
+
+    @torch.inference_mode(False)
+    def fit(self, x: Float[Tensor, "N P"], y: Float[Tensor, "N D"], *, num_steps: int = 100) -> None:
+        """Maximise the posterior density of the parameters by L-BFGS.
+
+        :param x: inputs.
+        :param y: data, NaN where missing, with an observation of each output.
+        :param num_steps: maximum number of steps.
+        """
+        check_sizes(num_steps=num_steps)
+        self.x, self.dtype, y = x.double().clone(), y.dtype, y.double().clone()
+        self.centre = y.nanmean(0)
+        scale = (y - self.centre).square().nanmean(0).sqrt()
+        self.scale = torch.where(scale > 0.0, scale, 1.0)
+        self.y = ((y - self.centre) / self.scale).mT
+        to_value = biject_to(constraints.softplus_positive)
+        noise: Any = to_value.inv(torch.full_like(self.scale, _FIRST_NOISE)).requires_grad_()
+        parameters = [noise, *(part for part in self.kernel.parameters() if part.requires_grad)]
+        start = [to_value(part).log().detach() for part in parameters]
+        optim = torch.optim.LBFGS(parameters, max_iter=num_steps, line_search_fn="strong_wolfe")
+
+        def loss() -> Tensor:
+            optim.zero_grad()
+            log_prior = -0.5 * sum(
+                ((to_value(part).log() - first) / _PRIOR_SCALE).square().sum()
+                for part, first in zip(parameters, start, strict=True)
+            )
+            self.noise = _LEAST_NOISE + to_value(noise)
+            value = -(self._log_evidence().sum() + log_prior)
+            value.backward()
+            return value
+
+        optim.step(loss)
+        self.noise = (_LEAST_NOISE + to_value(noise)).detach()
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def predict(self, x_new: Float[Tensor, "M P"] | None = None, *, num_samples: int = 1) -> Prediction:
+        """Predict y, whose entries are Gaussian.
+
+        :param x_new: inputs; those of the data by default.
+        :param num_samples: number of equal components, for :meth:`Prediction.pool` with predictions of as many.
+        """
+        q = self._posterior()
+        marginals = q if x_new is None else q.at(x_new.double())
+        mean = self.centre + self.scale * marginals.mean.mT
+        variance, noise = self.scale.square() * marginals.variance.mT, self.scale.square() * self.noise
+        f_mean, f_variance, params = (x.to(self.dtype).expand(num_samples, *mean.shape) for x in (mean, variance, noise))
+        return Prediction(
+            [LikelihoodPredictive(Gaussian(), f_mean, f_variance, "fitc", params)],
+            dims=("points", "output"),
+            coords={"x": (("points", "input"), self.x if x_new is None else x_new)},
+        )
+
+    def _sites(self) -> tuple[Float[Tensor, "D N"], Float[Tensor, "D N"]]:
+        """Square roots of the precisions of the observations, zero where missing, and times the observations."""
+        W = torch.where(self.y.isnan(), 0.0, self.noise.rsqrt()[:, None])
+        return W, W * self.y.nan_to_num()
+
+    def _log_evidence(self) -> Float[Tensor, " D"]:
+        """Log density of the observed entries of each output, which are standardised."""
+        prior, (W, c) = GaussianProcess(self.kernel, self.x), self._sites()
+        if prior.prefers_state_space:
+            log_normaliser = state_space.log_normaliser(prior.series, W, c)
+        else:
+            log_normaliser = gaussian_sites.log_normaliser(self._posterior().posterior)
+        constants = 0.5 * (self.noise.log() + math.log(2.0 * math.pi))
+        return log_normaliser - constants * (~self.y.isnan()).sum(-1)
+
+    def _posterior(self) -> StructuredPosterior:
+        prior, (W, _) = GaussianProcess(self.kernel, self.x), self._sites()
+        kind = StateSpacePosterior if prior.prefers_state_space else StructuredPosterior
+        return kind(prior, self.y.nan_to_num(), W.square())

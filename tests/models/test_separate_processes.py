@@ -1,0 +1,93 @@
+import math
+
+import pytest
+import torch
+from torch.distributions import MultivariateNormal, Normal
+
+from pyro_lvgp.kernels import RBF, Cosine, Matern
+from pyro_lvgp.models._separate_processes import SeparateProcesses
+
+D = 3
+
+
+def data(num):
+    torch.manual_seed(0)
+    t = torch.rand(num, 1).sort(0).values
+    y = 5.0 + 3.0 * torch.sin(9.0 * t + torch.arange(D)) + 0.3 * torch.randn(num, D)
+    y[num // 3 : num // 2, 0] = torch.nan
+    return t, y
+
+
+def dense_posterior(model, d, x_new):
+    """Evidence, and mean and variance of an output at new inputs, from the dense covariance of its observed entries."""
+    seen = ~model.y[d].isnan()
+    x, y = model.x[seen], model.y[d, seen]
+    noisy = model.kernel(x)[d] + model.noise[d] * torch.eye(len(x))
+    across = model.kernel(x_new, x)[d]
+    mean = across @ torch.linalg.solve(noisy, y)
+    variance = model.kernel.diagonal(x_new)[d] - (across * torch.linalg.solve(noisy, across.mT).mT).sum(-1)
+    evidence = MultivariateNormal(torch.zeros(len(x)), noisy).log_prob(y)
+    centre, scale = model.centre[d], model.scale[d]
+    return evidence, centre + scale * mean, scale.square() * (variance + model.noise[d])
+
+
+@pytest.mark.parametrize("num", [40, 250])  # dense, and by a Kalman filter
+@pytest.mark.parametrize("kernel", [lambda: Matern(1, 1.5, lengthscale=0.2, batch_shape=(D,)), lambda: cycles()])
+def test_evidence_and_predictions_are_those_of_dense_matrices(float64, num, kernel):
+    t, y = data(num)
+    model = SeparateProcesses(kernel())
+    model.fit(t, y, num_steps=5)
+    x_new = torch.tensor([[0.05], [0.41], [1.3]])
+    predicted, filled = model.predict(x_new), model.predict()
+    for d in range(D):
+        evidence, mean, variance = dense_posterior(model, d, x_new)
+        assert torch.allclose(model._log_evidence()[d], evidence, rtol=1e-8)
+        assert torch.allclose(predicted.mean[:, d], mean, rtol=1e-7)
+        assert torch.allclose(predicted.variance[:, d], variance, rtol=1e-6)
+        _, mean, variance = dense_posterior(model, d, t)
+        assert torch.allclose(filled.mean[:, d], mean, rtol=1e-7)
+        assert torch.allclose(filled.variance[:, d], variance, rtol=1e-6)
+
+
+def cycles():
+    cycle = Cosine(1, period=0.5, batch_shape=(D,)).requires_grad_(False)
+    return Matern(1, 0.5, lengthscale=0.3, batch_shape=(D,)) + Matern(1, 0.5, lengthscale=2.0, batch_shape=(D,)) * cycle
+
+
+def test_a_fit_maximises_the_posterior_of_the_parameters(float64):
+    t, y = data(60)
+    model = SeparateProcesses(Matern(1, 1.5, lengthscale=0.2, batch_shape=(D,)))
+    model.fit(t, y, num_steps=200)
+
+    def log_posterior(lengthscale, variance, noise):
+        model.kernel.lengthscale, model.kernel.variance, model.noise = lengthscale, variance, noise
+        prior = sum(
+            Normal(math.log(start), 2.0).log_prob(x.log()).sum()
+            for x, start in ((lengthscale, 0.2), (variance, 1.0), (noise - 1e-6, 0.1))
+        )
+        return (model._log_evidence().sum() + prior).item()
+
+    best = [x.detach().clone() for x in (model.kernel.lengthscale, model.kernel.variance, model.noise)]
+    highest = log_posterior(*best)
+    for i in range(3):
+        for factor in (0.9, 1.1):
+            assert log_posterior(*(x * factor if i == j else x for j, x in enumerate(best))) < highest
+
+
+def test_outputs_share_nothing(float64):
+    t, y = data(40)
+    alone, together = (SeparateProcesses(RBF(1, lengthscale=0.2, batch_shape=(num,))) for num in (1, D))
+    alone.fit(t, y[:, :1], num_steps=300)
+    together.fit(t, y, num_steps=300)
+    assert torch.allclose(alone.predict().mean, together.predict().mean[:, :1], atol=1e-2)
+
+
+def test_constant_outputs_and_precision(float64):
+    t, y = data(30)
+    y[:, 1] = 4.0
+    model = SeparateProcesses(Matern(1, 0.5, lengthscale=0.2, batch_shape=(D,)))
+    model.fit(t.float(), y.float())
+    predicted = model.predict()
+    assert predicted.mean.dtype == torch.float32
+    assert torch.allclose(predicted.mean[:, 1], torch.full((30,), 4.0, dtype=torch.float32), atol=1e-3)
+    assert predicted.stddev.isfinite().all()
