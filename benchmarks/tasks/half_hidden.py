@@ -206,7 +206,7 @@ def frequencies(train: Tensor, seed: int, num_steps: int | None) -> Fitted:
     """Random-feature LVM with a noise variance for each column."""
     steps = (num_steps, num_steps) if num_steps else (2000, 500)
     noise = Gaussian(0.1, data_dim=12)
-    model = RandomFeatureLVM(len(train), 12, 10, num_frequencies=50, likelihood=noise, seed=seed).double()
+    model = RandomFeatureLVM(len(train), 12, 10, num_frequencies=50, lengthscale=10**0.5, likelihood=noise, seed=seed).double()
     guide = RandomFeatureGuide(model.initialize(train, seed=seed), frequencies="gaussian", seed=seed)
     seconds = 0.0
     for rate, number in zip((0.02, 0.002), steps, strict=True):

@@ -132,7 +132,7 @@ def random_features(
     """Posterior means of the latents of our model, initialised by PCA or t-SNE."""
     Y = torch.as_tensor(task.Y if counts else task.standardised, dtype=torch.float32)
     N, D = Y.shape
-    kernel: dict[str, Any] = {"num_frequencies": 50} if counts else {"num_frequencies": 100, "lengthscale": 0.5}
+    kernel: dict[str, Any] = {"num_frequencies": 50, "lengthscale": 2**0.5} if counts else {}
     noise = NegativeBinomial(10.0, data_dim=D) if counts else None
     model = RandomFeatureLVM(N, D, LATENT_DIM, num_components=20, likelihood=noise, seed=seed, **kernel)
     layout = torch.as_tensor(tsne(task, seed, 0)) if neighbours else None
@@ -189,7 +189,7 @@ def nmf(task: Task, seed: int, num_steps: int) -> Latents:
 
 
 _OURS: Settings = {"Q": 2, "components": 20, "optimiser": "Adam, 0.02, all rows"}
-_GAUSSIAN, _COUNTS = _OURS | {"frequencies": 100, "lengthscale at first": 0.5}, _OURS | {"frequencies": 50}
+_GAUSSIAN, _COUNTS = _OURS | {"frequencies": 100, "lengthscale at first": 0.5}, _OURS | {"frequencies": 50, "lengthscale at first": 1.41}
 _GIBBS: Settings = {"Q": 2, "frequencies": 50, "components": 20, "draws": "of the second half of the sweeps"}
 
 

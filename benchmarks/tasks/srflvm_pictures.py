@@ -38,7 +38,7 @@ def draw_kernel(num_steps: int, num_rows: int) -> Figure:
     """True and learned kernel matrices, rows in the order along the S, and latents after an affine alignment."""
     data = s_curve(num_rows, seed=SEED)
     Y, truth = (torch.as_tensor(data[name], dtype=torch.float32) for name in ("Y", "X"))
-    model = RandomFeatureLVM(num_rows, Y.shape[1], 2, seed=SEED).initialize(Y)
+    model = RandomFeatureLVM(num_rows, Y.shape[1], 2, num_frequencies=50, lengthscale=2**0.5, seed=SEED).initialize(Y)
     guide = RandomFeatureGuide(model, frequencies="gaussian", seed=SEED)
     fit(model, guide, Y, optim=guide.blocks(lr=0.02), num_steps=num_steps, seed=SEED)
     X = guide.latents().mean.detach()

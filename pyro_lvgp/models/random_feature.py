@@ -64,8 +64,9 @@ class RandomFeatureLVM(RowModel):
     :param num_components: truncation C of the Dirichlet process.
     :param likelihood: p(y | f); ``Gaussian()`` by default.
     :param concentration: shape a₀ and rate b₀ of the prior of α.
-    :param lengthscale: approximate initial lengthscale :math:`1 / (2\pi\sigma_c)` of all components; √Q by default, as for
-        :class:`~pyro_lvgp.models.BayesianGPLVM`.  The initial means of the components are zero.
+    :param lengthscale: approximate initial lengthscale :math:`1 / (2\pi\sigma_c)` of all components; √(Q/8) by default, 0.5
+        for two latent dimensions, since functions that vary quickly preserve neighbourhoods of rows.  The initial means of
+        the components are zero.
     :param seed: seed of the initial scales of the components, which differ by about 30 %, and of :meth:`latent_candidates`.
     :raises ValueError: if a size, the concentration or the lengthscale is not positive.
 
@@ -93,7 +94,7 @@ class RandomFeatureLVM(RowModel):
         data_dim: int,
         latent_dim: int,
         *,
-        num_frequencies: int = 50,
+        num_frequencies: int = 100,
         num_components: int = 20,
         likelihood: Likelihood | None = None,
         concentration: tuple[float, float] = (1.0, 1.0),
@@ -103,7 +104,7 @@ class RandomFeatureLVM(RowModel):
         super().__init__(num_data, data_dim, latent_dim, likelihood, num_frequencies=num_frequencies)
         if num_components < 2:
             raise ValueError(f"expected num_components of 2 or more, got {num_components}; unused ones get weights near zero")
-        lengthscale = latent_dim**0.5 if lengthscale is None else lengthscale
+        lengthscale = (latent_dim / 8.0) ** 0.5 if lengthscale is None else lengthscale
         for name, value in {"lengthscale": lengthscale, "concentration": min(concentration)}.items():
             if not value > 0.0:
                 raise ValueError(f"expected a positive {name}, got {value}")

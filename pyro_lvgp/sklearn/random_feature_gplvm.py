@@ -45,7 +45,7 @@ class RandomFeatureGPLVM(LatentTransformer):
     :param n_components: number Q of latent dimensions.
     :param likelihood: likelihood p(y | f) of :mod:`pyro_lvgp.likelihoods`; a Gaussian by default.
     :param n_frequencies: number F of frequencies, half the number of features.
-    :param lengthscale: initial lengthscale of the kernel.
+    :param lengthscale: initial lengthscale of the kernel; by default that of the model.
     :param init: initial latents: ``"pca"``, ``"tsne"`` of data whose missing entries are filled by a linear model, or
         ``"auto"``, which is t-SNE for up to three dimensions and five rows or more, and else PCA.
     :param max_iter: number of sweeps through the blocks of parameters.
@@ -75,7 +75,7 @@ class RandomFeatureGPLVM(LatentTransformer):
         *,
         likelihood: Likelihood | None = None,
         n_frequencies: int = 100,
-        lengthscale: float = 0.5,
+        lengthscale: float | None = None,
         init: Init = "auto",
         max_iter: int = 500,
         warm_start: bool = False,
