@@ -189,7 +189,8 @@ def nmf(task: Task, seed: int, num_steps: int) -> Latents:
 
 
 _OURS: Settings = {"Q": 2, "components": 20, "optimiser": "Adam, 0.02, all rows"}
-_GAUSSIAN, _COUNTS = _OURS | {"frequencies": 100, "lengthscale at first": 0.5}, _OURS | {"frequencies": 50, "lengthscale at first": 1.41}
+_GAUSSIAN = _OURS | {"frequencies": 100, "lengthscale at first": 0.5}
+_COUNTS = _OURS | {"frequencies": 50, "lengthscale at first": 1.41}
 _GIBBS: Settings = {"Q": 2, "frequencies": 50, "components": 20, "draws": "of the second half of the sweeps"}
 
 

@@ -29,9 +29,11 @@ from pyro_lvgp.infer.elbo import (
     StructuredELBO,
     sample_moments,
 )
-from pyro_lvgp.infer.optim import JointAdam, JointOptim
+from pyro_lvgp.infer.optim import JointAdam, JointOptim, LazyAdam
+from pyro_lvgp.infer.row_adam import RowAdam
 from pyro_lvgp.infer.sampling import SampledTraces, sample_traces
 from pyro_lvgp.infer.saving import Saved, load, save
+from pyro_lvgp.infer.sparse_rows import SparseRows
 
 __all__ = [
     "Block",
@@ -49,14 +51,17 @@ __all__ = [
     "JointAdam",
     "JointOptim",
     "LRSchedule",
+    "LazyAdam",
     "LocalELBO",
     "MarginalizeGaussians",
     "MeanFieldELBO",
     "Moments",
     "ProgressBar",
+    "RowAdam",
     "SampledSite",
     "SampledTraces",
     "Saved",
+    "SparseRows",
     "StopOnConvergence",
     "StructuredELBO",
     "fit",

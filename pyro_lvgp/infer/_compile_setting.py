@@ -10,6 +10,7 @@ from pyro.infer import ELBO
 from torch import Tensor, nn
 
 from pyro_lvgp.infer.elbo.compiled import CompiledELBO
+from pyro_lvgp.infer.optim import LazyAdam
 
 __all__ = ["Compile", "make_bound", "uses_graph"]
 
@@ -30,7 +31,8 @@ def uses_graph(compile: Compile, num_steps: int, parts: Sequence[Any], tensors: 
     :param num_steps: number of steps.
     :param parts: model, guide, bound, optimiser and callbacks.
     :param tensors: data.
-    :raises ValueError: for an unknown setting.
+    :raises ValueError: for an unknown setting, or one other than ``"auto"`` and False with a ``LazyAdam``, whose sparse
+        gradients no graph has.
 
     >>> import math
     >>> uses_graph("auto", 1000, [nn.Linear(1, 1)], []), uses_graph("auto", 1000, [math.sqrt], [])
@@ -38,13 +40,16 @@ def uses_graph(compile: Compile, num_steps: int, parts: Sequence[Any], tensors: 
     """
     if compile not in get_args(get_args(Compile)[1]) and not isinstance(compile, bool):
         raise ValueError(f'expected compile to be True, False, "auto", "torchscript" or "inductor", got {compile!r}')
+    is_lazy = any(isinstance(part, LazyAdam) for part in parts)
     if compile != "auto":
+        if compile and is_lazy:
+            raise ValueError(f'expected compile="auto" or False with a LazyAdam, got {compile!r}; or take a JointAdam')
         return bool(compile)
     used = [*tensors, *(x for part in parts if isinstance(part, nn.Module) for x in (*part.parameters(), *part.buffers()))]
     on_cpu = all(x.device.type == "cpu" for x in used)
     has_blocks = any(isinstance(part, list | tuple) for part in parts)
     are_static = all(_is_static(part) for part in parts if part is not None)
-    return num_steps >= _LEAST_STEPS and on_cpu and not has_blocks and are_static
+    return num_steps >= _LEAST_STEPS and on_cpu and not has_blocks and not is_lazy and are_static
 
 
 def make_bound(bound: ELBO, compile: Compile) -> ELBO:

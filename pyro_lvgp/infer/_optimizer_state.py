@@ -32,5 +32,6 @@ def check_optimizer_state(state: Mapping[str, Any], param: Tensor, name: str) ->
                 f"expected the state of an optimiser of {name!r}, of shape {list(param.shape)} and {param.dtype}, got "
                 f"{key} of shape {list(moment.shape)} and {moment.dtype}; load the state of this model and guide"
             )
-    if torch.is_tensor(step := state.get("step")) and step.numel() != 1:
+    step = state.get("step")
+    if torch.is_tensor(step) and step.numel() != 1 and step.shape != param.shape[:1]:  # RowAdam counts the steps of each row
         raise ValueError(f"expected one number of steps of {name!r}, got {list(step.shape)}; load the state of this model")

@@ -1,7 +1,7 @@
 """Pyro's SVI with a check of the loss and a record of the parameters."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from pyro import poutine
@@ -13,6 +13,8 @@ from torch import Tensor
 from pyro_lvgp._utils.validation import check_bound
 from pyro_lvgp.infer._parameters import unconstrained
 from pyro_lvgp.infer.elbo._limits import BoundLimit, needs_check
+from pyro_lvgp.infer.optim import LazyAdam
+from pyro_lvgp.infer.sparse_rows import SparseRows
 
 __all__ = ["CheckedSVI"]
 
@@ -52,7 +54,7 @@ class CheckedSVI(SVI):
         :param args: arguments of model and guide.
         :raises ValueError: if the loss is NaN or infinite, or the bound is above the largest log likelihood of the data.
         """
-        with self._recorded() as used:
+        with self._recorded() as used, SparseRows() if isinstance(self.optim, LazyAdam) else nullcontext():
             loss = float(self.loss_and_grads(self.model, self.guide, *args, **kwargs))
         check_bound(loss)
         if needs_check(self.bound, self.model):

@@ -9,12 +9,13 @@ import pyro
 import torch
 from pyro.optim import PyroOptim
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from pyro_lvgp._utils.argument_types import checks_types, names_types
 from pyro_lvgp.infer._optimizer_state import check_optimizer_state
+from pyro_lvgp.infer.row_adam import RowAdam
 
-__all__ = ["JointAdam", "JointOptim"]
+__all__ = ["JointAdam", "JointOptim", "LazyAdam"]
 
 _NORM_UPDATE_RATE = 0.05
 _CLIP_FACTOR = 10.0  # a longer step, caused by a single rare draw, can undo hundreds of others
@@ -84,7 +85,7 @@ class JointOptim(PyroOptim):
             unused.grad = None
         all_params = optimizer.param_groups[0]["params"]
         if self._clip_norm is not None:
-            clip_grad_norm_(all_params, self._clip_norm)
+            _clip(all_params, self._clip_norm, get_total_norm(_gradients(all_params)))
         if self._clip_factor is not None:
             self._clip_relative(all_params, self._clip_factor)
         optimizer.step(*args, **kwargs)
@@ -102,7 +103,7 @@ class JointOptim(PyroOptim):
 
     def _clip_relative(self, params: Sequence[Tensor], factor: float) -> None:
         """Clip the gradient at a multiple of its usual norm, and update the usual norm."""
-        norm = get_total_norm([param.grad for param in params if param.grad is not None])
+        norm = get_total_norm(_gradients(params))
         if not torch.isfinite(norm):  # no extra synchronisation: SVI.step reads the loss at every step
             raise ValueError(
                 "expected finite gradients, got NaN or infinity; no parameter was changed: try a smaller learning rate, or "
@@ -110,7 +111,7 @@ class JointOptim(PyroOptim):
             )
         usual = norm if self._usual_norm is None else self._usual_norm.to(norm)
         usual = torch.where(usual > 0.0, usual, norm)
-        clip_grads_with_norm_(params, factor, norm / usual.clamp_min(torch.finfo(usual.dtype).tiny))
+        _clip(params, factor, norm / usual.clamp_min(torch.finfo(usual.dtype).tiny))
         self._usual_norm = usual.lerp(torch.minimum(norm, factor * usual), _NORM_UPDATE_RATE)
 
     def _restore(self, optimizer: torch.optim.Optimizer, params: Iterable[Tensor]) -> None:
@@ -167,9 +168,59 @@ class JointAdam(JointOptim):
 
     @names_types
     def __init__(self, lr: float = 0.01):
-        if isinstance(lr, bool) or not 0.0 <= lr < math.inf:
-            raise ValueError(f"expected a finite lr of 0 or more, got {lr}; 0.01 is a common choice")
-        super().__init__(torch.optim.Adam, {"lr": lr, "fused": True}, clip_factor=_CLIP_FACTOR)
+        super().__init__(torch.optim.Adam, {"lr": _checked(lr), "fused": True}, clip_factor=_CLIP_FACTOR)
+
+
+class LazyAdam(JointOptim):
+    """Adam that changes only the rows of the mini-batch, of parameters with one row for each datum.
+
+    :func:`~pyro_lvgp.infer.fit` runs steps under :class:`~pyro_lvgp.infer.SparseRows`, so that the time of a step does not
+    grow with the number of rows of the data.  Each row moves as under Adam with its own gradients alone
+    (:class:`~pyro_lvgp.infer.RowAdam`).  All other parameters, and the clipping of gradients, are those of :class:`JointAdam`.
+
+    Steps run through Pyro, whatever their number; with ``compile`` other than ``"auto"`` or False ``fit`` raises an error.
+
+    :param lr: learning rate.
+    :raises ValueError: for a learning rate that is negative or not finite.
+
+    >>> from pyro_lvgp.guides import MeanFieldGuide
+    >>> from pyro_lvgp.infer import fit
+    >>> from pyro_lvgp.models import BayesianGPLVM
+    >>> Y = torch.randn(1000, 3)
+    >>> model = BayesianGPLVM(1000, 3, latent_dim=2, num_inducing=5).initialize(Y)
+    >>> history = fit(model, MeanFieldGuide(model), Y, optim=LazyAdam(), batch_size=50, num_steps=5, progress=False)
+    """
+
+    @names_types
+    def __init__(self, lr: float = 0.01):
+        super().__init__(RowAdam, {"lr": _checked(lr), "fused": True}, clip_factor=_CLIP_FACTOR)
+
+
+def _checked(lr: float) -> float:
+    """Return a learning rate; raise unless it is one."""
+    if isinstance(lr, bool) or not 0.0 <= lr < math.inf:
+        raise ValueError(f"expected a finite lr of 0 or more, got {lr}; 0.01 is a common choice")
+    return lr
+
+
+def _gradients(params: Iterable[Tensor]) -> list[Tensor]:
+    """Return the gradients of parameters, of a sparse gradient the entries of the rows that it has."""
+    found = []
+    for param in params:
+        if param.grad is not None and param.grad.is_sparse:
+            param.grad = param.grad.coalesce()
+            found.append(param.grad.values())
+        elif param.grad is not None:
+            found.append(param.grad)
+    return found
+
+
+def _clip(params: Sequence[Tensor], bound: float, norm: Tensor) -> None:
+    """Multiply all gradients by ``bound / norm`` if the norm is above the bound, as torch's ``clip_grads_with_norm_``."""
+    is_sparse = [param.grad is not None and param.grad.is_sparse for param in params]
+    clip_grads_with_norm_([param for param, sparse in zip(params, is_sparse, strict=True) if not sparse], bound, norm)
+    for values in _gradients(param for param, sparse in zip(params, is_sparse, strict=True) if sparse):
+        values.mul_((bound / (norm + 1e-6)).clamp(max=1.0))
 
 
 def _moved(state: dict[str, Any], device: torch.device, *, steps: torch.device) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pyro_lvgp._utils.seeding import forked
 from pyro_lvgp.infer._fit_state import FitState
 from pyro_lvgp.infer._svi import CheckedSVI
 from pyro_lvgp.infer.callbacks.base import Callback
+from pyro_lvgp.infer.optim import LazyAdam
 
 __all__ = ["Distributed"]
 
@@ -38,8 +39,11 @@ torch.distributed.init_process_group() in it first
 
         :param state: the fit.
         """
-        if not isinstance(state.svi, CheckedSVI):
-            raise ValueError("expected gradients of all parameters, to average over processes, got blocks; use an optimiser")
+        if not isinstance(state.svi, CheckedSVI) or isinstance(state.svi.optim, LazyAdam):
+            got = "a LazyAdam" if isinstance(state.svi, CheckedSVI) else "blocks"
+            raise ValueError(
+                f"expected gradients of all parameters, to average over processes, got {got}; use another optimiser"
+            )
         self._state, self._known = state, dict[Tensor, str]()
         state.processes = ProcessGroup(joined=True)
         state.batches.share(state.processes)
