@@ -8,26 +8,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from pyro_lvgp._utils.validation import check_series, check_sizes
-from pyro_lvgp.diagnostics.model_selection import held_out_log_prob, shifted_folds, stacking_weights
-from pyro_lvgp.distributions import LikelihoodPredictive
+from pyro_lvgp.diagnostics.model_selection import held_out_log_prob, shifted_folds
 from pyro_lvgp.kernels import Cosine, Kernel, Matern, Stack
 from pyro_lvgp.models import LinearGPVAE, Prediction
 from pyro_lvgp.models._separate_processes import SeparateProcesses
 from pyro_lvgp.sklearn._labels import as_coords, labels_of
 from pyro_lvgp.sklearn._series import TimeAxis, as_dates, as_matrix
+from pyro_lvgp.sklearn._stacked_series import Shares, mix
 
 __all__ = ["GPVAERegressor"]
 
 _MAX_DIM = 8  # latents of each kind
 _NUM_HARMONICS = 3
-_LEAST_WEIGHT = 0.01
-_FACTORS = (1.0, 1.4, 2.0, 3.0)  # of predictive standard deviations
 
 Candidate = LinearGPVAE | SeparateProcesses
 
@@ -55,6 +53,9 @@ class GPVAERegressor(BaseEstimator):
     factors is that of as many observations as there are gaps, and that on candidates of as many as there are gaps in all
     outputs: few gaps exclude nothing.
 
+    Weights are chosen twice: at inputs at which some outputs are observed, from which the others may be predicted, and at
+    inputs without data, new ones among them, where time alone tells about the outputs.
+
     :param period: length of a cycle in units of the inputs, such as 24.0 for hourly data with a daily cycle; for dates a
         duration, such as ``pandas.Timedelta(days=1)``.
     :param n_folds: number of folds.
@@ -64,12 +65,13 @@ class GPVAERegressor(BaseEstimator):
     A fitted estimator has the attributes
 
     - ``models_``: fitted models by the name of the candidate;
-    - ``weights_``: their weights in the mixture;
-    - ``factor_weights_``: shares of the factors on the standard deviations of each;
+    - ``weights_`` and ``gap_weights_``: their weights in the mixture, at inputs with and without data;
+    - ``factor_weights_`` and ``gap_factor_weights_``: shares of the factors on the standard deviations of each;
     - ``time_unit_``: unit of the inputs if they are dates, from ``"days"`` to ``"seconds"``; None for numbers;
     - ``held_out_nll_``: mean negative log densities of hidden entries, in nats.
 
-    Source: Ashman (2020) for the model; Yao, Vehtari, Simpson and Gelman (2018) for stacking.
+    Source: Ashman (2020) for the model; Yao, Vehtari, Simpson and Gelman (2018) for stacking; Yao, Pirš, Vehtari and Gelman
+    (2022), "Bayesian hierarchical stacking", for weights that depend on the input.
 
     >>> t = torch.linspace(0.0, 1.0, 40, dtype=torch.float64)
     >>> Y = torch.sin(9.0 * t[:, None] + torch.arange(3)) + 0.1 * torch.randn(40, 3, dtype=torch.float64)
@@ -81,7 +83,9 @@ class GPVAERegressor(BaseEstimator):
 
     models_: dict[str, Candidate]
     weights_: dict[str, float]
+    gap_weights_: dict[str, float]
     factor_weights_: dict[str, dict[float, float]]
+    gap_factor_weights_: dict[str, dict[float, float]]
     held_out_nll_: dict[str, float]
     time_unit_: str | None
 
@@ -129,8 +133,12 @@ class GPVAERegressor(BaseEstimator):
             {name: partial(fit_and_predict, name) for name in candidates}, data, folds, progress=self.verbose
         )
         self.held_out_nll_ = {name: -values.mean().item() for name, values in log_prob.items()}
-        self._stack(predicted, data, folds)
-        self.models_ = {name: self._fitted(candidates[name], x, data) for name in self.weights_}
+        self._shares = self._stack(predicted, data, folds)
+        self.weights_, self.gap_weights_ = (shares.weights for shares in self._shares)
+        self.factor_weights_, self.gap_factor_weights_ = (shares.factors for shares in self._shares)
+        self._is_empty = data.isnan().all(1)
+        used = [name for name in candidates if name in self.weights_ or name in self.gap_weights_]
+        self.models_ = {name: self._fitted(candidates[name], x, data) for name in used}
         return self
 
     def _fitted(self, make: Callable[[], Candidate], x: Tensor, data: Tensor) -> Candidate:
@@ -141,25 +149,19 @@ class GPVAERegressor(BaseEstimator):
             model.fit(x, data, num_sweeps=self.max_iter)
         return model
 
-    def _stack(self, predicted: dict[str, list[Prediction]], data: Tensor, folds: list[Tensor]) -> None:
-        """Choose the weights of factors and candidates by the predictions of each candidate for each fold."""
-        hidden = [fold & ~data.isnan() for fold in folds]
-        num_gaps = sum(_num_runs(each.any(1, keepdim=True)) for each in hidden)
-        mixed, self.factor_weights_ = {}, {}
-        for name, parts in predicted.items():
-            log_prob = {
-                factor: torch.cat(
-                    [_widened(each, factor).log_prob(data)[fold] for each, fold in zip(parts, hidden, strict=True)]
-                )
-                for factor in _FACTORS
-            }
-            shares = stacking_weights(log_prob, num_independent=float(num_gaps))
-            self.factor_weights_[name] = shares
-            mixed[name] = torch.stack([log_prob[factor] + math.log(share) for factor, share in shares.items()]).logsumexp(0)
-        weights = stacking_weights(mixed, num_independent=float(sum(map(_num_runs, hidden))))
-        large = {name: weight for name, weight in weights.items() if weight >= _LEAST_WEIGHT}
-        self.weights_ = {name: weight / sum(large.values()) for name, weight in large.items()}
-        self.factor_weights_ = {name: self.factor_weights_[name] for name in large}
+    def _stack(self, predicted: dict[str, list[Prediction]], data: Tensor, folds: list[Tensor]) -> tuple[Shares, Shares]:
+        """Choose the weights at inputs with data and at inputs without, by the predictions of hidden entries of both kinds."""
+        missing = data.isnan()
+        hidden = [fold & ~missing for fold in folds]
+        are_empty = [(missing | fold).all(1, keepdim=True) for fold in folds]
+        with_data = [each & ~is_empty for each, is_empty in zip(hidden, are_empty, strict=True)]
+        without_data = [each & is_empty for each, is_empty in zip(hidden, are_empty, strict=True)]
+        # A kind without hidden entries has the weights of all.
+        first, second = (
+            Shares.from_hidden_entries(predicted, data, kind if any(each.any() for each in kind) else hidden)
+            for kind in (with_data, without_data)
+        )
+        return first, second
 
     def predict(self, X: Any = None, *, num_samples: int = 100) -> Prediction:
         """Predict y in the units of the data, as a :class:`~pyro_lvgp.models.Prediction`.
@@ -170,13 +172,9 @@ class GPVAERegressor(BaseEstimator):
         check_is_fitted(self)
         inputs = self._inputs if X is None else self._as_inputs(X)
         x_new = None if X is None else inputs / self._spread
-        predictions, weights = [], []
-        for name, model in self.models_.items():
-            prediction = model.predict(x_new, num_samples=num_samples)
-            for factor, share in self.factor_weights_[name].items():
-                predictions.append(_widened(prediction, factor))
-                weights.append(self.weights_[name] * share)
-        pooled = Prediction.pool(predictions, weights)
+        predictions = {name: model.predict(x_new, num_samples=num_samples) for name, model in self.models_.items()}
+        is_empty = self._is_empty if X is None else torch.ones(len(inputs), dtype=torch.bool)
+        pooled = mix(predictions, *self._shares, is_empty)
         pooled.coords["x"] = (("points", "input"), inputs)
         own_rows = None if self._axis is None else X
         pooled.coords |= as_coords(pooled.dims, (self._rows if X is None else own_rows, self._columns))
@@ -230,20 +228,6 @@ class GPVAERegressor(BaseEstimator):
         return {"separate": lambda: SeparateProcesses(separate())} | {
             name: partial(make, kernel) for name, kernel in kernels.items()
         }
-
-
-def _widened(prediction: Prediction, factor: float) -> Prediction:
-    """Multiply the deviations of y from its mean, of which a LinearGPVAE predicts Gaussian components, by a factor."""
-    mean, parts = prediction.mean, []
-    for part in prediction.parts:
-        f_mean, f_variance = mean + factor * (part.f_mean - mean), factor**2 * part.f_variance
-        parts.append(LikelihoodPredictive(part.likelihood, f_mean, f_variance, "fitc", factor**2 * part.params))
-    return Prediction(parts, dims=prediction.dims, coords=prediction.coords)
-
-
-def _num_runs(mask: Bool[Tensor, "N D"]) -> int:
-    """Number of runs of entries that follow each other in a column."""
-    return int(mask[0].sum()) + int((mask[1:] & ~mask[:-1]).sum())
 
 
 def _spread(x: Float[Tensor, "N P"]) -> Float[Tensor, " P"]:

@@ -6,7 +6,7 @@ from sklearn.base import clone
 
 from pyro_lvgp.models import Prediction
 from pyro_lvgp.sklearn import GPVAERegressor
-from pyro_lvgp.sklearn.gp_vae import _widened
+from pyro_lvgp.sklearn._stacked_series import _widened
 
 N = 40
 
@@ -28,7 +28,7 @@ def test_predictions_are_a_mixture_of_the_candidates_in_units_of_the_data(series
     t, Y, gapped = series
     gpvae = quick().fit(t, gapped)
     assert set(gpvae.held_out_nll_) == {"separate", "white", "rough", "smooth"}
-    assert gpvae.models_.keys() == gpvae.weights_.keys()
+    assert gpvae.models_.keys() == gpvae.weights_.keys() | gpvae.gap_weights_.keys()
     assert sum(gpvae.weights_.values()) == pytest.approx(1.0)
     predicted = gpvae.predict()
     assert isinstance(predicted, Prediction)
@@ -37,6 +37,43 @@ def test_predictions_are_a_mixture_of_the_candidates_in_units_of_the_data(series
     torch.testing.assert_close(predicted.coords["x"][1], t[:, None])
     by_hand = sum(weight * gpvae.models_[name].predict().mean for name, weight in gpvae.weights_.items())
     torch.testing.assert_close(predicted.mean, by_hand)
+
+
+def test_inputs_without_data_have_weights_of_their_own(series):
+    t, _, gapped = series
+    gapped[10:14] = torch.nan
+    gpvae = quick().fit(t, gapped)
+    assert gpvae.weights_ != gpvae.gap_weights_
+    predicted, is_empty = gpvae.predict(), gapped.isnan().all(1)
+    y = torch.linspace(-2.0, 2.0, gapped.numel()).reshape(gapped.shape)
+    for rows, weights, factors in (
+        (~is_empty, gpvae.weights_, gpvae.factor_weights_),
+        (is_empty, gpvae.gap_weights_, gpvae.gap_factor_weights_),
+    ):
+        blocks = {(name, factor): w * share for name, w in weights.items() for factor, share in factors[name].items()}
+        assert sum(blocks.values()) == pytest.approx(1.0)
+        widened = {block: _widened(gpvae.models_[block[0]].predict(), block[1]) for block in blocks}
+        mean = sum(w * widened[block].mean for block, w in blocks.items())
+        density = sum(w * widened[block].log_prob(y).exp() for block, w in blocks.items())
+        torch.testing.assert_close(predicted.mean[rows], mean[rows])
+        torch.testing.assert_close(predicted.log_prob(y)[rows], density[rows].log())
+    ahead = gpvae.predict(t[-1:] + 0.1)
+    by_hand = sum(
+        weight * gpvae.models_[name].predict(t[-1:, None] / gpvae._spread + 0.1 / gpvae._spread).mean
+        for name, weight in gpvae.gap_weights_.items()
+    )
+    torch.testing.assert_close(ahead.mean, by_hand)
+
+
+def test_shared_noise_is_predicted_from_other_outputs_and_gaps_by_time(float64):
+    t = torch.arange(150.0)
+    shared = torch.randn(150, 1)
+    walks = 3.0 * torch.randn(150, 4).cumsum(0) / 10.0
+    Y = walks + shared
+    Y[40:44] = torch.nan
+    Y[100:110, 0] = torch.nan
+    gpvae = GPVAERegressor(n_folds=2, max_iter=30).fit(t, Y)
+    assert gpvae.gap_weights_.get("separate", 0.0) > gpvae.weights_.get("separate", 0.0)
 
 
 def test_deviations_are_multiplied_and_means_kept(series):
