@@ -17,7 +17,7 @@ from torch.distributions.transforms import ExpTransform
 import pyro_lvgp
 from pyro_lvgp import conjugate, distributions, infer, kernels, likelihoods, models, networks
 from pyro_lvgp._utils.argument_types import check_types
-from pyro_lvgp.diagnostics import SiteRanks
+from pyro_lvgp.diagnostics import SiteRanks, to_arviz
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
 from pyro_lvgp.ops.sparse_sites import Sites
 
@@ -228,6 +228,7 @@ VALID: dict[str, Callable[[], dict[str, Any]]] = {
     "held_out_nll": lambda: {"candidates": {"a": lambda y: prediction()}, "y": Y, "folds": [torch.rand(N, D) < 0.1]},
     "log_weights": with_model(num_samples=2),
     "loo": with_model(num_samples=25, num_local_samples=2),
+    "observed_entries": lambda: {"tree": to_arviz(*fitted(), Y, num_samples=2)},
     "pareto_k": lambda: {"log_weights": torch.randn(30)},
     "stacking_weights": lambda: {"log_prob": {"a": torch.randn(9), "b": torch.randn(9)}},
     "to_arviz": with_model(num_samples=2),

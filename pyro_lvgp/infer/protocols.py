@@ -29,6 +29,7 @@ __all__ = [
     "HasExampleData",
     "HasInducingPoints",
     "HasInitialValues",
+    "HasInputs",
     "HasLikelihoodTerm",
     "HasLocalPlate",
     "HasLogJoint",
@@ -85,6 +86,20 @@ class HasEventDims(Protocol):
     """
 
     event_dims: Mapping[str, Sequence[str]]
+
+
+@runtime_checkable
+class HasInputs(Protocol):
+    """Model with arguments that are inputs, not data, which ArviZ's group ``constant_data`` contains.
+
+    ``input_dims`` has names of dimensions by argument, such as ``{"x": ("series", "points", "input")}``, of which arguments of
+    fewer dimensions have the last ones.
+    """
+
+    input_dims: Mapping[str, Sequence[str]]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Sample all sites."""
 
 
 @runtime_checkable

@@ -74,6 +74,7 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
     local_plate = "series"
     process_sites: ClassVar[frozenset[str]] = frozenset({"f", "w"})
     """Sites of which :meth:`predict` takes many draws for one draw of all other sites; a subclass may add sites."""
+    input_dims: ClassVar[Mapping[str, Sequence[str]]] = {"x": ("series", "points", "input")}
 
     def __init__(
         self, kernel: Kernel, decoder: nn.Module, likelihood: Likelihood | None, independent_dim: int, num_data: int | None

@@ -21,6 +21,7 @@ OF_ROWS = {"HasExampleData", "ChecksData", "HasEventDims", "HasInitialValues", "
 OF_SERIES = {
     "ChecksData",
     "HasEventDims",
+    "HasInputs",
     "HasLocalPlate",
     "HasPlates",
     "HasPointLikelihood",
