@@ -30,6 +30,7 @@ from pyro_lvgp.infer.elbo import (
     sample_moments,
 )
 from pyro_lvgp.infer.optim import JointAdam, JointOptim
+from pyro_lvgp.infer.restarts import Restart, Restarts, fit_restarts
 from pyro_lvgp.infer.sampling import SampledTraces, sample_traces
 from pyro_lvgp.infer.saving import Saved, load, save
 
@@ -54,12 +55,15 @@ __all__ = [
     "MeanFieldELBO",
     "Moments",
     "ProgressBar",
+    "Restart",
+    "Restarts",
     "SampledSite",
     "SampledTraces",
     "Saved",
     "StopOnConvergence",
     "StructuredELBO",
     "fit",
+    "fit_restarts",
     "holds",
     "load",
     "pyro_lock",

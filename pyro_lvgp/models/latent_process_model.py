@@ -28,6 +28,7 @@ from pyro_lvgp._utils.validation import (
     check_tensors,
 )
 from pyro_lvgp.kernels import Kernel, as_kernel
+from pyro_lvgp.kernels._symmetry import KernelSymmetry, symmetry_of_processes
 from pyro_lvgp.kernels.base import KernelParams
 from pyro_lvgp.kernels.composition import Combination
 from pyro_lvgp.likelihoods import Likelihood, as_likelihood
@@ -36,6 +37,7 @@ from pyro_lvgp.models._decoded_rows import DecodedRows
 from pyro_lvgp.models._own_sites import OwnSites
 from pyro_lvgp.models.latent_variable_model import Guide, check_all_given
 from pyro_lvgp.models.prediction import Prediction
+from pyro_lvgp.networks import MLP
 from pyro_lvgp.networks.pyro_module import adopt
 from pyro_lvgp.ops.quasi_monte_carlo import qmc_normal
 
@@ -173,6 +175,15 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
         trace = poutine.trace(poutine.condition(self, dict(latents))).get_trace(*args)
         rows: Any = trace.nodes["y"]
         return rows["fn"].log_prob(rows["value"])
+
+    def _process_symmetry(self) -> KernelSymmetry:
+        """Return the transformations of the processes under which their prior and the decoder are the same.
+
+        Permutations and changes of sign of the processes change the first layer of a decoder alone, which is learned.  There
+        are none unless the decoder is an :class:`~pyro_lvgp.networks.MLP` with a learned first layer.
+        """
+        is_free = isinstance(self.decoder, MLP) and all(part.requires_grad for part in self.decoder[0].parameters())
+        return symmetry_of_processes(self.kernel) if is_free else KernelSymmetry("none", {})
 
     def kernel_params(self, x: Float[Tensor, "*#series N P"]) -> KernelParams:
         """Read the parameters of the kernel, once for each run of the model.
