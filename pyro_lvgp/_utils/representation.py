@@ -96,6 +96,7 @@ def _text_of_argument(instance: Any, name: str, given: Any, default: Any) -> str
         return _text(part)
     return None if given is default or (isinstance(given, _SIMPLE) and given == default) else _text(given)
 
+
 def _text(value: Any) -> str:
     """Return a short text of a value."""
     if isinstance(value, Tensor):

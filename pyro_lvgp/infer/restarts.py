@@ -1,6 +1,7 @@
 """Fits of one model from several seeds."""
 
 import copy
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -18,6 +19,8 @@ from pyro_lvgp.infer._fit_state import FitState
 from pyro_lvgp.infer.callbacks import Callback
 
 __all__ = ["Restart", "Restarts", "fit_restarts"]
+
+_LOG = logging.getLogger("pyro_lvgp")
 
 
 class Restart(NamedTuple):
@@ -142,6 +145,7 @@ def fit_restarts(
         arguments["callbacks"] = [*arguments["callbacks"], owned]
         history = fit(model, guide, *args, **arguments)
         fits.append(Restart(model, guide, history, seed + number))
+        _LOG.info("restart %d of %d, seed %d: bound %.2f", number + 1, num_restarts, seed + number, fits[-1].bound)
         if history.interrupted:
             break
     return Restarts(fits)

@@ -16,6 +16,7 @@ from pyro.util import check_site_shape
 from torch import Tensor
 
 from pyro_lvgp._utils.argument_types import names_types
+from pyro_lvgp._utils.progress import progress_bar
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_device, check_sizes
@@ -114,7 +115,9 @@ def _in_chunks(
     draw: Callable[[int], dict[tuple[str, str], Tensor]], sizes: list[int], device: torch.device | str | None
 ) -> dict[tuple[str, str], Tensor]:
     """Concatenate draws of several sizes, each moved to a device."""
-    chunks = [{key: value.detach().to(device or value.device) for key, value in draw(num).items()} for num in sizes]
+    chunks = []
+    for num in progress_bar(sizes, "draws"):
+        chunks.append({key: value.detach().to(device or value.device) for key, value in draw(num).items()})
     return {key: torch.cat([chunk[key] for chunk in chunks]) for key in chunks[0]}
 
 

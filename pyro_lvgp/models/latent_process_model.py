@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from pyro_lvgp._utils.abstract import AbstractModuleMeta
 from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.eval_mode import eval_mode
+from pyro_lvgp._utils.progress import progress_bar
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.unique_names import UniquelyNamed
 from pyro_lvgp._utils.validation import (
@@ -383,7 +384,7 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
             yield posterior, num_samples
             return
         yield posterior, 1
-        for _ in range(num_samples - 1):
+        for _ in progress_bar(range(num_samples - 1), "posterior draws"):
             yield prune_subsample_sites(poutine.trace(guide).get_trace(x, y)), 1
 
 
