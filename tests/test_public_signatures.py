@@ -17,7 +17,7 @@ from torch.distributions.transforms import ExpTransform
 import pyro_lvgp
 from pyro_lvgp import conjugate, distributions, infer, kernels, likelihoods, models, networks
 from pyro_lvgp._utils.argument_types import check_types
-from pyro_lvgp.diagnostics import SiteRanks
+from pyro_lvgp.diagnostics import SiteRanks, to_arviz
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
 from pyro_lvgp.ops.sparse_sites import Sites
 
@@ -38,6 +38,7 @@ WRONG = {"string": "text", "list": [1, 2], "class": Unknown, "object": Unknown()
 # Names that no user calls, with the reason.
 EXCLUDED = {
     "results that the library constructs": "Calibration ChainGain Dataset FitResult FitState Gain Moments Sandwich "
+    "Restart Restarts "
     "SampledSite SampledTraces Saved InducingValues ObservedRows MarginalizeGaussians LikelihoodTerm NaturalGaussian "
     "NormalInverseWishart ChainCheck Check ConvergenceCheck CoverageCheck EvidenceCheck Finding IntervalCoverage "
     "LatentUseCheck LeaveOneOutCheck NotApplicable RankCalibration Report SiteRanks WeightsCheck",
@@ -224,10 +225,12 @@ VALID: dict[str, Callable[[], dict[str, Any]]] = {
     "effective_sample_size": lambda: {"log_weights": torch.zeros(30)},
     "gap_folds": lambda: {"y": torch.where(torch.rand(N, D) < 0.2, torch.nan, Y)},
     "shifted_folds": lambda: {"y": Y},
+    "fit_restarts": lambda: {"make": lambda seed: fitted(), "args": (Y,), "num_restarts": 1, "num_steps": 1},
     "held_out_log_prob": lambda: {"candidates": {"a": lambda y: prediction()}, "y": Y, "folds": [torch.rand(N, D) < 0.1]},
     "held_out_nll": lambda: {"candidates": {"a": lambda y: prediction()}, "y": Y, "folds": [torch.rand(N, D) < 0.1]},
     "log_weights": with_model(num_samples=2),
     "loo": with_model(num_samples=25, num_local_samples=2),
+    "observed_entries": lambda: {"tree": to_arviz(*fitted(), Y, num_samples=2)},
     "pareto_k": lambda: {"log_weights": torch.randn(30)},
     "stacking_weights": lambda: {"log_prob": {"a": torch.randn(9), "b": torch.randn(9)}},
     "to_arviz": with_model(num_samples=2),
@@ -267,7 +270,9 @@ def call(value: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     args = arguments.pop("args", ())
     names = [p for p in parameters(value) if p in arguments]
     if args:  # data come after the arguments that are given by position
-        value(*(arguments.pop(name) for name in names[:2]), *args, **arguments)
+        signature = inspect.signature(value).parameters
+        first = [name for name in names if signature[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        value(*(arguments.pop(name) for name in first), *args, **arguments)
     elif "kernels" in arguments:
         value(*arguments["kernels"], **{name: arguments[name] for name in names})
     else:

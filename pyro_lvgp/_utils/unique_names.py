@@ -11,13 +11,15 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import am_i_wrapped
 from torch import Tensor
 
+from pyro_lvgp._utils.representation import Represented
+
 __all__ = ["UniquelyNamed", "take_unique_name"]
 
 _OWNERS: dict[str, weakref.ReferenceType[PyroModule]] = {}
 _OF_DELETED_MODULES: list[weakref.ReferenceType[Tensor]] = []
 
 
-class UniquelyNamed(PyroModule):
+class UniquelyNamed(Represented, PyroModule):
     """Base class of modules whose parameters have unique names in Pyro's param store.
 
     Pyro stores parameters by name, so that two modules of one class would share parameters of equal names.  The parameters of

@@ -24,6 +24,7 @@ from pyro_lvgp.diagnostics.model_selection import (
     shifted_folds,
     stacking_weights,
 )
+from pyro_lvgp.diagnostics.observed_entries import observed_entries
 from pyro_lvgp.diagnostics.report import Report, report
 from pyro_lvgp.diagnostics.sandwich import Sandwich, bound_sandwich
 from pyro_lvgp.diagnostics.simulation_based_calibration import RankCalibration, SiteRanks, simulation_based_calibration
@@ -56,6 +57,7 @@ __all__ = [
     "held_out_nll",
     "log_weights",
     "loo",
+    "observed_entries",
     "pareto_k",
     "report",
     "shifted_folds",

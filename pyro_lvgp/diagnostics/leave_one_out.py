@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.eval_mode import eval_mode
+from pyro_lvgp._utils.progress import progress_bar
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes
@@ -124,7 +125,7 @@ def loo(
     terms = _DatumTerms(plate, min(num_local_samples, chunk_size))
     num_chunks = math.ceil(num_local_samples / chunk_size)
     with torch.no_grad(), seeded(seed), eval_mode(model, guide):
-        draws = [terms.draw(model, guide, num_chunks, args, kwargs) for _ in range(num_samples)]
+        draws = [terms.draw(model, guide, num_chunks, args, kwargs) for _ in progress_bar(range(num_samples), "loo")]
     _check_local_weights(torch.cat([draw.relative_weights for draw in draws]))
     fitted, predictive = (torch.stack([getattr(draw, name) for draw in draws]) for name in ("fitted", "predictive"))
     log_v = (

@@ -30,6 +30,7 @@ from pyro_lvgp.infer.elbo import (
     sample_moments,
 )
 from pyro_lvgp.infer.optim import JointAdam, JointOptim, LazyAdam
+from pyro_lvgp.infer.restarts import Restart, Restarts, fit_restarts
 from pyro_lvgp.infer.row_adam import RowAdam
 from pyro_lvgp.infer.sampling import SampledTraces, sample_traces
 from pyro_lvgp.infer.saving import Saved, load, save
@@ -57,6 +58,8 @@ __all__ = [
     "MeanFieldELBO",
     "Moments",
     "ProgressBar",
+    "Restart",
+    "Restarts",
     "RowAdam",
     "SampledSite",
     "SampledTraces",
@@ -65,6 +68,7 @@ __all__ = [
     "StopOnConvergence",
     "StructuredELBO",
     "fit",
+    "fit_restarts",
     "holds",
     "load",
     "pyro_lock",

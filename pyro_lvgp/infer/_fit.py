@@ -1,5 +1,7 @@
 """Training loop of variational inference."""
 
+import inspect
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -24,6 +26,7 @@ from pyro_lvgp.infer.callbacks._validation import ValidateFirstEpoch
 
 __all__ = ["fit"]
 
+_LOG = logging.getLogger("pyro_lvgp")
 MAX_STEPS = 100_000  # of a fit that ends when the bound has converged
 
 
@@ -124,6 +127,7 @@ def fit(
         except KeyboardInterrupt:
             state.history.interrupted = True
     _warn_if_rising(state)
+    _log_end(state)
     return state.history
 
 
@@ -137,6 +141,19 @@ def _in_order(callbacks: Sequence[Callback], *, progress: bool, ends_at_converge
     if ends_at_convergence and not any(isinstance(callback, StopOnConvergence) for callback in callbacks):
         of_every_fit.append(StopOnConvergence())
     return sorted([*callbacks, *of_every_fit], key=lambda callback: callback.order)
+
+
+def _log_end(state: FitState) -> None:
+    """Write the end of a fit to the log, as a warning if Ctrl-C ended it."""
+    history = state.history
+    if state.processes.rank > 0:
+        return
+    if history.interrupted:
+        _LOG.warning("interrupted after %d steps; model and guide have the parameters fitted so far", state.step)
+    elif state.step:
+        name = state.model.__name__ if inspect.isroutine(state.model) else type(state.model).__name__
+        message = "fit of %s: %d steps in %.1f s, bound per entry %.4f at the last one"
+        _LOG.info(message, name, state.step, history.seconds[-1], history.bounds_per_entry[-1])
 
 
 def _warn_if_rising(state: FitState) -> None:

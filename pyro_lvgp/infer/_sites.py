@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Shaped
 from pyro.distributions import Delta
 from pyro.distributions.torch_distribution import MaskedDistribution
+from pyro.distributions.util import scale_and_mask
 from torch import Tensor
 
 from pyro_lvgp.distributions.likelihood_predictive import ObservedRows
@@ -28,6 +29,10 @@ class SampledSite:
         removed from its distribution, so that the entries of ``Normal(...).mask(...).to_event(1)`` are numbers, not rows.
     :param is_observed: ``[*entry]``; False where an entry is masked or NaN.
     :param prediction: ``[S, *batch, *event]`` draws from the likelihood of an observed site.
+    :param log_prior: ``[S, *batch]`` log density of a latent site in the model given the sites on which it depends, without
+        the scale of a subsample, and zero where masked.
+    :param prior: ``[S, *batch, *event]`` draws from the model alone, of observed sites too.
+    :param is_discrete: whether an observed site has integer values by its distribution, whatever the dtype of its tensors.
     """
 
     kind: Kind
@@ -37,6 +42,9 @@ class SampledSite:
     log_likelihood: Shaped[Tensor, "S ..."] | None = None
     is_observed: Bool[Tensor, "..."] | None = None
     prediction: Shaped[Tensor, "S ..."] | None = None
+    log_prior: Shaped[Tensor, "S ..."] | None = None
+    prior: Shaped[Tensor, "S ..."] | None = None
+    is_discrete: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +56,7 @@ class SiteLayout:
     entry_shape: torch.Size
     plates: tuple[str | None, ...]
     event_dim: int
+    is_discrete: bool
 
     @classmethod
     def of(cls, site: Mapping) -> "SiteLayout":
@@ -73,7 +82,7 @@ class SiteLayout:
             if kind == "observed":
                 entry_shape = entries(site)[0].shape
         plates = tuple(frames[dim].name if dim in frames else None for dim in range(event_dim - len(shape), 0))
-        return cls(kind, shape, entry_shape, plates, event_dim)
+        return cls(kind, shape, entry_shape, plates, event_dim, kind == "observed" and _is_discrete(fn))
 
     def stack(self, site: Mapping, num: int) -> Tensor:
         """Return the value of a site of a trace of ``num`` draws, as [num, *batch, *event]."""
@@ -83,6 +92,11 @@ class SiteLayout:
         """Return log density and mask of the entries of an observed site, both [num, *entry]."""
         log_prob, mask = entries(site)
         return stack(log_prob, num, self.entry_shape, site["name"]), stack(mask, num, self.entry_shape, site["name"])
+
+    def stack_log_prob(self, site: Mapping, num: int) -> Tensor:
+        """Return the log density of a latent site, [num, *batch], without the scale of a subsample, and zero where masked."""
+        log_prob = scale_and_mask(site["fn"].log_prob(site["value"]), mask=site["mask"])
+        return stack(log_prob, num, self.shape[: len(self.shape) - self.event_dim], site["name"])
 
     def site(self, name: str, draws: Mapping[tuple[str, str], Tensor]) -> SampledSite:
         """Make the sampled site.
@@ -96,8 +110,18 @@ class SiteLayout:
             # An entry of several event dimensions, such as a row of MultivariateNormal, is missing if all of it is NaN.
             is_nan = torch.isnan(value).reshape(*self.entry_shape, -1).all(-1)
             is_observed = draws["mask", name].any(0) & ~is_nan
-        log_likelihood, prediction = draws.get(("log_likelihood", name)), draws.get(("prediction", name))
-        return SampledSite(self.kind, value, self.plates, self.event_dim, log_likelihood, is_observed, prediction)
+        return SampledSite(
+            self.kind,
+            value,
+            self.plates,
+            self.event_dim,
+            log_likelihood=draws.get(("log_likelihood", name)),
+            is_observed=is_observed,
+            prediction=draws.get(("prediction", name)),
+            log_prior=draws.get(("log_prior", name)),
+            prior=draws.get(("prior", name)),
+            is_discrete=self.is_discrete,
+        )
 
 
 def is_deterministic(site: Mapping) -> bool:
@@ -107,6 +131,15 @@ def is_deterministic(site: Mapping) -> bool:
     """
     fn = without_independent(site["fn"], masks=True)
     return site["is_observed"] and isinstance(fn, Delta) and fn.v.data_ptr() == site["value"].data_ptr()
+
+
+def _is_discrete(fn: Any) -> bool:
+    """Return whether the values of a distribution are integers."""
+    fn = without_independent(fn.rows if isinstance(fn, ObservedRows) else fn, masks=True)
+    try:
+        return fn.support.is_discrete
+    except NotImplementedError:  # a distribution without a support
+        return False
 
 
 def is_undeclared(shape: torch.Size, dims: Collection[int | None]) -> bool:

@@ -12,13 +12,14 @@ and methods of its class; no base class is needed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_lvgp.distributions.diagonal_mixture import DiagonalMixture
+from pyro_lvgp.kernels._symmetry import SymmetryGroup
 from pyro_lvgp.likelihoods import Likelihood
 
 __all__ = [
@@ -29,6 +30,8 @@ __all__ = [
     "HasExampleData",
     "HasInducingPoints",
     "HasInitialValues",
+    "HasInputs",
+    "HasLatentSymmetry",
     "HasLikelihoodTerm",
     "HasLocalPlate",
     "HasLogJoint",
@@ -37,6 +40,7 @@ __all__ = [
     "HasProcessSite",
     "HasScoreTensors",
     "HasStoredPosteriors",
+    "LatentSymmetry",
     "RandomFeatureModel",
     "SamplesGlobals",
     "SubsamplesPoints",
@@ -85,6 +89,48 @@ class HasEventDims(Protocol):
     """
 
     event_dims: Mapping[str, Sequence[str]]
+
+
+@runtime_checkable
+class HasInputs(Protocol):
+    """Model with arguments that are inputs, not data, which ArviZ's group ``constant_data`` contains.
+
+    ``input_dims`` has names of dimensions by argument, such as ``{"x": ("series", "points", "input")}``, of which arguments of
+    fewer dimensions have the last ones.
+    """
+
+    input_dims: Mapping[str, Sequence[str]]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Sample all sites."""
+
+
+class LatentSymmetry(NamedTuple):
+    """Transformations under which the joint density of a model is the same, if its learned parameters are transformed too.
+
+    :param group: ``"rotations"``, all orthogonal matrices; ``"signed permutations"``; ``"signs"``; or ``"none"``.
+    :param vectors: sites whose components the matrix transforms, with the axis of the components from the right; the first one
+        has the latents.
+    :param scales: sites with a positive number for each component, which permutations permute, with the axis.
+
+    >>> LatentSymmetry("signed permutations", {"X": -1}, {"kernel.lengthscale": -1}).group
+    'signed permutations'
+    """
+
+    group: SymmetryGroup
+    vectors: Mapping[str, int]
+    scales: Mapping[str, int] = {}
+
+
+@runtime_checkable
+class HasLatentSymmetry(Protocol):
+    """Model whose latents are determined up to a group of transformations alone.
+
+    :func:`~pyro_lvgp.diagnostics.chains_to_arviz` aligns the latents of several fits by them.
+    """
+
+    def latent_symmetry(self) -> LatentSymmetry:
+        """Return the transformations under which the model, with all values of its learned parameters, is the same."""
 
 
 @runtime_checkable

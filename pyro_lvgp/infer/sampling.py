@@ -16,6 +16,7 @@ from pyro.util import check_site_shape
 from torch import Tensor
 
 from pyro_lvgp._utils.argument_types import names_types
+from pyro_lvgp._utils.progress import progress_bar
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_device, check_sizes
@@ -54,6 +55,7 @@ def sample_traces(
     vectorize: bool = True,
     predict: bool = True,
     log_likelihood: bool = True,
+    prior: bool = False,
     seed: int | None = None,
     device: torch.device | str | None = None,
     **kwargs: Any,
@@ -75,6 +77,7 @@ def sample_traces(
     :param vectorize: False runs model and guide draw by draw, which is slow, but does not require that they broadcast.
     :param predict: simulate the observed sites.
     :param log_likelihood: return the log density of every observed entry.
+    :param prior: draw all sites from the model alone too, after the draws from the guide.
     :param seed: seed of the draws, which then do not change the global random state; None draws from the global state.
     :param device: device of the results; None for the device of the computation.
     :param kwargs: keyword arguments of both.
@@ -100,13 +103,22 @@ def sample_traces(
     chunk_size = chunk_size if vectorize else 1
     with torch.no_grad(), seeded(seed):
         pair = _Pair(model, guide, args, kwargs, vectorize)
-        chunks = []
-        for start in range(0, num_samples, chunk_size):
-            chunk = pair.draw(min(chunk_size, num_samples - start), predict, log_likelihood)
-            chunks.append({key: value.detach().to(device or value.device) for key, value in chunk.items()})
-    draws = {key: torch.cat([chunk[key] for chunk in chunks]) for key in chunks[0]}
+        sizes = [min(chunk_size, num_samples - start) for start in range(0, num_samples, chunk_size)]
+        draws = _in_chunks(lambda num: pair.draw(num, predict, log_likelihood), sizes, device)
+        if prior:
+            draws |= _in_chunks(pair.sample_prior, sizes, device)
     sites = {name: layout.site(name, draws) for name, layout in pair.layouts.items()}
     return SampledTraces(sites, draws["log_p", ""], draws["log_q", ""], pair.plates)
+
+
+def _in_chunks(
+    draw: Callable[[int], dict[tuple[str, str], Tensor]], sizes: list[int], device: torch.device | str | None
+) -> dict[tuple[str, str], Tensor]:
+    """Concatenate draws of several sizes, each moved to a device."""
+    chunks = []
+    for num in progress_bar(sizes, "draws"):
+        chunks.append({key: value.detach().to(device or value.device) for key, value in draw(num).items()})
+    return {key: torch.cat([chunk[key] for chunk in chunks]) for key in chunks[0]}
 
 
 class _Pair:
@@ -149,6 +161,15 @@ class _Pair:
                     self._draw_at_once(few, predict, log_likelihood)
             raise
 
+    def sample_prior(self, num: int) -> dict[tuple[str, str], Tensor]:
+        """Make ``num`` draws of all sites from the model alone; return tensors by (quantity, site)."""
+        nesting = self.nesting + 1
+        with pyro.plate(_DRAWS, num, dim=-nesting) if self.vectorize else nullcontext():
+            trace = self._trace_model(Trace(), _Simulate()(self.model))
+        if absent := self.layouts.keys() - trace.nodes.keys():
+            raise ValueError(f"expected the same sites in draws from the prior, got none of {sorted(absent)}")
+        return {("prior", name): layout.stack(trace.nodes[name], num) for name, layout in self.layouts.items()}
+
     def _draw_at_once(self, num: int, predict: bool, log_likelihood: bool) -> dict[tuple[str, str], Tensor]:
         nesting = self.nesting + 1
         draws = self._draw(num, nesting, pyro.plate(_DRAWS, num, dim=-nesting), predict, log_likelihood)
@@ -179,6 +200,8 @@ class _Pair:
             site = model_trace.nodes[name]
             if layout.kind != "observed":
                 result["value", name] = layout.stack(site, num)
+                if layout.kind == "latent":
+                    result["log_prior", name] = layout.stack_log_prob(site, num)
                 continue
             log_prob, mask = layout.stack_entries(site, num)
             result["value", name] = same(layout.stack(site, num), name)

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from pyro_lvgp._utils.cholesky import safe_cholesky
+from pyro_lvgp._utils.progress import progress_bar
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
 from pyro_lvgp.infer.elbo.handlers import gaussian_moments
 from pyro_lvgp.likelihoods import RowLikelihood
@@ -89,7 +90,7 @@ def laplace(
     value, slope, H = expansion(X, torch.arange(len(X), device=X.device))
     damping = torch.full_like(value, _DAMPING)
     growth = torch.full_like(value, 2.0)
-    for _ in range(num_steps):
+    for _ in progress_bar(range(num_steps), "latents of new rows"):
         step, predicted = _damped_step(slope, H, damping)
         rows = ((predicted > torch.finfo(value.dtype).eps) | (damping >= _DAMPING)).nonzero().squeeze(-1)
         if not len(rows):

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
+from pyro_lvgp._utils.progress import progress_bar
 from pyro_lvgp.models._laplace import Entries, gaussian_components, laplace
 
 _NUM_SCREENING_DRAWS = 8  # from each component of a prior
@@ -48,7 +49,7 @@ def variational(
         X = q.rsample()
         return log_likelihoods[step % num_draws](X, rows) + prior.log_prob(X) + q.entropy().sum(-1)
 
-    for step in range(num_steps):
+    for step in progress_bar(range(num_steps), "latents of new rows"):
         loc.grad, log_scale.grad = torch.autograd.grad(-bounds(step).sum(), [loc, log_scale])
         optimizer.step()
         decay.step()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pyro_lvgp.distributions.gaussian_process import GaussianProcess, StructuredPosterior
 from pyro_lvgp.distributions.markov import StateSpacePosterior
 from pyro_lvgp.distributions.normal import without_independent
+from pyro_lvgp.infer.protocols import LatentSymmetry
 from pyro_lvgp.kernels import Kernel
 from pyro_lvgp.likelihoods import Likelihood
 from pyro_lvgp.models.latent_process_model import LatentProcessModel, as_inputs, is_one_series
@@ -93,6 +94,11 @@ class GPVAE(LatentProcessModel):
         with scale, series:
             f = pyro.sample("f", prior)
         return self.observe(self.by_point(f), params, y, [scale, series, pyro.plate("points", x.shape[-2], dim=-1)])
+
+    def latent_symmetry(self) -> LatentSymmetry:
+        """Return the signed permutations of processes under which the model is the same."""
+        group, scales = self._process_symmetry()
+        return LatentSymmetry(group if type(self).forward is GPVAE.forward else "none", {"f": -2}, scales)
 
     def prior(self, x: Float[Tensor, "*#series N P"]) -> Any:
         """Prior of the processes at inputs.

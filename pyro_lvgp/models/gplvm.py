@@ -21,7 +21,9 @@ from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_tensors, check_values
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, LikelihoodTerm, ObservedRows
 from pyro_lvgp.infer.elbo.handlers import Moments, sample_moments
+from pyro_lvgp.infer.protocols import LatentSymmetry
 from pyro_lvgp.kernels import RBF, Kernel, as_kernel
+from pyro_lvgp.kernels._symmetry import is_rotation_invariant, symmetry_of_columns
 from pyro_lvgp.kernels.base import KernelParams
 from pyro_lvgp.likelihoods import Gaussian, Likelihood, LowRankGaussian
 from pyro_lvgp.models._row_model import RowModel
@@ -356,6 +358,16 @@ class BayesianGPLVM(RowModel):
             u = torch.linalg.solve(gram, A @ function)
         self.initial_values["u"] = u.mT.contiguous()
         return self
+
+    def latent_symmetry(self) -> LatentSymmetry:
+        """Return the orthogonal transformations of latents and inducing points under which the model is the same.
+
+        The prior of latents is invariant under all of them; the kernel may be under signed permutations alone.  There are none
+        under frozen inducing points, or if a subclass overrides ``forward``.
+        """
+        is_free = is_rotation_invariant(self, "inducing_points") and type(self).forward is BayesianGPLVM.forward
+        group, scales = symmetry_of_columns(self.kernel)
+        return LatentSymmetry(group if is_free else "none", {"X": -1, "inducing_points": -1}, scales)
 
     def latent_candidates(self) -> Float[Tensor, "M Q"]:
         return self.inducing_points.detach()

@@ -12,6 +12,7 @@ from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
 from pyro_lvgp._utils.argument_types import names_types
+from pyro_lvgp._utils.progress import progress_bar
 
 __all__ = ["cluster_centres", "kaiser_dim", "latent_mixture", "linear_latents"]
 
@@ -47,7 +48,7 @@ def linear_latents(
     filled = np.where(missing, np.nanmean(values, axis=0), values)
     rank = _centred_rank(filled, latent_dim, seed)
     linear = PCA(rank, whiten=True, random_state=seed) if method == "pca" else FactorAnalysis(rank, random_state=seed)
-    for _ in range(num_iterations if rank and missing.any() else 0):
+    for _ in progress_bar(range(num_iterations if rank and missing.any() else 0), "initial latents"):
         scores = linear.fit_transform(filled)
         reconstruction = linear.inverse_transform(scores) if method == "pca" else scores @ linear.components_ + linear.mean_
         filled = np.where(missing, reconstruction, values)

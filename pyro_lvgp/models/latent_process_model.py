@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from pyro_lvgp._utils.abstract import AbstractModuleMeta
 from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.eval_mode import eval_mode
+from pyro_lvgp._utils.progress import progress_bar
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.unique_names import UniquelyNamed
 from pyro_lvgp._utils.validation import (
@@ -28,6 +29,7 @@ from pyro_lvgp._utils.validation import (
     check_tensors,
 )
 from pyro_lvgp.kernels import Kernel, as_kernel
+from pyro_lvgp.kernels._symmetry import KernelSymmetry, symmetry_of_processes
 from pyro_lvgp.kernels.base import KernelParams
 from pyro_lvgp.kernels.composition import Combination
 from pyro_lvgp.likelihoods import Likelihood, as_likelihood
@@ -36,6 +38,7 @@ from pyro_lvgp.models._decoded_rows import DecodedRows
 from pyro_lvgp.models._own_sites import OwnSites
 from pyro_lvgp.models.latent_variable_model import Guide, check_all_given
 from pyro_lvgp.models.prediction import Prediction
+from pyro_lvgp.networks import MLP
 from pyro_lvgp.networks.pyro_module import adopt
 from pyro_lvgp.ops.quasi_monte_carlo import qmc_normal
 
@@ -74,6 +77,7 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
     local_plate = "series"
     process_sites: ClassVar[frozenset[str]] = frozenset({"f", "w"})
     """Sites of which :meth:`predict` takes many draws for one draw of all other sites; a subclass may add sites."""
+    input_dims: ClassVar[Mapping[str, Sequence[str]]] = {"x": ("series", "points", "input")}
 
     def __init__(
         self, kernel: Kernel, decoder: nn.Module, likelihood: Likelihood | None, independent_dim: int, num_data: int | None
@@ -172,6 +176,15 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
         trace = poutine.trace(poutine.condition(self, dict(latents))).get_trace(*args)
         rows: Any = trace.nodes["y"]
         return rows["fn"].log_prob(rows["value"])
+
+    def _process_symmetry(self) -> KernelSymmetry:
+        """Return the transformations of the processes under which their prior and the decoder are the same.
+
+        Permutations and changes of sign of the processes change the first layer of a decoder alone, which is learned.  There
+        are none unless the decoder is an :class:`~pyro_lvgp.networks.MLP` with a learned first layer.
+        """
+        is_free = isinstance(self.decoder, MLP) and all(part.requires_grad for part in self.decoder[0].parameters())
+        return symmetry_of_processes(self.kernel) if is_free else KernelSymmetry("none", {})
 
     def kernel_params(self, x: Float[Tensor, "*#series N P"]) -> KernelParams:
         """Read the parameters of the kernel, once for each run of the model.
@@ -371,7 +384,7 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
             yield posterior, num_samples
             return
         yield posterior, 1
-        for _ in range(num_samples - 1):
+        for _ in progress_bar(range(num_samples - 1), "posterior draws"):
             yield prune_subsample_sites(poutine.trace(guide).get_trace(x, y)), 1
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from pyro_lvgp._utils.abstract import AbstractModuleMeta
 from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.eval_mode import eval_mode
+from pyro_lvgp._utils.progress import progress_bar
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.unique_names import UniquelyNamed
@@ -163,7 +164,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         idx = torch.arange(len(Y), device=Y.device) if idx is None else idx
 
         def rows() -> Iterator[LikelihoodPredictive]:
-            for _ in range(num_samples):
+            for _ in progress_bar(range(num_samples), "reconstruction"):
                 with torch.no_grad():
                     draw = poutine.trace(guide).get_trace(Y, idx)
                     yield _rows(poutine.trace(poutine.replay(self, draw)).get_trace(None, idx), draw.nodes)
@@ -434,7 +435,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
 
     def _global_draws(self, guide: Guide, num_samples: int) -> Iterator[dict[str, Tensor]]:
         """Sample the sites that rows share."""
-        for _ in range(num_samples):
+        for _ in progress_bar(range(num_samples), "posterior draws"):
             yield {
                 name: cast(Tensor, site["value"])
                 for name, site in prune_subsample_sites(self._trace_without_data(guide)).iter_stochastic_nodes()

@@ -10,6 +10,7 @@ from torch.distributions import Gamma, MultivariateNormal
 from torch.nn import functional as F
 
 from pyro_lvgp._utils.argument_types import checks_types, names_types
+from pyro_lvgp._utils.progress import progress_bar
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_new_inputs, check_series, check_sizes
@@ -127,7 +128,7 @@ class LinearGPVAE:
         optim = torch.optim.Adam(parameters, learning_rate) if parameters else None
         least = tolerance * self.table.observed.sum().item()
         bounds: list[float] = []
-        for q, bound, gradients in self._sweeps(factors):
+        for q, bound, gradients in progress_bar(self._sweeps(factors), "sweeps", num_sweeps):
             self.factors = q
             bounds.append(bound)
             if len(bounds) == num_sweeps or (len(bounds) > 1 and abs(bounds[-1] - bounds[-2]) < least):

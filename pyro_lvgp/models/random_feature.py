@@ -23,6 +23,7 @@ from pyro_lvgp.distributions.diagonal_mixture import DiagonalMixture
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, ObservedRows
 from pyro_lvgp.distributions.normal import without_independent
 from pyro_lvgp.infer.elbo.handlers import sample_moments
+from pyro_lvgp.infer.protocols import LatentSymmetry
 from pyro_lvgp.kernels.spectral import mixture_kernel, random_features, spectral_density
 from pyro_lvgp.likelihoods import Gaussian, Likelihood, Logistic
 from pyro_lvgp.likelihoods import polya_gamma as polyagamma
@@ -157,6 +158,16 @@ class RandomFeatureLVM(RowModel):
             value = y if holds(observed.all()) else torch.nan_to_num(y, self.likelihood.fill_value)
             log_prob = self.likelihood.log_prob_of_rows(value, observed, f_mean, f_variance, params)
             return pyro.sample("y", ObservedRows(value, log_prob, lambda: entries().rows(observed)), obs=value)
+
+    def latent_symmetry(self) -> LatentSymmetry:
+        """Return the transformations of latents and frequencies under which the model is the same.
+
+        Columns can be permuted, and change sign, together with the means and scales of the components, which are diagonal.
+        There are none if these are frozen or have priors, or if a subclass overrides ``forward``.
+        """
+        learned = [part for name, part in self.named_parameters() if name.startswith("component_") and part.requires_grad]
+        is_free = len(learned) == 2 and type(self).forward is RandomFeatureLVM.forward
+        return LatentSymmetry("signed permutations" if is_free else "none", {"X": -1, "omega": -1})
 
     def spectral_points(self, logits: Float[Tensor, "*#batch C"]) -> DiagonalMixture:
         """Construct the distribution of the F frequencies, given the weights of the components.

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pyro_lvgp.distributions.sparse_gaussian_process import SparseProcess
 from pyro_lvgp.infer.elbo.handlers import MarginalizeGaussians, sample_moments
+from pyro_lvgp.infer.protocols import LatentSymmetry
 from pyro_lvgp.kernels import Kernel
 from pyro_lvgp.likelihoods import Likelihood
 from pyro_lvgp.models.latent_process_model import LatentProcessModel, as_inputs, is_one_series
@@ -138,6 +139,17 @@ class SparseGPVAE(LatentProcessModel):
         with series, points:
             f = pyro.sample("f", dist.Normal(mean.mT, variance.sqrt().mT).to_event(1))
         return self.observe(f, params, y, [series, points, self._scale(x, y, idx)])
+
+    def latent_symmetry(self) -> LatentSymmetry:
+        """Return the signed permutations of processes under which the model is the same.
+
+        Inducing points of each process must be learned for permutations.
+        """
+        group, scales = self._process_symmetry()
+        own_points = self.inducing_points.dim() > 2 and self.inducing_points.shape[-3] > 1
+        if own_points and not self.inducing_points_unconstrained.requires_grad and group == "signed permutations":
+            group, scales = "signs", {}
+        return LatentSymmetry(group if type(self).forward is SparseGPVAE.forward else "none", {"f": -1, "u": -2}, scales)
 
     def process(
         self, x: Float[Tensor, "*#series N P"], y: Tensor | None = None, idx: Int[Tensor, " batch"] | None = None

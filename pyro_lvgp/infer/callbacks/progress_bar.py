@@ -49,6 +49,4 @@ class ProgressBar(Callback):
 
         :param state: the fit.
         """
-        if state.history.interrupted and not self._bar.disable:
-            self._bar.write(f"interrupted after {state.step} steps; model and guide have the parameters fitted so far")
         self._bar.close()

@@ -207,7 +207,7 @@ def test_seed_repeats_draws_and_leaves_the_global_state_alone():
 
 def test_groups_can_be_left_out():
     tree = to_arviz(conjugate, exact, torch.zeros(2), num_samples=2, posterior_predictive=False, log_likelihood=False)
-    assert set(tree.children) == {"posterior", "observed_data", "sample_stats"}
+    assert set(tree.children) == {"posterior", "log_prior", "observed_data", "sample_stats"}
 
 
 def test_guide_that_needs_gradients_and_local_parameters():
