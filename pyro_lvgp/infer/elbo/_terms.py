@@ -12,11 +12,14 @@ from pyro.poutine.guide import GuideMessenger
 from torch import Tensor
 from torch.distributions import kl_divergence
 
+from pyro_lvgp._utils.control_flow import holds
+
 __all__ = [
     "Sites",
     "check_in_guide",
     "check_reparameterised",
     "equals",
+    "has_one_scale",
     "log_prob_sum",
     "log_ratio",
     "mask_of",
@@ -107,13 +110,21 @@ def _kl(guide_site: Mapping[str, Any], model_site: Mapping[str, Any]) -> Tensor 
     """Compute the analytic KL divergence of a site; None if there is none."""
     if type(guide_site["fn"]) is Delta:
         return None  # the KL divergence that Pyro registers ignores its log_density
-    if not all(equals(guide_site[weight], model_site[weight]) for weight in ("scale", "mask")):
+    if not (has_one_scale(guide_site, model_site) and equals(guide_site["mask"], model_site["mask"])):
         return None  # a KL divergence needs one scale and mask
     try:
         kl = kl_divergence(guide_site["fn"], model_site["fn"])
     except NotImplementedError:
         return None
     return scale_and_mask(kl, guide_site["scale"], guide_site["mask"]).sum()
+
+
+def has_one_scale(site: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two sites have the same scale, whose values are compared if both are tensors of one shape."""
+    scale, its = site["scale"], other["scale"]
+    if torch.is_tensor(scale) and torch.is_tensor(its) and scale.shape == its.shape and scale is not its:
+        return holds(torch.eq(scale, its.to(scale)).all())
+    return equals(scale, its)
 
 
 def equals(weight: Any, other: Any) -> bool:
