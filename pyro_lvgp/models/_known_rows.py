@@ -66,7 +66,7 @@ class KnownRows(NamedTuple):
             return X
         return torch.cat([X, self.covariates.expand(*X.shape[:-1], self.covariates.shape[-1])], -1)
 
-    def shift(self, f_mean: Float[Tensor, "*particles B D"]) -> Float[Tensor, "*particles B D"]:
+    def shift(self, f_mean: Float[Tensor, "*#particles D"]) -> Float[Tensor, "*particles D"]:
         """Add the logarithms of exposures to means of functions."""
         return f_mean if self.offset is None else f_mean + self.offset
 

@@ -70,8 +70,12 @@ class RowModel(LatentVariableModel):
             return None
         return RowArguments.of_checked({name: getattr(self, f"{_PREFIX}{name}") for name in self._row_parts})
 
-    def _rows_at(self, idx: Tensor | None, rows: RowArguments | None) -> RowArguments | None:
-        """Arguments of the rows of a batch: the given ones, or those of the training rows ``idx``, or of all."""
+    def rows_at(self, idx: Tensor | None = None, rows: RowArguments | None = None) -> RowArguments | None:
+        """Return known quantities of the rows of a batch.
+
+        :param idx: indices of training rows; None for all.
+        :param rows: those of rows that are not training rows, which are returned as they are.
+        """
         if rows is not None or not self._row_parts:
             return rows
         training = self.rows
@@ -84,7 +88,7 @@ class RowModel(LatentVariableModel):
         :param idx: indices of the rows; None for all rows.
         :param rows: what is known of rows that are not training rows.
         """
-        known = self._rows_at(idx, rows)
+        known = self.rows_at(idx, rows)
         if known is None or known.weight is None:
             return super().data_plate(y, idx)
         return WeightedPlate(known.weight, "data", self.num_data, subsample=idx, dim=-1)
@@ -102,7 +106,7 @@ class RowModel(LatentVariableModel):
         return given.expand(num_rows)
 
     def _replaced_rows(self, idx: Tensor, rows: RowArguments | None) -> RowArguments | None:
-        training = self._rows_at(idx, None)
+        training = self.rows_at(idx, None)
         if rows is None or training is None:
             return None if rows is None else self._checked_rows(rows, len(idx))
         return self._checked_rows(training.replace(rows.expand(len(idx))), len(idx))

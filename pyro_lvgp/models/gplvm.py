@@ -165,7 +165,7 @@ class BayesianGPLVM(RowModel):
         :param rows: what is known of rows that are not training rows.
         """
         observed = None if y is None else self._observed(y, idx)
-        known = KnownRows.of(self._rows_at(idx, rows))
+        known = KnownRows.of(self.rows_at(idx, rows))
         shared = self._read_shared()
         with self.data_plate(y, idx, rows):
             X = pyro.sample("X", known.prior_of_latents(self.latent_dim, shared.inducing_points))
@@ -282,7 +282,7 @@ class BayesianGPLVM(RowModel):
         :param rows: what is known of rows that are not training rows.
         """
         observed = self._observed(y, idx)
-        known = KnownRows.of(self._rows_at(idx, rows))
+        known = KnownRows.of(self.rows_at(idx, rows))
         with self._pyro_context:
             shared = self._read_shared()
         statistics = self._statistics(y, observed, shared, known)
