@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 __all__ = ["RowArguments"]
@@ -110,10 +110,10 @@ class RowArguments:
         """Number of rows; None without arguments."""
         return next((len(value) for value in self.parts().values()), None)
 
-    def __getitem__(self, idx: Int[Tensor, " B"] | slice) -> "RowArguments":
+    def __getitem__(self, idx: Int[Tensor, " B"] | Bool[Tensor, " N"] | slice) -> "RowArguments":
         """Select rows.
 
-        :param idx: their indices.
+        :param idx: their indices, or a mask.
         """
         return self._map(lambda value: value[idx])
 

@@ -145,7 +145,7 @@ class ExplicitWeights(PyroModule):
         mean, variance = function_moments(self.posterior(), features)
         natural = self._natural(model, y, features, model.offsets(rows) + mean, variance, rows)
         if is_whole and not isinstance(model.likelihood, Gaussian):
-            natural = self._backtrack(lambda *to: self._bound(model, y, features, *to, rows=rows), natural)
+            natural = self._backtrack(lambda *to: self._bound(model, y, features, to, rows), natural)
         return dict(zip(("linear", "precision"), natural, strict=True))
 
     def _natural(
@@ -188,13 +188,13 @@ class ExplicitWeights(PyroModule):
         return after(step_size)
 
     def _bound(
-        self, model: RandomFeatureModel, y: Tensor, features: Tensor, linear: Tensor, precision: Tensor, rows: Any
+        self, model: RandomFeatureModel, y: Tensor, features: Tensor, natural: Natural, rows: Any
     ) -> Float[Tensor, " D"] | Float[Tensor, " 1"]:
         """Compute the terms of the bound that depend on the weights: for each output, or for all whose terms are coupled.
 
         Outputs with one covariance, and those of a :class:`~pyro_lvgp.likelihoods.RowLikelihood`, are coupled.
         """
-        posterior = from_natural(linear, precision)
+        posterior = from_natural(*natural)
         mean, variance = function_moments(posterior, features)
         f_mean, params = model.offsets(rows) + mean, model.likelihood.params()
         weight = 1.0 if rows is None or rows.weight is None else rows.weight
