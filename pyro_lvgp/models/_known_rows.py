@@ -156,7 +156,9 @@ def initial_latents(
 ) -> tuple[Float[Tensor, "N Q"], Float[Tensor, "N D"]]:
     """Compute latents by a linear model of what covariates and prior means do not explain, and impute missing entries of f.
 
-    With priors the latents are ``m + s ⊙ z``.  The leading components z are those of the dimensions with the largest s.
+    Latents of a dimension whose prior means m vary more than the prior scales s are m: a component of arbitrary sign beside m
+    would lead to worse optima.  Those of other dimensions with a prior are m + s z, with the leading components z for the
+    dimensions with the largest s.
     """
     columns = [x for x in (known.covariates, None if known.prior is None else known.prior[0]) if x is not None]
     if not columns:
@@ -166,8 +168,10 @@ def initial_latents(
     X, filled = linear_latents(f - effect, latent_dim, method=method, seed=seed)
     if known.prior is not None:
         loc, scale = known.prior
-        order = scale.mean(0).argsort(descending=True, stable=True).argsort()
-        X = loc + scale * X[:, order]
+        is_informative = loc.std(0, correction=0) > scale.mean(0)
+        width = torch.where(is_informative, 0.0, scale.mean(0))
+        order = width.argsort(descending=True, stable=True).argsort()
+        X = torch.where(is_informative, loc, loc + scale * X[:, order])
     return X, filled + effect
 
 
