@@ -105,7 +105,10 @@ def heteroscedastic_quadratic(
     if observed is not None:
         precision, log_precision = precision * observed, log_precision * observed
     constant = 0.5 * (log_precision - precision * residual.square()).sum(-1)
-    own = weighted_moments(precision, u.unsqueeze(-3), u_scale_tril)
+    moments = u.unsqueeze(-1) * u.unsqueeze(-2) - torch.eye(u.shape[-1], dtype=u.dtype, device=u.device)
+    if u_scale_tril is not None:
+        moments = moments + u_scale_tril @ u_scale_tril.mT
+    own = (precision @ moments.flatten(-2)).unflatten(-1, moments.shape[-2:])  # one product for all rows
     return Quadratic(constant, (precision * residual) @ u, own.new_zeros(own.shape[-2:]), -own, precision.sum(-1))
 
 
