@@ -7,7 +7,9 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import Message, effectful
 from torch import Tensor
 
-__all__ = ["IgnoreRowWeights", "RefuseRowWeights", "WeightedPlate"]
+__all__ = ["ROW_WEIGHT", "IgnoreRowWeights", "RefuseRowWeights", "WeightedPlate"]
+
+ROW_WEIGHT = "row_weight"  # among the options ``infer`` of sites whose scale has the weights of rows
 
 
 class WeightedPlate(pyro.plate):
@@ -42,6 +44,8 @@ class WeightedPlate(pyro.plate):
         super()._process_message(msg)
         if self._applied is not None:
             msg["scale"] = msg["scale"] * self._applied
+            infer: Any = msg["infer"]
+            infer[ROW_WEIGHT] = True
 
 
 @effectful(type="row_weight")

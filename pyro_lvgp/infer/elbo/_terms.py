@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributions import kl_divergence
 
 from pyro_lvgp._utils.control_flow import holds
+from pyro_lvgp.infer._row_weights import ROW_WEIGHT
 
 __all__ = [
     "Sites",
@@ -120,11 +121,10 @@ def _kl(guide_site: Mapping[str, Any], model_site: Mapping[str, Any]) -> Tensor 
 
 
 def has_one_scale(site: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether two sites have the same scale, whose values are compared if both are tensors of one shape."""
-    scale, its = site["scale"], other["scale"]
-    if torch.is_tensor(scale) and torch.is_tensor(its) and scale.shape == its.shape and scale is not its:
-        return holds(torch.eq(scale, its.to(scale)).all())
-    return equals(scale, its)
+    """Return whether two sites have the same scale, whose values are compared if both have weights of rows."""
+    if ROW_WEIGHT in site["infer"] and ROW_WEIGHT in other["infer"]:
+        return holds(torch.eq(site["scale"], other["scale"]).all())
+    return equals(site["scale"], other["scale"])
 
 
 def equals(weight: Any, other: Any) -> bool:
