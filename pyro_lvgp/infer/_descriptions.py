@@ -1,6 +1,7 @@
 """Descriptions of modules as text: class and arguments of the constructor, with tensors apart."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from typing import Any
 
@@ -60,6 +61,12 @@ class Describer:
         if isinstance(value, Tensor):
             self._tensors[f"arguments.{place}"] = stored(value)
             return {"tensor": f"arguments.{place}"}
+        if is_dataclass(value) and type(value).__module__.startswith(f"{_PACKAGE}."):
+            given = {field.name: getattr(value, field.name) for field in fields(value)}
+            return {
+                "dataclass": f"{type(value).__module__}.{type(value).__qualname__}",
+                "fields": {name: self._encode(x, f"{place}.{name}") for name, x in given.items()},
+            }
         if isinstance(value, list | tuple):
             return {
                 "sequence": [self._encode(x, f"{place}[{i}]") for i, x in enumerate(value)],
@@ -97,6 +104,8 @@ def decode(value: Any, tensors: Mapping[str, Tensor], model: Any) -> Any:
         return {name: decode(x, tensors, model) for name, x in content.items()}
     if kind == "layer class":
         return _layer(content)
+    if kind == "dataclass":
+        return _class_of(content)(**{name: decode(x, tensors, model) for name, x in value["fields"].items()})
     cls = _layer(content["layer"]) if "layer" in content else _class_of(content["class"])
     args = [decode(x, tensors, model) for x in content["args"]]
     return cls(*args, **{name: decode(x, tensors, model) for name, x in content["kwargs"].items()})
@@ -109,14 +118,14 @@ def _layer(name: str) -> Callable[..., nn.Module]:
     return cls
 
 
-def _class_of(name: str) -> Callable[..., nn.Module]:
+def _class_of(name: str) -> Callable[..., Any]:
     """Return the class of this package by its full name."""
     module, _, attribute = name.rpartition(".")
     cls = vars(import_module(module)).get(attribute) if module.startswith(f"{_PACKAGE}.") else None
-    if not isinstance(cls, AbstractModuleMeta):
+    if not (isinstance(cls, AbstractModuleMeta) or (isinstance(cls, type) and is_dataclass(cls))):
         raise ValueError(
-            f"expected classes of models, kernels, likelihoods, guides and networks of {_PACKAGE}, got {name!r}; the file is "
-            "one of another version, or not one that save(...) wrote"
+            f"expected classes of models, kernels, likelihoods, guides, networks and their arguments of {_PACKAGE}, got "
+            f"{name!r}; the file is one of another version, or not one that save(...) wrote"
         )
     return cls
 

@@ -330,14 +330,26 @@ class RandomFeatureModel(Protocol):
     def data_plate(self, y: Tensor | None = None, idx: Tensor | None = None) -> Any:
         """Create the plate over rows."""
 
-    def features(self, X: Float[Tensor, "*#batch N Q"], omega: Float[Tensor, "*#batch F Q"]) -> Float[Tensor, "*batch N L"]:
+    def rows_at(self, idx: Tensor | None = None) -> Any:
+        """Return known quantities of training rows, or of all; None for nothing."""
+
+    def offsets(self, rows: Any = None) -> Tensor:
+        """Return the constants of the functions of rows."""
+
+    def features(
+        self, X: Float[Tensor, "*#batch N Q"], omega: Float[Tensor, "*#batch F Q"], rows: Any = None
+    ) -> Float[Tensor, "*batch N L"]:
         """Compute the features of latents."""
 
     def spectral_points(self, logits: Float[Tensor, "*#batch C"]) -> DiagonalMixture:
         """Return the distribution of the frequencies given the weights of the components."""
 
     def weight_sites(
-        self, y: Float[Tensor, "B D"], f_mean: Float[Tensor, "*#batch D"], f_variance: Float[Tensor, "*#batch #D"]
+        self,
+        y: Float[Tensor, "B D"],
+        f_mean: Float[Tensor, "*#batch D"],
+        f_variance: Float[Tensor, "*#batch #D"],
+        rows: Any = None,
     ) -> tuple[Float[Tensor, "*#batch D"], Float[Tensor, "*#batch #D"]]:
         """Compute quadratic sites that approximate or bound the likelihood."""
 

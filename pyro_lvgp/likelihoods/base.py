@@ -55,6 +55,9 @@ class Likelihood(StandaloneModule):
     #: Number in the support that models put in place of missing entries, before they mask them.
     fill_value: float = 0.0
 
+    #: Whether f is the logarithm of a factor of y, so that the logarithm of an exposure is added to f.
+    has_log_link: bool = False
+
     _num_points = 20  # by default
 
     def __init__(self, *, num_points: int | None = None):

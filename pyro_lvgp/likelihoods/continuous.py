@@ -93,6 +93,8 @@ class Gaussian(_AdditiveNoise):
     def log_prob_of_rows(self, y, observed, mean, variance, params):
         # For long rows the cost is that of operations on all entries, which terms of θ alone do not need.
         params = torch.atleast_2d(params)
+        if params.shape[-2] > 1:  # variances of each row
+            return super().log_prob_of_rows(y, observed, mean, variance, params)
         params = params.expand(*params.shape[:-1], y.shape[-1])
         log_scale, square = (2.0 * math.pi * params).log(), (mean - y).square()
         if variance is not None:
@@ -145,6 +147,7 @@ class LogNormal(_WithNoise):
     """
 
     fill_value = 1.0
+    has_log_link = True
 
     def __init__(self, variance: float | Tensor = 0.3, *, data_dim: int | None = None):
         super().__init__("variance", variance, data_dim)

@@ -180,6 +180,8 @@ class Poisson(LogConcaveLikelihood):
     tensor([1., 1.])
     """
 
+    has_log_link = True
+
     def support_text(self):
         return "counts 0, 1, …"
 
@@ -219,6 +221,8 @@ class NegativeBinomial(WithParameter, Logistic):
     >>> NegativeBinomial(10.0)(torch.zeros(1)).mean.detach()
     tensor([10.])
     """
+
+    has_log_link = True
 
     def support_text(self):
         return "counts 0, 1, …"

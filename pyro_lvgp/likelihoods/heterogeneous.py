@@ -59,6 +59,7 @@ class Heterogeneous(Likelihood):
         entries = [
             part.distribution(f, params) for part, f, params in zip(likelihoods, functions, params_of_parts, strict=True)
         ]
+        self.has_log_link = all(part.has_log_link for part in likelihoods)
         self.fill_value = _common_fill_value([part.fill_value for part in likelihoods], [y.support for y in entries])
 
     def _by_part(self, params: Tensor | None, *tensors: Tensor) -> Iterator[tuple[Any, Tensor | None, tuple[Tensor, ...]]]:

@@ -8,6 +8,7 @@ from pyro_lvgp.models.latent_variable_model import LatentVariableModel
 from pyro_lvgp.models.linear_gp_vae import LinearGPVAE
 from pyro_lvgp.models.prediction import Prediction
 from pyro_lvgp.models.random_feature import RandomFeatureLVM
+from pyro_lvgp.models.row_arguments import RowArguments
 from pyro_lvgp.models.sparse_gp_vae import SparseGPVAE
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "LinearGPVAE",
     "Prediction",
     "RandomFeatureLVM",
+    "RowArguments",
     "SparseGPVAE",
     "cluster_centres",
     "latent_mixture",

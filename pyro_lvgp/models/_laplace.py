@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pyro.distributions as dist
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from pyro_lvgp._utils.cholesky import safe_cholesky
@@ -13,7 +13,7 @@ from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
 from pyro_lvgp.infer.elbo.handlers import gaussian_moments
 from pyro_lvgp.likelihoods import RowLikelihood
 
-Entries = Callable[[Float[Tensor, "B Q"]], LikelihoodPredictive]
+Entries = Callable[..., LikelihoodPredictive]  # of latents [B, Q], and of indices [B] where rows have arguments of their own
 Vectors = Float[Tensor, "B D Q"]
 _DAMPING, _RANGE = 1.0, (1e-8, 1e8)
 
@@ -26,6 +26,7 @@ def laplace(
     start: Float[Tensor, "S B Q"],
     *,
     num_steps: int,
+    index: Int[Tensor, " B"] | None = None,
 ) -> tuple[Float[Tensor, "B S Q"], Float[Tensor, "B S Q Q"], Float[Tensor, "B S"]]:
     r"""Compute Gaussians at modes of ``p(x_n) p(y_n | x_n)``, and the log evidence of each.
 
@@ -50,6 +51,7 @@ def laplace(
     :param components: p(x): one Gaussian, or one for each start [S], or for each start of each row [S, B].
     :param start: initial latents, S for each row.
     :param num_steps: number of Gauss-Newton steps, at most.
+    :param index: indices of the rows, which ``entries`` take beside latents; None if they take latents alone.
     :returns: means, Cholesky factors of the covariances and log evidences.
 
     Source: Tierney and Kadane (1986), "Accurate approximations for posterior moments"; Schraudolph (2002), "Fast curvature
@@ -66,8 +68,9 @@ def laplace(
     (tensor([1., 0.]), tensor([0.5000, 1.0000]))
     """
     S, B, Q = start.shape
+    indices = () if index is None else (index.repeat(S),)
     observed = ~torch.isnan(Y).repeat(S, 1)
-    Y = torch.nan_to_num(Y, entries[0](start.flatten(0, 1)).likelihood.fill_value).repeat(S, 1)
+    Y = torch.nan_to_num(Y, entries[0](start.flatten(0, 1), *indices).likelihood.fill_value).repeat(S, 1)
     loc, factors = components.loc, components.scale_tril
     if loc.dim() < 3:
         loc, factors = loc[:, None], factors[:, None]
@@ -79,7 +82,8 @@ def laplace(
         y, mask = Y[rows], observed[rows]
         with torch.enable_grad():
             leaf = X.detach().requires_grad_()
-            values, fishers = zip(*(_likelihood_expansion(given, leaf, y, mask) for given in entries), strict=True)
+            given = (each(leaf, *(x[rows] for x in indices)) for each in entries)
+            values, fishers = zip(*(_likelihood_expansion(each, leaf, y, mask) for each in given), strict=True)
             log_prior = dist.MultivariateNormal(loc[rows], scale_tril=factors[rows], validate_args=False).log_prob(leaf)
             value = torch.stack(values).mean(0) + log_prior
             (slope,) = torch.autograd.grad(value.sum(), leaf)
@@ -130,10 +134,9 @@ def _scale_tril(precision: Float[Tensor, "B Q Q"]) -> Float[Tensor, "B Q Q"]:
 
 
 def _likelihood_expansion(
-    given: Entries, X: Float[Tensor, "B Q"], Y: Tensor, observed: Bool[Tensor, "B D"]
+    entries: LikelihoodPredictive, X: Float[Tensor, "B Q"], Y: Tensor, observed: Bool[Tensor, "B D"]
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, "B Q Q"]]:
     """Log p(y | x), differentiable in X, and its term of the precision H of the latents."""
-    entries = given(X)
     log_likelihood = entries.rows(observed).log_prob(Y)
     mean, variance = entries.f_mean.detach().requires_grad_(), entries.f_variance.detach()
     at_mean = LikelihoodPredictive(entries.likelihood, mean, variance, entries.term, entries.params)
@@ -162,7 +165,7 @@ def _hessian_times(slope: Float[Tensor, "B D"], mean: Float[Tensor, "B D"], J: V
 def gaussian_components(prior: torch.distributions.Distribution) -> tuple[Float[Tensor, " K"], dist.MultivariateNormal]:
     """Log weights and components of a Gaussian prior, or of a mixture of Gaussians.
 
-    :param prior: over one vector.
+    :param prior: over one vector, or a Gaussian over each of several.
     :raises ValueError: for any other prior.
 
     >>> log_weights, components = gaussian_components(dist.Normal(torch.zeros(2), 1.0).to_event(1))
@@ -172,7 +175,7 @@ def gaussian_components(prior: torch.distributions.Distribution) -> tuple[Float[
     if isinstance(prior, torch.distributions.MixtureSameFamily):
         log_weights, parts = prior.mixture_distribution.logits.log_softmax(-1), prior.component_distribution
     else:
-        log_weights, parts = prior.mean.new_zeros(1), prior.expand((1,))
+        log_weights, parts = prior.mean.new_zeros(1), prior.expand((1, *prior.batch_shape))
     moments = gaussian_moments(parts)
     if moments is None:
         raise ValueError(

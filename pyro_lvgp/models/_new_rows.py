@@ -1,6 +1,6 @@
 """Posteriors of the latents of new rows, given the posterior of the sites that all rows share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyro.distributions as dist
@@ -10,6 +10,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
 from pyro_lvgp._utils.progress import progress_bar
+from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
 from pyro_lvgp.models._laplace import Entries, gaussian_components, laplace
 
 _NUM_SCREENING_DRAWS = 8  # from each component of a prior
@@ -32,7 +33,7 @@ def variational(
 
     :param log_likelihoods: log p(y | x) of rows for each draw of the shared sites; steps cycle through the draws.
     :param Y: rows, NaN where missing.
-    :param prior: p(x) of one row.
+    :param prior: p(x) of one row, or of each.
     :param loc: initial means, all rows of the first start before those of the next.
     :param scale: initial standard deviations.
     :param num_steps: number of Adam steps.
@@ -47,7 +48,8 @@ def variational(
     def bounds(step: int) -> Tensor:
         q = dist.Normal(loc, log_scale.exp())
         X = q.rsample()
-        return log_likelihoods[step % num_draws](X, rows) + prior.log_prob(X) + q.entropy().sum(-1)
+        log_prior = prior.log_prob(X.unflatten(0, (num_starts, -1))).flatten()  # priors of one row, or of each
+        return log_likelihoods[step % num_draws](X, rows) + log_prior + q.entropy().sum(-1)
 
     for step in progress_bar(range(num_steps), "latents of new rows"):
         loc.grad, log_scale.grad = torch.autograd.grad(-bounds(step).sum(), [loc, log_scale])
@@ -72,23 +74,25 @@ def by_laplace(
     *,
     num_steps: int,
     max_components: int | None = None,
+    by_row: bool = False,
 ) -> TorchDistributionMixin:
     """Fit a Gaussian at a mode of the posterior of each row, or a mixture for several starts or components of the prior.
 
     :param entries: p(y | x) of each entry, for each draw of the shared sites.
     :param Y: rows, NaN where missing.
-    :param prior: p(x) of one row, a Gaussian or a mixture of Gaussians.
+    :param prior: p(x) of one row, a Gaussian or a mixture of Gaussians; or a Gaussian for each row.
     :param start: initial latents, all rows of the first start before those of the next; None for the mean of each component
         of the prior, and further starts at draws from the component.
     :param num_starts: number of starts for each component.
     :param num_steps: number of Gauss-Newton steps.
     :param max_components: number of components of the prior that remain for each row, those of the highest evidence at
         draws from them; None for all.
+    :param by_row: whether p(y | x) of rows differs at the same x, as by their covariates.
     """
     log_weights, components = gaussian_components(prior)
     if start is None and max_components is not None and max_components < len(log_weights):
-        start, components, log_weights = _screened(entries, Y, log_weights, components, max_components)
-        loc, scale_tril, log_evidence = _laplace_by_parts(entries, Y, components, start, num_steps)
+        start, components, log_weights = _screened(entries, Y, log_weights, components, max_components, by_row)
+        loc, scale_tril, log_evidence = _laplace_by_parts(entries, Y, components, start, num_steps, by_row)
         gaussians = dist.MultivariateNormal(loc, scale_tril=scale_tril)
         return dist.MixtureSameFamily(dist.Categorical(logits=log_evidence + log_weights), gaussians)
     if start is None:
@@ -98,7 +102,7 @@ def by_laplace(
         components = dist.MultivariateNormal(repeated.loc.flatten(0, 1), scale_tril=repeated.scale_tril.flatten(0, 1))
     else:
         starts = start.unflatten(0, (num_starts, -1))
-    loc, scale_tril, log_evidence = _laplace_by_parts(entries, Y, components, starts, num_steps)
+    loc, scale_tril, log_evidence = _laplace_by_parts(entries, Y, components, starts, num_steps, by_row)
     if len(starts) == 1:
         return dist.MultivariateNormal(loc[:, 0], scale_tril=scale_tril[:, 0])
     # To [B, components, starts, ...].
@@ -114,15 +118,17 @@ def _laplace_by_parts(
     components: dist.MultivariateNormal,
     start: Float[Tensor, "S B Q"],
     num_steps: int,
+    by_row: bool,
 ) -> tuple[Float[Tensor, "B S Q"], Float[Tensor, "B S Q Q"], Float[Tensor, "B S"]]:
     """Compute :func:`laplace` for as many rows at a time as fit into memory."""
     number = max(_MAX_BATCH // len(start), 1)
     parts = []
-    for rows in torch.arange(len(Y)).split(number):
+    for rows in torch.arange(len(Y), device=Y.device).split(number):
         prior = components
         if components.loc.dim() == 3:
             prior = dist.MultivariateNormal(components.loc[:, rows], scale_tril=components.scale_tril[:, rows])
-        parts.append(laplace(entries, Y[rows], prior, start[:, rows], num_steps=num_steps))
+        index = rows if by_row else None
+        parts.append(laplace(entries, Y[rows], prior, start[:, rows], num_steps=num_steps, index=index))
     means, factors, log_evidence = map(torch.cat, zip(*parts, strict=True))
     return means, factors, log_evidence
 
@@ -134,23 +140,32 @@ def _screened(
     log_weights: Float[Tensor, " K"],
     components: dist.MultivariateNormal,
     number: int,
+    by_row: bool,
 ) -> tuple[Float[Tensor, "S B Q"], dist.MultivariateNormal, Float[Tensor, "B S"]]:
     """Starts, priors and log weights of each row for the components with the highest evidence, estimated from few draws."""
     draws = components.sample((_NUM_SCREENING_DRAWS,))
-    log_likelihood = _log_likelihood_at(entries, Y, draws.flatten(0, 1)).unflatten(0, draws.shape[:2])
+    log_likelihood = _log_likelihood_at(entries, Y, draws.flatten(0, 1), by_row).unflatten(0, draws.shape[:2])
     best = (log_likelihood.logsumexp(0) + log_weights[:, None]).topk(number, 0).indices  # [S, B]
     start = draws[log_likelihood.argmax(0).gather(0, best), best]
     return start, dist.MultivariateNormal(components.loc[best], scale_tril=components.scale_tril[best]), log_weights[best.mT]
 
 
 def _log_likelihood_at(
-    entries: Sequence[Entries], Y: Float[Tensor, "B D"], points: Float[Tensor, "C Q"]
+    entries: Sequence[Entries], Y: Float[Tensor, "B D"], points: Float[Tensor, "C Q"], by_row: bool
 ) -> Float[Tensor, "C B"]:
     """Log p(y | x) of each row at each of the same points, averaged over the draws of the shared sites."""
-    given = [each(points) for each in entries]
-    observed, values = ~torch.isnan(Y), torch.nan_to_num(Y, given[0].likelihood.fill_value)
-    log_prob = [[y.repeat_row(i, len(Y)).rows(observed).log_prob(values) for i in range(len(points))] for y in given]
-    return torch.stack([torch.stack(each) for each in log_prob]).mean(0)
+    B, observed = len(Y), ~torch.isnan(Y)
+
+    def log_prob(y: LikelihoodPredictive) -> Tensor:
+        return y.rows(observed).log_prob(torch.nan_to_num(Y, y.likelihood.fill_value))
+
+    def rows_at_points(each: Entries) -> Iterator[LikelihoodPredictive]:
+        if by_row:
+            return (each(x.expand(B, -1)) for x in points)
+        given = each(points)
+        return (given.repeat_row(i, B) for i in range(len(points)))
+
+    return torch.stack([torch.stack([log_prob(y) for y in rows_at_points(each)]) for each in entries]).mean(0)
 
 
 @torch.no_grad()
@@ -158,15 +173,15 @@ def best_candidates(
     log_likelihood: LogLikelihood,
     Y: Float[Tensor, "B D"],
     prior: torch.distributions.Distribution,
-    candidates: Float[Tensor, "C Q"],
+    candidates: Float[Tensor, "C Q"] | Float[Tensor, "C B Q"],
     num_starts: int,
 ) -> Float[Tensor, "starts Q"]:
     """Choose initial latents for each row: the candidate of the highest density, or several at random by Gumbel's trick.
 
     :param log_likelihood: log p(y | x) of rows.
     :param Y: rows, NaN where missing.
-    :param prior: p(x) of one row.
-    :param candidates: latents to choose from.
+    :param prior: p(x) of one row, or of each.
+    :param candidates: latents to choose from, the same for all rows or some of each.
     :param num_starts: number of initial latents for each row.
     :returns: initial latents, all rows of the first start before those of the next.
     :raises ValueError: if there are fewer candidates than starts.
@@ -176,7 +191,9 @@ def best_candidates(
     scores = torch.stack([log_likelihood(x.expand(len(Y), -1), Y) + prior.log_prob(x) for x in candidates])
     if num_starts > 1:  # the best candidates alone may all be close to one mode
         scores = 0.5 * scores - torch.empty_like(scores).exponential_().log()
-    return candidates[scores.topk(num_starts, 0).indices].flatten(0, 1)
+    best = scores.topk(num_starts, 0).indices
+    chosen = candidates[best] if candidates.dim() == 2 else candidates[best, torch.arange(len(Y), device=Y.device)]
+    return chosen.flatten(0, 1)
 
 
 def _share_weights(gaussians: Any, log_weight: Float[Tensor, "*batch S"]) -> Float[Tensor, "*batch S"]:

@@ -22,13 +22,15 @@ from pyro_lvgp._utils.validation import check_tensors, check_values
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, LikelihoodTerm, ObservedRows
 from pyro_lvgp.infer.elbo.handlers import Moments, sample_moments
 from pyro_lvgp.infer.protocols import LatentSymmetry
-from pyro_lvgp.kernels import RBF, Kernel, as_kernel
+from pyro_lvgp.kernels import RBF, Kernel, Linear, as_kernel
 from pyro_lvgp.kernels._symmetry import is_rotation_invariant, symmetry_of_columns
 from pyro_lvgp.kernels.base import KernelParams
 from pyro_lvgp.likelihoods import Gaussian, Likelihood, LowRankGaussian
+from pyro_lvgp.models._known_rows import KnownRows
 from pyro_lvgp.models._row_model import RowModel
 from pyro_lvgp.models.initialization import InitialLatents, cluster_centres, kaiser_dim
-from pyro_lvgp.ops.expected_log_likelihood import Quadratic, evaluate
+from pyro_lvgp.models.row_arguments import RowArguments
+from pyro_lvgp.ops.expected_log_likelihood import Quadratic, evaluate, heteroscedastic_quadratic
 from pyro_lvgp.ops.linalg import invert_lower, solve_lower, sparse_conditional
 from pyro_lvgp.ops.rbf_score import RBFScore, rbf_score, score
 
@@ -58,12 +60,14 @@ class Statistics(NamedTuple):
     :param Luu_inv: L_uu⁻¹.
     :param likelihood: quadratic form of the likelihood, or the data and the mask of the observed entries.
     :param score: tensors of the closed-form gradient; None if there is no closed form.
+    :param rows: known quantities of the rows.
     """
 
     shared: _Shared
     Luu_inv: Float[Tensor, "*batch M M"]
     likelihood: Quadratic | tuple[Float[Tensor, "B D"], Bool[Tensor, "B D"]]
     score: RBFScore | None = None
+    rows: KnownRows = KnownRows()
 
 
 class BayesianGPLVM(RowModel):
@@ -79,6 +83,9 @@ class BayesianGPLVM(RowModel):
 
     The offsets c_d are constants: zero, or the column means on the scale of f after :meth:`initialize`.
 
+    With ``rows`` (:class:`RowArguments`) the latents have the priors :math:`N(m_n, \mathrm{diag}\, s_n^2)`, the functions the
+    inputs :math:`(x_n, c_n)`, and rows have exposures, standard errors and weights.
+
     Sites: ``u`` [D, M] in plate ``outputs``; ``X`` [N, Q] in plate ``data``; ``y`` [N, D], observed, in plate ``data``; and
     parameters with a ``PyroSample`` prior (``model.kernel.lengthscale = PyroSample(...)``).
 
@@ -86,13 +93,17 @@ class BayesianGPLVM(RowModel):
     :param data_dim: number of outputs D.
     :param latent_dim: number of latent dimensions Q.
     :param kernel: covariance of f; by default an ``RBF`` with a lengthscale √Q for each dimension, so that the functions at
-        two random latents have a correlation of about 1/e.
+        two random latents have a correlation of about 1/e.  With P covariates it acts on the Q + P columns (x, c), and is by
+        default this ``RBF`` of x plus a ``Linear`` kernel of c, whose effects are additive.
     :param num_inducing: number of inducing points M.
     :param likelihood: p(y | f); ``Gaussian()`` by default.
     :param likelihood_term: ``"svgp"``, ``"fitc"`` or ``"sampled"``, see
         :class:`~pyro_lvgp.distributions.LikelihoodPredictive`.
+    :param rows: what is known of each training row; None for nothing.
     :raises ValueError: if there are fewer rows than inducing points, a size is not positive, the kernel has a batch shape or
-        another number of columns than the latents, or the likelihood has parameters of another number of outputs.
+        another number of columns than the latents and covariates, the likelihood has parameters of another number of outputs,
+        or ``rows`` are of another number of rows, outputs or latent dimensions.
+    :raises TypeError: if the likelihood has no log link for exposures, or is not Gaussian, for standard errors.
 
     >>> from pyro.infer import SVI, TraceMeanField_ELBO
     >>> from pyro.optim import Adam
@@ -120,8 +131,9 @@ class BayesianGPLVM(RowModel):
         num_inducing: int = 50,
         likelihood: Likelihood | None = None,
         likelihood_term: LikelihoodTerm = "svgp",
+        rows: RowArguments | None = None,
     ):
-        super().__init__(num_data, data_dim, latent_dim, likelihood, num_inducing=num_inducing)
+        super().__init__(num_data, data_dim, latent_dim, likelihood, rows, num_inducing=num_inducing)
         if num_data < num_inducing:
             raise ValueError(
                 f"expected at least as many rows as inducing points, got num_data={num_data} and "
@@ -130,37 +142,43 @@ class BayesianGPLVM(RowModel):
         if likelihood_term not in get_args(LikelihoodTerm):
             raise ValueError(f"expected likelihood_term in {get_args(LikelihoodTerm)}, got {likelihood_term!r}")
         self.num_inducing = num_inducing
-        self.kernel = as_kernel(RBF(latent_dim, lengthscale=latent_dim**0.5) if kernel is None else kernel)
+        covariate_dim = 0 if rows is None or rows.covariates is None else rows.covariates.shape[-1]
+        self.kernel = as_kernel(_default_kernel(latent_dim, covariate_dim) if kernel is None else kernel)
         if self.kernel.batch_shape:
             raise ValueError(
                 f"expected one kernel for all outputs, got a kernel of batch shape {list(self.kernel.batch_shape)}; leave "
                 "out batch_shape"
             )
-        self.kernel.check_columns(latent_dim)
+        self.kernel.check_columns(latent_dim + covariate_dim)
         self.likelihood_term = likelihood_term
-        self.inducing_points: Any = PyroParam(torch.randn(num_inducing, latent_dim), constraints.real)
+        self.inducing_points: Any = PyroParam(torch.randn(num_inducing, latent_dim + covariate_dim), constraints.real)
         self.event_dims = {"X": ("latent",), "u": ("inducing",), "y": ("output",), "kernel.lengthscale": ("latent",)}
 
     def forward(
-        self, y: Float[Tensor, "B D"] | None = None, idx: Int[Tensor, " B"] | None = None
+        self,
+        y: Float[Tensor, "B D"] | None = None,
+        idx: Int[Tensor, " B"] | None = None,
+        rows: RowArguments | None = None,
     ) -> Float[Tensor, "*particles B D"]:
         """Sample all sites of all rows, or of the rows ``idx``.
 
         :param y: observations, NaN where missing; None to generate.
         :param idx: indices of the rows in y; None for all rows.
+        :param rows: what is known of rows that are not training rows.
         """
         observed = None if y is None else self._observed(y, idx)
+        known = KnownRows.of(self.rows_at(idx, rows))
         shared = self._read_shared()
-        with self.data_plate(y, idx):
-            X = pyro.sample("X", dist.Normal(shared.inducing_points.new_zeros(self.latent_dim), 1.0).to_event(1))
+        with self.data_plate(y, idx, rows):
+            X = pyro.sample("X", known.prior_of_latents(self.latent_dim, shared.inducing_points))
             if y is None or observed is None:
-                return pyro.sample("y", self._function(X, shared).rows())
+                return pyro.sample("y", self._function(X, shared, known).rows())
             value = torch.nan_to_num(y, self.likelihood.fill_value)
             if not self._is_quadratic:
-                return pyro.sample("y", self._function(X, shared).rows(observed), obs=value)
-            log_prob = self._log_likelihood(X, self._statistics(y, observed, shared))
-            rows = ObservedRows(value, log_prob, lambda: self._function(X, shared).rows(observed))
-            return pyro.sample("y", rows, obs=value)
+                return pyro.sample("y", self._function(X, shared, known).rows(observed), obs=value)
+            log_prob = self._log_likelihood(X, self._statistics(y, observed, shared, known))
+            entries = ObservedRows(value, log_prob, lambda: self._function(X, shared, known).rows(observed))
+            return pyro.sample("y", entries, obs=value)
 
     @classmethod
     def from_data(
@@ -172,6 +190,7 @@ class BayesianGPLVM(RowModel):
         rank: int | None = None,
         num_inducing: int | None = None,
         likelihood: Likelihood | None = None,
+        rows: RowArguments | None = None,
         seed: int = 0,
     ) -> "BayesianGPLVM":
         """Create a model of the sizes, dtype and device of the data, and initialize it from the data.
@@ -187,7 +206,8 @@ class BayesianGPLVM(RowModel):
         :param num_inducing: number of inducing points; by default ten for each latent dimension, but from 20 to 50, at most
             one for each row.
         :param likelihood: p(y | f); :class:`~pyro_lvgp.likelihoods.LowRankGaussian` by default, with a noise variance for each
-            column.
+            column, or by :class:`~pyro_lvgp.likelihoods.Gaussian` with standard errors.
+        :param rows: what is known of each row; None for nothing.
         :param seed: seed of the initial values.
         :raises ValueError: for data that cannot be used, sizes that are not positive or do not fit, or a rank with another
             likelihood than the default one.
@@ -206,14 +226,17 @@ class BayesianGPLVM(RowModel):
         N, D = Y.shape
         if likelihood is not None and rank is not None:
             raise ValueError(f"expected a rank for the default likelihood alone, got rank={rank} and {likelihood}")
-        if likelihood is None:
+        if likelihood is None and rows is not None and rows.standard_error is not None:
+            likelihood = Gaussian(data_dim=D)
+        elif likelihood is None:
             likelihood = LowRankGaussian(min(8, D // 3) if rank is None else rank, D)
         if latent_dim is None:
             with torch.no_grad(), seeded(seed):
                 latent_dim = kaiser_dim(likelihood.to(Y).initial_function(Y), most=5)
         if num_inducing is None:
             num_inducing = min(max(20, min(10 * latent_dim, 50)), N)
-        model = cls(N, D, latent_dim, kernel, num_inducing=num_inducing, likelihood=likelihood)
+        options: dict[str, Any] = {} if rows is None else {"rows": rows}
+        model = cls(N, D, latent_dim, kernel, num_inducing=num_inducing, likelihood=likelihood, **options)
         return model.to(Y).initialize(Y, seed=seed)
 
     log_joint_forward = forward  # the method whose log density log_joint returns, see infer.protocols.HasLogJoint
@@ -239,42 +262,55 @@ class BayesianGPLVM(RowModel):
             return Moments(pyro.sample("u", prior, infer=infer), None)
         return sample_moments("u", prior, infer=infer)
 
-    def _function(self, X: Tensor, shared: _Shared, term: LikelihoodTerm | None = None) -> LikelihoodPredictive:
+    def _function(
+        self, X: Tensor, shared: _Shared, known: KnownRows, term: LikelihoodTerm | None = None
+    ) -> LikelihoodPredictive:
         """Distribution p(y | x, shared) of each entry."""
         # Rows are a batch dimension for Pyro, and a matrix dimension for the kernel: [*S, N, Q] -> [*S, 1, N, Q].
-        points = X.unsqueeze(-3)
+        points = known.inputs(X).unsqueeze(-3)
         Kuf = self.kernel.covariance(shared.inducing_points, points, shared.kernel)
         Kff = self.kernel.diagonal(points, shared.kernel)
         f_mean, f_variance = sparse_conditional(shared.Luu, Kuf, Kff, shared.u.unsqueeze(-3), shared.u_scale_tril)
-        f_mean = shared.mean + f_mean.squeeze(-3)
-        return LikelihoodPredictive(
-            self.likelihood, f_mean, f_variance.squeeze(-3), term or self.likelihood_term, shared.likelihood
-        )
+        f_mean, params = known.shift(shared.mean + f_mean.squeeze(-3)), known.widen(shared.likelihood)
+        return LikelihoodPredictive(self.likelihood, f_mean, f_variance.squeeze(-3), term or self.likelihood_term, params)
 
-    def statistics(self, y: Float[Tensor, "B D"], idx: Int[Tensor, " B"] | None = None) -> Statistics:
+    def statistics(
+        self, y: Float[Tensor, "B D"], idx: Int[Tensor, " B"] | None = None, rows: RowArguments | None = None
+    ) -> Statistics:
         """Compute the tensors of :meth:`log_joint` from the parameters and the sites outside the plate ``data``.
 
         :param y: observations, NaN where missing.
         :param idx: indices of the rows in y; None for all rows.
+        :param rows: what is known of rows that are not training rows.
         """
         observed = self._observed(y, idx)
+        known = KnownRows.of(self.rows_at(idx, rows))
         with self._pyro_context:
             shared = self._read_shared()
-        statistics = self._statistics(y, observed, shared)
-        if isinstance(statistics.likelihood, Quadratic) and type(self.kernel) is RBF and self.kernel.active_dims is None:
-            tensors = rbf_score(statistics.likelihood, statistics.Luu_inv, shared.inducing_points, *shared.kernel)
-            return statistics._replace(score=tensors)
+        statistics = self._statistics(y, observed, shared, known)
+        has_score = type(self.kernel) is RBF and self.kernel.active_dims is None and known.covariates is None
+        if isinstance(statistics.likelihood, Quadratic) and has_score:
+            form, Luu_inv = statistics.likelihood, statistics.Luu_inv
+            return statistics._replace(
+                score=rbf_score(form, Luu_inv, shared.inducing_points, *shared.kernel, prior=known.prior)
+            )
         return statistics
 
-    def _statistics(self, y: Tensor, observed: Tensor, shared: _Shared) -> Statistics:
+    def _statistics(self, y: Tensor, observed: Tensor, shared: _Shared, known: KnownRows) -> Statistics:
         Luu_inv = invert_lower(shared.Luu)
         if not self._is_quadratic:
-            return Statistics(shared, Luu_inv, (torch.nan_to_num(y, self.likelihood.fill_value), observed))
+            data = torch.nan_to_num(y, self.likelihood.fill_value), observed
+            return Statistics(shared, Luu_inv, data, rows=known)
         residual = torch.nan_to_num(y) - shared.mean
         mask, incomplete = _missing_entries(observed)
         u = _beside_batches(shared.u, shared)
-        form = self.likelihood.quadratic_form(residual, mask, u, shared.u_scale_tril, shared.likelihood, incomplete)
-        return Statistics(shared, Luu_inv, form)
+        if known.variance is not None and shared.likelihood is not None:
+            precision = (shared.likelihood.unsqueeze(-2) + known.variance).reciprocal()
+            precision = precision.expand(*precision.shape[:-1], self.data_dim)
+            form = heteroscedastic_quadratic(residual, mask, precision, u, shared.u_scale_tril)
+        else:
+            form = self.likelihood.quadratic_form(residual, mask, u, shared.u_scale_tril, shared.likelihood, incomplete)
+        return Statistics(shared, Luu_inv, form, rows=known)
 
     def log_joint(self, latents: Mapping[str, Tensor], statistics: Statistics) -> Float[Tensor, "*particles B"]:
         r"""Compute ``log p(y_n | x_n, u) + log p(x_n)`` of each row, as a pure function of tensors.
@@ -286,17 +322,18 @@ class BayesianGPLVM(RowModel):
         :param statistics: result of :meth:`statistics`.
         """
         X = latents["X"]
-        return self._log_likelihood(X, statistics) - 0.5 * (X.square() + math.log(2.0 * math.pi)).sum(-1)
+        return self._log_likelihood(X, statistics) + statistics.rows.log_prior(X)
 
     def _log_likelihood(self, X: Tensor, statistics: Statistics) -> Tensor:
         shared = statistics.shared
         if isinstance(statistics.likelihood, Quadratic):
-            points = _beside_batches(X, shared)
+            points = _beside_batches(statistics.rows.inputs(X), shared)
             Kfu = self.kernel.covariance(points, shared.inducing_points, shared.kernel)
             Kff = self.kernel.diagonal(points, shared.kernel)
             return evaluate(statistics.likelihood, Kfu @ statistics.Luu_inv.mT, Kff).view(X.shape[:-1])
         y, observed = statistics.likelihood
-        return self._function(X, shared, "svgp" if self.likelihood_term == "sampled" else None).rows(observed).log_prob(y)
+        term: LikelihoodTerm | None = "svgp" if self.likelihood_term == "sampled" else None
+        return self._function(X, shared, statistics.rows, term).rows(observed).log_prob(y)
 
     def score(self, latents: Mapping[str, Tensor], statistics: Statistics) -> dict[str, Tensor]:
         """Compute gradients of the summed :meth:`log_joint`, in closed form for Gaussian likelihoods and an RBF kernel.
@@ -349,10 +386,11 @@ class BayesianGPLVM(RowModel):
         with torch.no_grad():
             X, function = self._initialize_linear(Y, method, latents, seed)
             self.initial_values = {"X": X}
-            Z = self._initialize_parameter("inducing_points", cluster_centres(X, self.num_inducing, seed=seed))
+            inputs = KnownRows.of(self.rows).inputs(X)
+            Z = self._initialize_parameter("inducing_points", cluster_centres(inputs, self.num_inducing, seed=seed))
             with seeded(seed):  # one draw of parameters with a prior for both covariances
                 params = self.kernel.params()
-            Kuu, Kuf = self.kernel.covariance(Z, Z, params), self.kernel.covariance(Z, X, params)
+            Kuu, Kuf = self.kernel.covariance(Z, Z, params), self.kernel.covariance(Z, inputs, params)
             A = solve_lower(safe_cholesky(Kuu), Kuf)
             gram = A @ A.mT + ridge * torch.eye(self.num_inducing, dtype=A.dtype, device=A.device)
             u = torch.linalg.solve(gram, A @ function)
@@ -363,14 +401,25 @@ class BayesianGPLVM(RowModel):
         """Return the orthogonal transformations of latents and inducing points under which the model is the same.
 
         The prior of latents is invariant under all of them; the kernel may be under signed permutations alone.  There are none
-        under frozen inducing points, or if a subclass overrides ``forward``.
+        under frozen inducing points, with priors or covariates of rows, or if a subclass overrides ``forward``.
         """
         is_free = is_rotation_invariant(self, "inducing_points") and type(self).forward is BayesianGPLVM.forward
+        if (rows := self.rows) is not None:
+            is_free = is_free and rows.prior is None and rows.covariates is None
         group, scales = symmetry_of_columns(self.kernel)
         return LatentSymmetry(group if is_free else "none", {"X": -1, "inducing_points": -1}, scales)
 
     def latent_candidates(self) -> Float[Tensor, "M Q"]:
-        return self.inducing_points.detach()
+        return self.inducing_points[..., : self.latent_dim].detach()
+
+
+def _default_kernel(latent_dim: int, covariate_dim: int) -> Kernel:
+    """Return a kernel of the latents, plus one of additive effects of covariates."""
+    if not covariate_dim:
+        return RBF(latent_dim, lengthscale=latent_dim**0.5)
+    latents, covariates = range(latent_dim), range(latent_dim, latent_dim + covariate_dim)
+    nonlinear = RBF(latent_dim, lengthscale=latent_dim**0.5, active_dims=list(latents))
+    return nonlinear + Linear(covariate_dim, active_dims=list(covariates))
 
 
 def _has_batches(shared: _Shared) -> bool:

@@ -33,6 +33,7 @@ from pyro_lvgp.models._new_rows import LogLikelihood, best_candidates, by_laplac
 from pyro_lvgp.models._own_sites import OwnSites
 from pyro_lvgp.models.initialization import latent_mixture
 from pyro_lvgp.models.prediction import Coords, Prediction
+from pyro_lvgp.models.row_arguments import RowArguments
 
 __all__ = ["LatentVariableModel", "check_all_given"]
 
@@ -121,11 +122,13 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
 
     @names_types
     @pyro_lock
-    def predict(self, guide: Guide, X: Latents, *, num_samples: int = 64) -> Prediction:
+    def predict(self, guide: Guide, X: Latents, *, rows: RowArguments | None = None, num_samples: int = 64) -> Prediction:
         """Predict y at latent positions, or averaged over a distribution of them.
 
         :param guide: a fitted guide.
         :param X: latent positions [B, Q], or a distribution over them, such as :meth:`infer_latents` returns.
+        :param rows: covariates, exposures and standard errors of the predicted rows, of each or one for all, if the training
+            rows have them; priors and weights have no effect here.
         :param num_samples: posterior draws, the components of the mixture.
         :raises ValueError: if ``num_samples`` is not positive, latents have another number of dimensions or are not finite, or
             the guide lacks a latent site.
@@ -135,9 +138,11 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         self._check_latents(X)
         draw_latents = X.sample if isinstance(X, torch.distributions.Distribution) else lambda: X
         num_rows = X.batch_shape[0] if isinstance(X, torch.distributions.Distribution) else len(cast(Tensor, X))
+        known = self._checked_rows(rows, num_rows)
         with eval_mode(self, guide):
-            rows = (self._rows_given(globals_, draw_latents()) for globals_ in self._global_draws(guide, num_samples))
-            return self._prediction(rows, num_samples, num_rows)
+            draws = self._global_draws(guide, num_samples)
+            predicted = (self._rows_given(globals_, draw_latents(), known) for globals_ in draws)
+            return self._prediction(predicted, num_samples, num_rows)
 
     @names_types
     @pyro_lock
@@ -147,6 +152,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         Y: Float[Tensor, "B D"],
         idx: Int[Tensor, " B"] | None = None,
         *,
+        rows: RowArguments | None = None,
         num_samples: int = 64,
     ) -> Prediction:
         """Predict training rows from their own latents.
@@ -154,6 +160,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         :param guide: a fitted guide.
         :param Y: training rows.
         :param idx: their indices; None for all rows.
+        :param rows: arguments in place of those that the rows have in training, such as covariates of one batch for all.
         :param num_samples: posterior draws, the components of the mixture.
         :raises ValueError: if ``num_samples`` is not positive, the rows do not fit, or the guide lacks a latent site.
         """
@@ -162,19 +169,21 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         check_index(idx, len(Y), self.num_data)
         self._check_are_training_rows(guide, Y, idx)
         idx = torch.arange(len(Y), device=Y.device) if idx is None else idx
+        known = None if rows is None else self._replaced_rows(idx, rows)
 
-        def rows() -> Iterator[LikelihoodPredictive]:
+        def predicted() -> Iterator[LikelihoodPredictive]:
             for _ in progress_bar(range(num_samples), "reconstruction"):
                 with torch.no_grad():
                     draw = poutine.trace(guide).get_trace(Y, idx)
-                    yield _rows(poutine.trace(poutine.replay(self, draw)).get_trace(None, idx), draw.nodes)
+                    model = poutine.trace(poutine.replay(self, draw))
+                    yield _rows(model.get_trace(None, idx, **_as_kwargs(known)), draw.nodes)
 
         with eval_mode(self, guide):
-            return self._prediction(rows(), num_samples, len(Y), {"data": (("data",), idx)})
+            return self._prediction(predicted(), num_samples, len(Y), {"data": (("data",), idx)})
 
     @names_types
     @pyro_lock
-    def predictive(self, guide: Guide, X: Float[Tensor, "B Q"]) -> LikelihoodPredictive:
+    def predictive(self, guide: Guide, X: Float[Tensor, "B Q"], *, rows: RowArguments | None = None) -> LikelihoodPredictive:
         r"""Predictive distribution p(y | x) of each entry, of batch shape [B, D] and differentiable in X.
 
         For a :class:`~pyro_lvgp.likelihoods.RowLikelihood` it is that of each row, of batch shape [B] and event shape [D].
@@ -184,13 +193,15 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
 
         :param guide: a fitted guide.
         :param X: latent positions.
+        :param rows: as for :meth:`predict`.
         :raises ValueError: if there are none, they have another number of dimensions or are not finite, or the guide lacks a
             latent site.
         :raises TypeError: for latents of another dtype than the model's.
         """
         self._check_latents(X)
+        known = self._checked_rows(rows, len(X))
         with eval_mode(self, guide):
-            return self._predictor(guide)(X)
+            return self._predictor(guide, known)(X)
 
     @names_types
     @pyro_lock
@@ -199,6 +210,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         guide: Guide,
         Y: Float[Tensor, "B D"],
         *,
+        rows: RowArguments | None = None,
         method: Method | None = None,
         prior: torch.distributions.Distribution | None = None,
         num_starts: int = 1,
@@ -225,6 +237,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
 
         :param guide: a fitted guide, over whose globals the objective is averaged.
         :param Y: new rows, NaN where missing.
+        :param rows: what is known of the new rows.  Each row then has its own prior, if ``rows`` has priors.
         :param method: ``"laplace"``, the default, or ``"variational"``, the default under a guide with an encoder for ``X``.
         :param prior: p(x) of one row.  By default :meth:`training_prior`, if the guide stores the latents of training rows,
             and otherwise N(0, I).  Candidates are draws from a prior that is a mixture, and :meth:`latent_candidates`
@@ -240,7 +253,8 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         :returns: ``Normal(loc, scale).to_event(1)`` of batch shape [B], or ``MultivariateNormal`` by ``"laplace"``; or a
             ``MixtureSameFamily`` of them.
         :raises ValueError: for another method, without starts or draws, if there are fewer candidates than starts, or by
-            ``"laplace"`` for a prior that is no Gaussian and no mixture of Gaussians.
+            ``"laplace"`` for a prior that is no Gaussian and no mixture of Gaussians; if ``rows`` lack what training rows
+            have; or for a ``prior`` beside those of ``rows``.
         :raises TypeError: for a prior that is no distribution, or one of another dtype than the model's.
         """
         if method is None:
@@ -252,7 +266,8 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
             self._check_rows(Y)
             check_values(Y, columns=False, name="Y")
             Y = Y.clone()  # autograd does not save tensors of inference mode
-            prior = self._prior_of_row(self._default_prior(guide, seed) if prior is None else prior)
+            known = self._checked_rows(rows, len(Y))
+            prior = self._prior_of_rows(known, guide, seed) if prior is None else self._prior_of_row(prior, known)
             steps, samples = (10, 1) if method == "laplace" else (300, 8)
             num_steps, num_samples = steps if num_steps is None else num_steps, samples if num_samples is None else num_samples
             check_sizes(num_starts=num_starts, num_samples=num_samples)
@@ -266,14 +281,15 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
                 check_sizes(max_components=max_components)
             check_sizes(least=0, num_steps=num_steps)
             if method == "variational":
-                likelihoods = list(self._log_likelihoods(guide, num_samples))
+                likelihoods = list(self._log_likelihoods(guide, num_samples, known))
                 loc, scale = self._initial_latents(guide, likelihoods[0], Y, prior, num_starts)
                 return variational(likelihoods, Y, prior, loc, scale, num_steps=num_steps, learning_rate=learning_rate)
             start = None
             if not isinstance(prior, torch.distributions.MixtureSameFamily):
-                start, _ = self._initial_latents(guide, next(self._log_likelihoods(guide, 1)), Y, prior, num_starts)
-            entries = [self._predictor(guide) for _ in range(num_samples)]
-            return by_laplace(entries, Y, prior, start, num_starts, num_steps=num_steps, max_components=max_components)
+                start, _ = self._initial_latents(guide, next(self._log_likelihoods(guide, 1, known)), Y, prior, num_starts)
+            entries = [self._predictor(guide, known) for _ in range(num_samples)]
+            options: Any = {"num_steps": num_steps, "max_components": max_components, "by_row": known is not None}
+            return by_laplace(entries, Y, prior, start, num_starts, **options)
 
     def training_prior(self, guide: Guide, Y: Float[Tensor, "N D"] | None = None, *, seed: int = 0) -> dist.MixtureSameFamily:
         """Fit a mixture of Gaussians to draws of the training latents, as prior of new rows' latents in :meth:`infer_latents`.
@@ -330,6 +346,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         idx: Int[Tensor, " B"] | None = None,
         *,
         latents: Latents | None = None,
+        rows: RowArguments | None = None,
         num_samples: int = 64,
     ) -> Prediction:
         """Predict the missing entries of rows; observed entries have their observed value as mean, and variance zero.
@@ -341,15 +358,16 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         :param Y: rows, NaN where missing.
         :param idx: indices of the rows among the training rows; None for all training rows.
         :param latents: latents of new rows, from :meth:`infer_latents`; ``idx`` then has no effect.
+        :param rows: as for :meth:`predict` with latents, and else as for :meth:`reconstruct`.
         :param num_samples: posterior draws, the components of the mixture.
         :raises ValueError: if ``num_samples`` is not positive, rows and latents do not fit, or the guide lacks a latent site.
         """
         if latents is None:
-            filled = self.reconstruct(guide, Y, idx, num_samples=num_samples)
+            filled = self.reconstruct(guide, Y, idx, rows=rows, num_samples=num_samples)
         else:
             self._check_rows(Y)
             self._check_latents(latents, num_rows=len(Y))
-            filled = self.predict(guide, latents, num_samples=num_samples)
+            filled = self.predict(guide, latents, rows=rows, num_samples=num_samples)
         return filled.with_observed(Y)
 
     def _prediction(
@@ -364,8 +382,29 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
             coords=coords,
         )
 
-    def _prior_of_row(self, prior: Any) -> torch.distributions.Distribution:
-        """Raise unless the prior is a distribution over the latents of one row."""
+    def _checked_rows(self, rows: RowArguments | None, num_rows: int) -> RowArguments | None:
+        """Arguments of rows that are not training rows; None if training rows have none.
+
+        :raises ValueError: if they are of another number of rows, or others than those of training rows.
+        """
+        if rows is not None:
+            raise TypeError(f"expected no rows for a {type(self).__name__}, which has no arguments by row, got {rows}")
+        return None
+
+    def _replaced_rows(self, idx: Tensor, rows: RowArguments) -> RowArguments | None:
+        """Arguments of training rows, of which some are replaced."""
+        return self._checked_rows(rows, len(idx))
+
+    def _prior_of_rows(self, rows: RowArguments | None, guide: Guide, seed: int) -> torch.distributions.Distribution:
+        """Return the priors of the latents of rows that have one each, or else the default prior of one row."""
+        if rows is None or rows.prior is None:
+            return self._prior_of_row(self._default_prior(guide, seed), rows)
+        return dist.Normal(*rows.prior).to_event(1)
+
+    def _prior_of_row(self, prior: Any, rows: RowArguments | None) -> torch.distributions.Distribution:
+        """Raise unless the prior is a distribution over the latents of one row, and the only prior."""
+        if rows is not None and rows.prior is not None:
+            raise ValueError(f"expected one prior of the latents, got {prior} and those of rows; leave out one of the two")
         like = self.latent_candidates()
         if not isinstance(prior, torch.distributions.Distribution):
             raise TypeError(
@@ -452,8 +491,8 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
                 draw = partial(guide.sample_globals, local_plate=self.local_plate)
             return poutine.trace(draw).get_trace(row, torch.zeros(1, dtype=torch.long, device=like.device))
 
-    def _predictor(self, guide: Guide) -> Entries:
-        """Function :meth:`predictive` of X for one draw of the sites that rows share."""
+    def _predictor(self, guide: Guide, known: RowArguments | None) -> Entries:
+        """Function :meth:`predictive` of X, and of the indices of its rows, for one draw of the sites that rows share."""
         drawn = self._trace_without_data(guide)
         for name in ("X", "data"):  # keep the sites that rows share
             drawn.nodes.pop(name, None)
@@ -462,31 +501,36 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
             if isinstance(fn, PrecisionNormal):  # which bounds do not marginalise
                 site["fn"] = fn.multivariate_normal
 
-        def entries(X: Tensor) -> LikelihoodPredictive:
+        def entries(X: Tensor, index: Tensor | None = None) -> LikelihoodPredictive:
+            rows = known if known is None or index is None else known[index]
             model = poutine.replay(MarginalizeGaussians(drawn)(poutine.condition(self, {"X": X})), drawn)
             with torch.set_grad_enabled(X.requires_grad):
-                trace = poutine.trace(model).get_trace(None, torch.arange(len(X), device=X.device))
+                trace = poutine.trace(model).get_trace(None, torch.arange(len(X), device=X.device), **_as_kwargs(rows))
             y = _rows(trace, {"X", *drawn.nodes})
             return LikelihoodPredictive(y.likelihood, y.f_mean, y.f_variance, "fitc", y.params)
 
         return entries
 
-    def _rows_given(self, globals_: dict[str, Tensor], X: Tensor) -> LikelihoodPredictive:
+    def _rows_given(self, globals_: dict[str, Tensor], X: Tensor, rows: RowArguments | None) -> LikelihoodPredictive:
         """Distribution p(y | X, globals) of one row for each latent; raise if there are no latents."""
         check_not_empty(X, "X")
         idx = torch.arange(X.shape[-2], device=X.device)
         with torch.set_grad_enabled(X.requires_grad):
             model = poutine.condition(self, {**globals_, "X": X})
-            return _rows(poutine.trace(model).get_trace(None, idx), {"X", *globals_})
+            return _rows(poutine.trace(model).get_trace(None, idx, **_as_kwargs(rows)), {"X", *globals_})
 
-    def _log_likelihood_rows(self, globals_: dict[str, Tensor], X: Tensor, Y: Tensor) -> Float[Tensor, " B"]:
-        """Compute log p(y_n | x_n, globals) of the observed entries of each row."""
-        rows = self._rows_given(globals_, X).rows(~torch.isnan(Y))
+    def _log_likelihood_rows(
+        self, globals_: dict[str, Tensor], known: RowArguments | None, X: Tensor, Y: Tensor
+    ) -> Float[Tensor, " B"]:
+        """Compute log p(y_n | x_n, globals) of the observed entries of each row, of one start after the other."""
+        if known is not None and known.num_rows is not None:
+            known = known[torch.arange(len(X), device=X.device) % known.num_rows]
+        rows = self._rows_given(globals_, X, known).rows(~torch.isnan(Y))
         return rows.log_prob(torch.nan_to_num(Y, self.likelihood.fill_value))
 
-    def _log_likelihoods(self, guide: Guide, num_samples: int) -> Iterator[LogLikelihood]:
+    def _log_likelihoods(self, guide: Guide, num_samples: int, known: RowArguments | None) -> Iterator[LogLikelihood]:
         """Functions log p(y | x) of rows, one for each draw of the sites that rows share."""
-        return (partial(self._log_likelihood_rows, globals_) for globals_ in self._global_draws(guide, num_samples))
+        return (partial(self._log_likelihood_rows, globals_, known) for globals_ in self._global_draws(guide, num_samples))
 
     def _initial_latents(
         self, guide: Guide, log_likelihood: LogLikelihood, Y: Tensor, prior: torch.distributions.Distribution, num_starts: int
@@ -500,8 +544,15 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
             return loc, scale if scale.shape == loc.shape else scale.square().sum(-1).sqrt()
         is_mixture = isinstance(prior, torch.distributions.MixtureSameFamily)
         candidates = prior.sample((_NUM_CANDIDATES,)) if is_mixture else self.latent_candidates()
+        if prior.batch_shape:  # each row has a prior of its own, which may be far from all candidates
+            candidates = torch.cat([prior.mean[None], candidates[:, None].expand(-1, len(Y), -1)])
         loc = best_candidates(log_likelihood, Y, prior, candidates, num_starts)
         return loc, torch.full_like(loc, 0.1)
+
+
+def _as_kwargs(rows: RowArguments | None) -> dict[str, RowArguments]:
+    """Keyword arguments of ``forward``, which need not take the arguments of rows if there are none."""
+    return {} if rows is None else {"rows": rows}
 
 
 def _rows(trace: Trace, given: Collection[str]) -> LikelihoodPredictive:

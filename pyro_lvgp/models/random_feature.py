@@ -27,9 +27,11 @@ from pyro_lvgp.infer.protocols import LatentSymmetry
 from pyro_lvgp.kernels.spectral import mixture_kernel, random_features, spectral_density
 from pyro_lvgp.likelihoods import Gaussian, Likelihood, Logistic
 from pyro_lvgp.likelihoods import polya_gamma as polyagamma
+from pyro_lvgp.models._known_rows import KnownRows
 from pyro_lvgp.models._row_model import RowModel
 from pyro_lvgp.models.initialization import InitialLatents
 from pyro_lvgp.models.latent_variable_model import Guide
+from pyro_lvgp.models.row_arguments import RowArguments
 from pyro_lvgp.ops.linalg import function_variance
 
 __all__ = ["RandomFeatureLVM"]
@@ -55,6 +57,10 @@ class RandomFeatureLVM(RowModel):
     Gaussian processes with kernel :math:`\sigma_k^2 \varphi(x)^T \varphi(x')`, whose spectral density is learned as a
     truncated Dirichlet process mixture of Gaussians.  The assignments of frequencies to components are marginalised.
 
+    With ``rows`` (:class:`RowArguments`) the latents have the priors :math:`N(m_n, \mathrm{diag}\, s_n^2)`, and rows have
+    exposures, standard errors and weights.  P covariates are further features, so that L = 2F + P: their effects are additive,
+    with weights that have the prior N(0, 1).
+
     Sites: ``alpha``; ``v`` [C − 1]; ``omega`` [F, Q]; ``X`` [N, Q] in plate ``data``; ``a`` [D, L] in plate ``outputs``;
     ``y`` [N, D], observed, in plate ``data``.
 
@@ -68,8 +74,11 @@ class RandomFeatureLVM(RowModel):
     :param lengthscale: approximate initial lengthscale :math:`1 / (2\pi\sigma_c)` of all components; √(Q/8) by default, 0.5
         for two latent dimensions, since functions that vary quickly preserve neighbourhoods of rows.  The initial means of
         the components are zero.
+    :param rows: known quantities of the training rows; None for nothing.
     :param seed: seed of the initial scales of the components, which differ by about 30 %, and of :meth:`latent_candidates`.
-    :raises ValueError: if a size, the concentration or the lengthscale is not positive.
+    :raises ValueError: if a size, the concentration or the lengthscale is not positive, or ``rows`` are of another number of
+        rows, outputs or latent dimensions.
+    :raises TypeError: if the likelihood has no log link for exposures, or is not Gaussian, for standard errors.
 
     >>> from pyro_lvgp.guides import RandomFeatureGuide
     >>> from pyro_lvgp.infer import BlockCoordinateVI
@@ -100,9 +109,11 @@ class RandomFeatureLVM(RowModel):
         likelihood: Likelihood | None = None,
         concentration: tuple[float, float] = (1.0, 1.0),
         lengthscale: float | None = None,
+        rows: RowArguments | None = None,
         seed: int = 0,
     ):
-        super().__init__(num_data, data_dim, latent_dim, likelihood, num_frequencies=num_frequencies)
+        super().__init__(num_data, data_dim, latent_dim, likelihood, rows, num_frequencies=num_frequencies)
+        self._covariate_dim = 0 if rows is None or rows.covariates is None else rows.covariates.shape[-1]
         if num_components < 2:
             raise ValueError(f"expected num_components of 2 or more, got {num_components}; unused ones get weights near zero")
         lengthscale = (latent_dim / 8.0) ** 0.5 if lengthscale is None else lengthscale
@@ -126,33 +137,39 @@ class RandomFeatureLVM(RowModel):
         }
 
     def forward(
-        self, y: Float[Tensor, "B D"] | None = None, idx: Int[Tensor, " B"] | None = None
+        self,
+        y: Float[Tensor, "B D"] | None = None,
+        idx: Int[Tensor, " B"] | None = None,
+        rows: RowArguments | None = None,
     ) -> Float[Tensor, "*particles B D"]:
         """Sample all sites of all rows, or of the rows ``idx``.
 
         :param y: observations, NaN where missing; None to generate.
         :param idx: indices of the rows in y; None for all rows.
+        :param rows: known quantities of rows that are not training rows.
         """
+        row_arguments = self.rows_at(idx, rows)
+        known = KnownRows.of(row_arguments)
         observed = None if y is None else self._observed(y, idx)
         alpha = pyro.sample("alpha", dist.Gamma(*self.concentration))
         ones = torch.ones_like(self.mean[:1]).expand(self.num_components - 1)
         v = pyro.sample("v", dist.Beta(ones, alpha[..., None]).to_event(1))
         omega = pyro.sample("omega", self.spectral_points(_stick_log_weights(v).unsqueeze(-2)).to_event(1))
-        rows = self.data_plate(y, idx)
-        with rows:
-            X = pyro.sample("X", dist.Normal(self.mean.new_zeros(self.latent_dim), 1.0).to_event(1))
+        data = self.data_plate(y, idx, rows)
+        with data:
+            X = pyro.sample("X", known.prior_of_latents(self.latent_dim, self.mean))
         with pyro.plate("outputs", self.data_dim, dim=-1):
-            weights = dist.Normal(self.mean.new_zeros(2 * self.num_frequencies), 1.0).to_event(1)
+            weights = dist.Normal(self.mean.new_zeros(2 * self.num_frequencies + self._covariate_dim), 1.0).to_event(1)
             a, a_scale_tril = sample_moments("a", weights, infer={"covariance": "full"})
-        f_mean, f_variance = self._function_moments(X, omega, a, a_scale_tril)
-        params = self.likelihood.params()
+        f_mean, f_variance = self._function_moments(X, omega, a, a_scale_tril, row_arguments)
+        params = known.widen(self.likelihood.params())
 
         def entries() -> LikelihoodPredictive:
             if f_variance is None:  # the weights are sampled, so that f is known
                 return LikelihoodPredictive(self.likelihood, f_mean, torch.zeros_like(f_mean), "sampled", params)
             return LikelihoodPredictive(self.likelihood, f_mean, f_variance, "svgp", params)
 
-        with rows:
+        with data:
             if y is None or observed is None:
                 return pyro.sample("y", entries().rows())
             value = y if holds(observed.all()) else torch.nan_to_num(y, self.likelihood.fill_value)
@@ -163,10 +180,12 @@ class RandomFeatureLVM(RowModel):
         """Return the transformations of latents and frequencies under which the model is the same.
 
         Columns can be permuted, and change sign, together with the means and scales of the components, which are diagonal.
-        There are none if these are frozen or have priors, or if a subclass overrides ``forward``.
+        There are none if these are frozen or have priors, with priors of rows, or if a subclass overrides ``forward``.
         """
         learned = [part for name, part in self.named_parameters() if name.startswith("component_") and part.requires_grad]
         is_free = len(learned) == 2 and type(self).forward is RandomFeatureLVM.forward
+        if (rows := self.rows) is not None:
+            is_free = is_free and rows.prior is None
         return LatentSymmetry("signed permutations" if is_free else "none", {"X": -1, "omega": -1})
 
     def spectral_points(self, logits: Float[Tensor, "*#batch C"]) -> DiagonalMixture:
@@ -179,21 +198,31 @@ class RandomFeatureLVM(RowModel):
         mixture = DiagonalMixture(logits, locs, scales)
         return mixture.expand((*mixture.batch_shape[:-1], self.num_frequencies))
 
-    def features(self, X: Float[Tensor, "*#batch N Q"], omega: Float[Tensor, "*#batch F Q"]) -> Float[Tensor, "*batch N L"]:
-        """Compute the features ``σ_k φ(x)``, of squared norm σ_k².
+    def features(
+        self, X: Float[Tensor, "*#batch N Q"], omega: Float[Tensor, "*#batch F Q"], rows: RowArguments | None = None
+    ) -> Float[Tensor, "*batch N L"]:
+        """Compute the features ``σ_k φ(x)``, of squared norm σ_k², and append the covariates.
 
         :param X: latents.
         :param omega: frequencies.
+        :param rows: known quantities of the rows; None for nothing.
         """
-        return self.kernel_variance.sqrt()[..., None, None] * random_features(X, omega)
+        return KnownRows.of(rows).inputs(self.kernel_variance.sqrt()[..., None, None] * random_features(X, omega))
+
+    def offsets(self, rows: RowArguments | None = None) -> Float[Tensor, " D"] | Float[Tensor, "N D"]:
+        """Return the constants c_d of the functions, plus the logarithms of the exposures of rows.
+
+        :param rows: known quantities of the rows; None for nothing.
+        """
+        return KnownRows.of(rows).shift(self.mean)
 
     def _function_moments(
-        self, X: Tensor, omega: Tensor, a: Tensor, a_scale_tril: Tensor | None
+        self, X: Tensor, omega: Tensor, a: Tensor, a_scale_tril: Tensor | None, rows: RowArguments | None
     ) -> tuple[Tensor, Tensor | None]:
         """Mean of f, and variance of f if the weights are marginalised, or else None."""
         # Rows are a batch dimension for Pyro, and a matrix dimension here: [*S, N, Q] -> [*S, 1, N, Q].
-        features = self.features(X.unsqueeze(-3), omega)
-        f_mean = self.mean + (features @ a.unsqueeze(-3).mT).squeeze(-3)
+        features = self.features(X.unsqueeze(-3), omega, rows)
+        f_mean = self.offsets(rows) + (features @ a.unsqueeze(-3).mT).squeeze(-3)
         if a_scale_tril is None:
             return f_mean, None
         return f_mean, function_variance(features, a_scale_tril.unsqueeze(-4)).squeeze(-3).expand_as(f_mean)
@@ -204,9 +233,15 @@ class RandomFeatureLVM(RowModel):
         return isinstance(self.likelihood, (Gaussian, Logistic))
 
     def weight_sites(
-        self, y: Float[Tensor, "B D"], f_mean: Float[Tensor, "*#batch D"], f_variance: Float[Tensor, "*#batch #D"]
+        self,
+        y: Float[Tensor, "B D"],
+        f_mean: Float[Tensor, "*#batch D"],
+        f_variance: Float[Tensor, "*#batch #D"],
+        rows: RowArguments | None = None,
     ) -> tuple[Float[Tensor, "*#batch D"], Float[Tensor, "*#batch #D"]]:
         r"""Compute quadratic sites ``h g − ½ w g²`` of :math:`g = f - c_d` that approximate the log likelihood.
+
+        With exposures g is :math:`f - c_d - \log e_{nd}`, and h and w are multiplied by the weights of rows.
 
         For Gaussian noise the sites are exact.  For logistic likelihoods they are the Pólya-gamma bound that is optimal for
         the given moments of f.  For any other likelihood they have the expected slope and curvature of log p(y | f) under
@@ -219,18 +254,33 @@ class RandomFeatureLVM(RowModel):
         :param y: data, NaN where missing.
         :param f_mean: means of f.
         :param f_variance: variances of f.
+        :param rows: known quantities of the rows; None for nothing.
         :returns: h and w, zero where y is missing.
 
         Source: eqs. 29 and 30 of the SRFLVM paper; Khan and Lin (2017), "Conjugate-computation variational inference".
         """
+        linear, precision = self._sites_of_entries(y, f_mean, f_variance, rows)
+        if rows is None or rows.weight is None:
+            return linear, precision
+        weight = rows.weight[:, None]
+        return weight * linear, weight * precision
+
+    def _sites_of_entries(
+        self, y: Tensor, f_mean: Tensor, f_variance: Tensor, rows: RowArguments | None
+    ) -> tuple[Tensor, Tensor]:
+        """Sites without the weights of rows."""
         observed, y, params = ~torch.isnan(y), torch.nan_to_num(y, self.likelihood.fill_value), self.likelihood.params()
+        offsets = self.offsets(rows)
         if isinstance(self.likelihood, Gaussian):
             assert params is not None
-            return gaussian_sites(y - self.mean, observed, params)
+            if rows is not None and rows.standard_error is not None:
+                precision = observed / (params + rows.standard_error.square())
+                return precision * (y - offsets), precision
+            return gaussian_sites(y - offsets, observed, params)
         if isinstance(self.likelihood, Logistic):
             a, b = (torch.where(observed, exponent, 0.0) for exponent in self.likelihood.exponents(y, params))
             precision = polyagamma.precision(b, polyagamma.variational_parameter(f_mean, f_variance))
-            return a - 0.5 * b - precision * self.mean, precision
+            return a - 0.5 * b - precision * offsets, precision
         with torch.enable_grad():
             mean, variance = (x.detach().expand(f_mean.shape).requires_grad_() for x in (f_mean, f_variance))
             expected = self.likelihood.log_prob_of_rows(y, observed, mean, variance, params)
@@ -238,7 +288,7 @@ class RandomFeatureLVM(RowModel):
         # Where f is far from the inverse link of y, the curvature can be so small that the site's maximum is far beyond it.
         max_distance = _MAX_OVERSHOOT + torch.nan_to_num(self.likelihood.inverse_link(y) - f_mean).abs()
         precision = torch.maximum(-2.0 * half_curvature, slope.abs() / max_distance)
-        return slope + precision * (f_mean - self.mean), precision
+        return slope + precision * (f_mean - offsets), precision
 
     @names_types
     @pyro_lock

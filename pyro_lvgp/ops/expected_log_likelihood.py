@@ -20,7 +20,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-__all__ = ["Quadratic", "deficit_times", "evaluate", "gaussian_quadratic", "weighted_moments"]
+__all__ = [
+    "Quadratic",
+    "deficit_times",
+    "evaluate",
+    "gaussian_quadratic",
+    "heteroscedastic_quadratic",
+    "weighted_moments",
+]
 
 
 class Quadratic(NamedTuple):
@@ -72,6 +79,37 @@ def gaussian_quadratic(
     deficit = None if observed is None else _deficit(observed, precision, u, u_scale_tril, incomplete)
     matrix = weighted_moments(precision, u, u_scale_tril)
     return Quadratic(constant, (weight * residual) @ u, matrix, deficit, weight.sum(-1))
+
+
+def heteroscedastic_quadratic(
+    residual: Float[Tensor, "*#batch N D"],
+    observed: Bool[Tensor, "N D"] | None,
+    precision: Float[Tensor, "*#batch N D"],
+    u: Float[Tensor, "*#batch D M"],
+    u_scale_tril: Float[Tensor, "D M M"] | None = None,
+) -> Quadratic:
+    """Compute the coefficients for rows of data with a noise variance of each entry, and so a matrix H_n of each row.
+
+    :param residual: y − c, any finite number where missing.
+    :param observed: mask of the observed entries; None if all are observed.
+    :param precision: w_nd, 1/σ² of each entry.
+    :param u: whitened inducing outputs, or their means m_d.
+    :param u_scale_tril: Cholesky factors of their covariances S_d.
+
+    >>> y, u = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.5], [3.0]])
+    >>> form = heteroscedastic_quadratic(y, None, torch.tensor([[1.0, 2.0]]), u)
+    >>> form.linear, form.matrix - form.deficit  # ½ · 1 + 2 · 2 · 3, and (¼ − 1) + 2 (9 − 1)
+    (tensor([[12.5000]]), tensor([[[15.2500]]]))
+    """
+    log_precision = (precision / (2.0 * math.pi)).log()
+    if observed is not None:
+        precision, log_precision = precision * observed, log_precision * observed
+    constant = 0.5 * (log_precision - precision * residual.square()).sum(-1)
+    moments = u.unsqueeze(-1) * u.unsqueeze(-2) - torch.eye(u.shape[-1], dtype=u.dtype, device=u.device)
+    if u_scale_tril is not None:
+        moments = moments + u_scale_tril @ u_scale_tril.mT
+    own = (precision @ moments.flatten(-2)).unflatten(-1, moments.shape[-2:])  # one product for all rows
+    return Quadratic(constant, (precision * residual) @ u, own.new_zeros(own.shape[-2:]), -own, precision.sum(-1))
 
 
 def evaluate(

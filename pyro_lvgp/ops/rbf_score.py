@@ -165,18 +165,22 @@ def rbf_score(
     Z: Float[Tensor, "M Q"],
     variance: Float[Tensor, "*#batch"],
     lengthscale: Float[Tensor, "*#batch #Q"],
+    *,
+    prior: tuple[Float[Tensor, "N Q"], Float[Tensor, "N Q"]] | None = None,
 ) -> RBFScore:
-    """Compute the coefficients of the score of latents whose prior is standard normal.
+    """Compute the coefficients of the score of latents, whose prior has ``r = m / s²`` and ``t = −1 / s²``.
 
     :param form: coefficients of the quadratic form.
     :param Luu_inv: inverse Cholesky factor of k(Z, Z).
     :param Z: inducing points.
     :param variance: of the kernel.
     :param lengthscale: of the kernel, one for each latent dimension or for all.
+    :param prior: means m and standard deviations s of the prior of each row; None for N(0, I).
     """
     inverse_lengthscale = lengthscale.reciprocal().unsqueeze(-2)
     origin = Z.detach().mean(-2, keepdim=True)
     points = (Z - origin) * inverse_lengthscale
+    slope = -Z.new_ones(()) if prior is None else -prior[1].square().reciprocal()
     return RBFScore(
         inverse_lengthscale=inverse_lengthscale,
         shift=-origin * inverse_lengthscale,
@@ -186,8 +190,8 @@ def rbf_score(
         linear=form.linear @ Luu_inv,
         matrix=form.matrix @ Luu_inv,
         deficit=None if form.deficit is None else form.deficit @ Luu_inv.unsqueeze(-3),
-        intercept=Z.new_zeros(()),
-        slope=-Z.new_ones(()),
+        intercept=Z.new_zeros(()) if prior is None else -slope * prior[0],
+        slope=slope,
     )
 
 

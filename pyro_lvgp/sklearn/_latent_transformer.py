@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyro
+import pyro.distributions as dist
 import torch
 from jaxtyping import Bool, Float, Int
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
@@ -18,7 +19,7 @@ from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes, check_values
 from pyro_lvgp.infer import FitResult
 from pyro_lvgp.likelihoods import Gaussian, Likelihood
-from pyro_lvgp.models import LatentVariableModel
+from pyro_lvgp.models import BayesianGPLVM, RandomFeatureLVM, RowArguments
 from pyro_lvgp.sklearn._pyro_state import own_parameters
 from pyro_lvgp.sklearn._rows import CHECKS, RowsEstimator, as_device
 
@@ -46,7 +47,7 @@ class LatentTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsE
     """
 
     embedding_: Float[np.ndarray, "N Q"]
-    model_: LatentVariableModel
+    model_: BayesianGPLVM | RandomFeatureLVM
     guide_: Any
     history_: FitResult
     scaler_: StandardScaler
@@ -57,22 +58,28 @@ class LatentTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsE
     random_state: Any
 
     @abstractmethod
-    def _fit_model(self, Y: Float[Tensor, "N D"], likelihood: Likelihood, previous: Fitted | None) -> Fitted:
+    def _fit_model(
+        self, Y: Float[Tensor, "N D"], likelihood: Likelihood, previous: Fitted | None, rows: RowArguments | None
+    ) -> Fitted:
         """Fit a model and a guide of scaled rows.
 
         :param Y: rows, each with an observed entry, on the device of the fit.
         :param likelihood: likelihood of a new model.
         :param previous: fit of rows of the same shape to continue; None to start anew.
+        :param rows: known quantities of the rows; None for nothing.
         """
 
-    def fit(self, X: Any, y: Any = None) -> Any:
+    def fit(self, X: Any, y: Any = None, rows: RowArguments | None = None) -> Any:
         """Fit the latents of all rows, and the functions that map latents to columns.
 
         :param X: rows [N, D], NaN where missing.
         :param y: ignored.
+        :param rows: known quantities of the rows (:class:`~pyro_lvgp.models.RowArguments`), with standard errors in the units
+            of X; None for nothing.
         :raises ValueError: for columns without observed entries, fewer than two rows with observed entries, infinite entries,
             entries outside the support of the likelihood, sizes that are not positive, a device that torch does not know, or
-            with ``warm_start`` rows of another shape than those of the previous fit.
+            with ``warm_start`` rows of another shape or with other known quantities than those of the previous fit.
+        :raises TypeError: for ``rows`` that are no ``RowArguments``, or that the likelihood cannot account for.
         """
         check_sizes(max_iter=self.max_iter)
         device = as_device(self.device)
@@ -84,20 +91,32 @@ class LatentTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsE
         standardised = self.likelihood is None
         scaler = StandardScaler(with_mean=standardised, with_std=standardised)
         Y = torch.tensor(scaler.fit_transform(X)[is_observed]).to(device)
-        previous = self._previous(Y) if self.warm_start else None
+        known = scaled_rows(rows, scaler, Y, len(X))
+        known = None if known is None else known[torch.as_tensor(is_observed).to(device)]
+        previous = self._previous(Y, known) if self.warm_start else None
         self.scaler_ = scaler
         self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         self._local = pyro.settings.get("module_local_params")
         with own_parameters(self._local), seeded(self._seed):
             likelihood = Gaussian() if self.likelihood is None else deepcopy(self.likelihood)
-            self.model_, self.guide_, self.history_ = self._fit_model(Y, likelihood, previous)
+            self.model_, self.guide_, self.history_ = self._fit_model(Y, likelihood, previous, known)
             latents = self.guide_.median(Y)["X"]
-            self.embedding_ = self._prior().mean.expand(len(X), -1).numpy(force=True).copy()
+            prior = self._prior_of(scaled_rows(rows, scaler, Y, len(X)))
+            self.embedding_ = prior.mean.expand(len(X), -1).numpy(force=True).copy()
         self.embedding_[is_observed] = latents.numpy(force=True)
         self.n_iter_ = len(self.history_.losses)
         return self
 
-    def _previous(self, Y: Tensor) -> Fitted | None:
+    def fit_transform(self, X: Any, y: Any = None, rows: RowArguments | None = None) -> Any:
+        """Fit the latents of all rows, and return those of :meth:`transform`.
+
+        :param X: rows [N, D], NaN where missing.
+        :param y: ignored.
+        :param rows: as for :meth:`fit`.
+        """
+        return self.fit(X, y, rows).transform(X, rows)
+
+    def _previous(self, Y: Tensor, rows: RowArguments | None) -> Fitted | None:
         """Return the previous fit; None before the first one; raise if it cannot be continued on these rows."""
         if "model_" not in vars(self):
             return None
@@ -107,25 +126,45 @@ class LatentTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsE
                 f"expected the {shape[0]} rows with observed entries and {shape[1]} columns of the previous fit, which "
                 f"warm_start=True continues, got {list(Y.shape)}; set warm_start=False"
             )
+        own = self.model_.rows
+        parts, its = ({} if each is None else each.parts() for each in (rows, own))
+        if parts.keys() != its.keys() or not all(torch.equal(value, its[name]) for name, value in parts.items()):
+            raise ValueError(
+                f"expected the known quantities of rows of the previous fit, {sorted(its)}, which warm_start=True continues, "
+                f"got others, {sorted(parts)}; set warm_start=False"
+            )
         return Fitted(self.model_, self.guide_, self.history_)
+
+    def _prior_of(self, rows: RowArguments | None) -> Any:
+        """Prior of the latents of rows: one of each, or the mixture that the training latents were fitted by."""
+        if rows is None or rows.prior is None:
+            return self._prior()
+        return dist.Normal(*rows.prior).to_event(1)
+
+    def _infer(self, Y: Tensor, prior: Any, rows: RowArguments | None) -> Any:
+        """Posterior of the latents of rows by Laplace's approximation."""
+        one = prior if rows is None or rows.prior is None else None  # rows have priors of their own
+        return self.model_.infer_latents(self.guide_, Y, prior=one, rows=rows, seed=self._seed)
 
     def _prior(self) -> Any:
         """Mixture that the training latents were fitted by, the prior of the latents of new rows."""
         return self.model_.training_prior(self.guide_, seed=self._seed)
 
-    def transform(self, X: Any) -> Float[np.ndarray, "N Q"]:
+    def transform(self, X: Any, rows: RowArguments | None = None) -> Float[np.ndarray, "N Q"]:
         """Compute the posterior means of the latents of new or training rows, by Laplace's approximation.
 
         A row without observed entries has the mean of the prior, which is that of the training latents.
 
         :param X: rows [N, D], NaN where missing.
+        :param rows: known quantities of these rows, if the training rows have them, as for :meth:`fit`.
         """
         Y, is_observed = self._scaled(X)
+        known = scaled_rows(rows, self.scaler_, Y, len(Y))
         with own_parameters(self._local):
-            prior = self._prior()
+            prior = self._prior_of(known)
             latents = prior.mean.expand(len(Y), -1).clone()
-            for rows in chunks(is_observed):
-                latents[rows] = self.model_.infer_latents(self.guide_, Y[rows], prior=prior, seed=self._seed).mean
+            for idx in chunks(is_observed):
+                latents[idx] = self._infer(Y[idx], prior, None if known is None else known[idx]).mean
         return latents.numpy(force=True)
 
     def _scaled(self, X: Any) -> tuple[Float[Tensor, "N D"], Bool[Tensor, " N"]]:
@@ -137,17 +176,20 @@ class LatentTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsE
         return Y, ~Y.isnan().all(1)
 
     def inverse_transform(
-        self, X: Any, return_std: bool = False
+        self, X: Any, return_std: bool = False, rows: RowArguments | None = None
     ) -> Float[np.ndarray, "N D"] | tuple[Float[np.ndarray, "N D"], Float[np.ndarray, "N D"]]:
         """Compute predictive means at latents, and their standard deviations, noise included.
 
         :param X: latents [N, Q].
         :param return_std: whether to return the standard deviations too.
+        :param rows: covariates, exposures and standard errors of the rows, of each or one for all, if the training rows have
+            them.
         """
         check_is_fitted(self)
         latents = torch.tensor(check_array(X, dtype=CHECKS["dtype"])).to(self.model_.latent_candidates())
         with own_parameters(self._local), seeded(self._seed):
-            prediction = self.model_.predict(self.guide_, latents)
+            known = scaled_rows(rows, self.scaler_, latents, len(latents))
+            prediction = self.model_.predict(self.guide_, latents, rows=known)
         mean = self.scaler_.inverse_transform(prediction.mean.numpy(force=True))
         if not return_std:
             return mean
@@ -157,3 +199,15 @@ class LatentTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsE
     @property
     def _n_features_out(self) -> int:
         return self.embedding_.shape[1]
+
+
+def scaled_rows(rows: RowArguments | None, scaler: StandardScaler, like: Tensor, num_rows: int) -> RowArguments | None:
+    """Convert the known quantities of rows to the dtype and device of a tensor, and standard errors to scaled columns."""
+    if rows is None:
+        return None
+    if not isinstance(rows, RowArguments):
+        raise TypeError(f"expected rows to be RowArguments(...), got {type(rows).__name__}; import it from pyro_lvgp.models")
+    rows = rows.to(like).expand(num_rows)
+    if rows.standard_error is None or scaler.scale_ is None:
+        return rows
+    return rows.replace(RowArguments(standard_error=rows.standard_error / torch.as_tensor(scaler.scale_).to(like)))

@@ -15,9 +15,9 @@ from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.likelihoods import Likelihood, RowLikelihood
-from pyro_lvgp.models import BayesianGPLVM
+from pyro_lvgp.models import BayesianGPLVM, RowArguments
 from pyro_lvgp.ops.quasi_monte_carlo import qmc_normal
-from pyro_lvgp.sklearn._latent_transformer import Fitted, LatentTransformer, chunks
+from pyro_lvgp.sklearn._latent_transformer import Fitted, LatentTransformer, chunks, scaled_rows
 from pyro_lvgp.sklearn._pyro_state import own_parameters
 from pyro_lvgp.sklearn._rows import fit_gplvm
 
@@ -106,16 +106,18 @@ class GPLVM(LatentTransformer):
         self.random_state = random_state
         self.verbose = verbose
 
-    def _fit_model(self, Y: Float[Tensor, "N D"], likelihood: Likelihood, previous: Fitted | None) -> Fitted:
+    def _fit_model(
+        self, Y: Float[Tensor, "N D"], likelihood: Likelihood, previous: Fitted | None, rows: RowArguments | None
+    ) -> Fitted:
         check_sizes(n_inducing=self.n_inducing)
         if self.n_components != "auto":
             check_sizes(n_components=self.n_components)
         elif previous is None:
             generous = min(_GENEROUS_DIM, Y.shape[1], len(Y) - 1)
-            first = self._fit_dim(Y, deepcopy(likelihood), max(generous, 1))
-            return self._fit_dim(Y, likelihood, _num_relevant(first))
+            first = self._fit_dim(Y, deepcopy(likelihood), max(generous, 1), rows)
+            return self._fit_dim(Y, likelihood, _num_relevant(first), rows)
         if previous is None:
-            return self._fit_dim(Y, likelihood, self.n_components)
+            return self._fit_dim(Y, likelihood, self.n_components, rows)
         if self.n_components not in ("auto", previous.model.latent_dim):
             raise ValueError(
                 f"expected the n_components={previous.model.latent_dim} of the previous fit, which warm_start=True continues, "
@@ -123,10 +125,10 @@ class GPLVM(LatentTransformer):
             )
         return self._continue(previous.model, Y, previous.guide)
 
-    def _fit_dim(self, Y: Tensor, likelihood: Likelihood, latent_dim: Any) -> Fitted:
+    def _fit_dim(self, Y: Tensor, likelihood: Likelihood, latent_dim: Any, rows: RowArguments | None) -> Fitted:
         """Fit a new model of a number of latent dimensions."""
-        num_inducing = min(self.n_inducing, len(Y))
-        model = BayesianGPLVM.from_data(Y, latent_dim, num_inducing=num_inducing, likelihood=likelihood, seed=self._seed)
+        options: Any = {"num_inducing": min(self.n_inducing, len(Y)), "likelihood": likelihood, "rows": rows}
+        model = BayesianGPLVM.from_data(Y, latent_dim, seed=self._seed, **options)
         return self._continue(model, Y)
 
     def _continue(self, model: BayesianGPLVM, Y: Tensor, guide: MeanFieldGuide | None = None) -> Fitted:
@@ -142,7 +144,7 @@ class GPLVM(LatentTransformer):
         )
         return Fitted(model, guide, history)
 
-    def score_samples(self, X: Any) -> Float[np.ndarray, " N"]:
+    def score_samples(self, X: Any, rows: RowArguments | None = None) -> Float[np.ndarray, " N"]:
         r"""Estimate the log evidence of each row under the fitted model, in nats; higher is better.
 
         .. math::
@@ -159,45 +161,53 @@ class GPLVM(LatentTransformer):
         are standardised.  A row without observed entries has the log evidence 0.
 
         :param X: rows [N, D], NaN where missing.
+        :param rows: known quantities of these rows, if the training rows have them, as for :meth:`fit`.  A prior of each row
+            takes the place of the mixture.
 
         Source: Owen and Zhou (2000), "Safe and effective importance sampling", for draws of a mixture by components.
         """
         Y, is_observed = self._scaled(X)
         log_evidence = Y.new_zeros(len(Y))
+        known = scaled_rows(rows, self.scaler_, Y, len(Y))
         with own_parameters(self._local), seeded(self._seed):
-            prior = self._prior()
-            draws = prior.sample((_NUM_DRAWS,))
+            shared = self._prior_of(None)
+            draws = shared.sample((_NUM_DRAWS,))
             noise = qmc_normal(_NUM_DRAWS, Normal(torch.zeros_like(draws[0]), 1.0))
-            for rows in chunks(is_observed):
-                log_evidence[rows] = self._log_evidence(Y[rows], prior, draws, noise)
+            for idx in chunks(is_observed):
+                own = None if known is None else known[idx]
+                has_prior = own is not None and own.prior is not None
+                prior = self._prior_of(own) if has_prior else shared
+                of_prior = prior.sample((_NUM_DRAWS,)) if has_prior else draws[:, None].expand(-1, len(idx), -1)
+                log_evidence[idx] = self._log_evidence(Y[idx], prior, of_prior, noise, own)
         log_scale = np.log(self.scaler_.scale_) if self.scaler_.with_std else np.zeros(Y.shape[1])
         return log_evidence.numpy(force=True) - (~np.isnan(Y.numpy(force=True)) * log_scale).sum(1)
 
-    def score(self, X: Any, y: Any = None) -> float:
+    def score(self, X: Any, y: Any = None, rows: RowArguments | None = None) -> float:
         """Compute the mean of :meth:`score_samples`, for the selection of models; higher is better.
 
         :param X: rows [N, D], NaN where missing.
         :param y: ignored.
+        :param rows: as for :meth:`score_samples`.
         """
-        return float(self.score_samples(X).mean())
+        return float(self.score_samples(X, rows).mean())
 
     @torch.no_grad()
-    def _log_evidence(self, Y: Tensor, prior: Any, draws: Tensor, noise: Tensor) -> Tensor:
+    def _log_evidence(self, Y: Tensor, prior: Any, draws: Tensor, noise: Tensor, rows: RowArguments | None) -> Tensor:
         """Estimate the log evidence of standardised rows by draws of the prior, and of Gaussians with the given noise."""
-        posterior: Any = self.model_.infer_latents(self.guide_, Y, prior=prior, seed=self._seed)
+        posterior: Any = self._infer(Y, prior, rows)
         gaussians, log_shares = [posterior], Y.new_zeros(len(Y), 1)
         if isinstance(posterior, MixtureSameFamily):
             parts: Any = posterior.component_distribution
             log_shares = posterior.mixture_distribution.logits.log_softmax(-1)
             moments = zip(parts.mean.unbind(1), parts.scale_tril.unbind(1), strict=True)
             gaussians = [MultivariateNormal(mean, scale_tril=scale_tril) for mean, scale_tril in moments]
-        proposals = [(-math.log(2.0), draws[:, None].expand(-1, len(Y), -1))]
+        proposals = [(-math.log(2.0), draws)]
         for log_share, each in zip(log_shares.T, gaussians, strict=True):
             proposals.append((log_share - math.log(2.0), each.mean + (each.scale_tril @ noise[:, None, :, None]).squeeze(-1)))
         value, observed = torch.nan_to_num(Y, self.model_.likelihood.fill_value), ~torch.isnan(Y)
         terms = []
         for log_share, x in ((log_share, x) for log_share, many in proposals for x in many):
-            y = self.model_.predictive(self.guide_, x)
+            y = self.model_.predictive(self.guide_, x, rows=rows)
             if isinstance(y.likelihood, RowLikelihood):
                 log_p = y.likelihood.log_predictive_density_of_rows(value, observed, y.f_mean, y.f_variance, y.params)
             else:

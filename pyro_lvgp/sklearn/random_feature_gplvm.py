@@ -14,7 +14,7 @@ from pyro_lvgp.guides import RandomFeatureGuide
 from pyro_lvgp.guides.random_feature.guide import Weights
 from pyro_lvgp.infer import fit
 from pyro_lvgp.likelihoods import Gaussian, Likelihood
-from pyro_lvgp.models import RandomFeatureLVM
+from pyro_lvgp.models import RandomFeatureLVM, RowArguments
 from pyro_lvgp.models.initialization import linear_latents
 from pyro_lvgp.sklearn._latent_transformer import Fitted, LatentTransformer
 from pyro_lvgp.sklearn._pyro_state import own_parameters
@@ -47,7 +47,8 @@ class RandomFeatureGPLVM(LatentTransformer):
     :param n_frequencies: number F of frequencies, half the number of features.
     :param lengthscale: initial lengthscale of the kernel; by default that of the model.
     :param init: initial latents: ``"pca"``, ``"tsne"`` of data whose missing entries are filled by a linear model, or
-        ``"auto"``, which is t-SNE for up to three dimensions and five rows or more, and else PCA.
+        ``"auto"``, which is t-SNE for up to three dimensions and five rows or more, and else PCA.  With priors, covariates or
+        exposures of rows it is PCA of what these do not explain.
     :param max_iter: number of sweeps through the blocks of parameters.
     :param warm_start: whether a further call of ``fit`` continues from the previous one, for the same rows in the same order.
     :param device: device of the fit, such as ``"cuda"``; None for torch's default device.
@@ -94,10 +95,12 @@ class RandomFeatureGPLVM(LatentTransformer):
         self.random_state = random_state
         self.verbose = verbose
 
-    def _fit_model(self, Y: Float[Tensor, "N D"], likelihood: Likelihood, previous: Fitted | None) -> Fitted:
+    def _fit_model(
+        self, Y: Float[Tensor, "N D"], likelihood: Likelihood, previous: Fitted | None, rows: RowArguments | None
+    ) -> Fitted:
         check_sizes(n_components=self.n_components, n_frequencies=self.n_frequencies)
         if previous is None:
-            model, guide = self._make(Y, likelihood)
+            model, guide = self._make(Y, likelihood, rows)
         elif previous.model.latent_dim != self.n_components:
             raise ValueError(
                 f"expected the n_components={previous.model.latent_dim} of the previous fit, which warm_start=True continues, "
@@ -108,7 +111,9 @@ class RandomFeatureGPLVM(LatentTransformer):
         options: Any = {"num_steps": self.max_iter, "seed": self._seed, "progress": bool(self.verbose)}
         return Fitted(model, guide, fit(model, guide, Y, optim=guide.blocks(), **options))
 
-    def _make(self, Y: Float[Tensor, "N D"], likelihood: Likelihood) -> tuple[RandomFeatureLVM, RandomFeatureGuide]:
+    def _make(
+        self, Y: Float[Tensor, "N D"], likelihood: Likelihood, rows: RowArguments | None
+    ) -> tuple[RandomFeatureLVM, RandomFeatureGuide]:
         """Make a model and a guide with initial values."""
         model: Any = RandomFeatureLVM(
             len(Y),
@@ -117,9 +122,10 @@ class RandomFeatureGPLVM(LatentTransformer):
             num_frequencies=self.n_frequencies,
             lengthscale=self.lengthscale,
             likelihood=likelihood,
+            rows=rows,
             seed=self._seed,
         )
-        model = model.to(Y).initialize(Y, latents=self._initial_latents(Y, likelihood), seed=self._seed)
+        model = model.to(Y).initialize(Y, latents=self._initial_latents(Y, likelihood, rows), seed=self._seed)
         # One Cholesky factor for all columns, instead of one for each column with gaps.
         weights: Weights | None = "filled" if Y.isnan().any() and type(likelihood) is Gaussian else None
         return model, self._make_guide(model, weights)
@@ -143,10 +149,19 @@ class RandomFeatureGPLVM(LatentTransformer):
                 self.guide_(*self.model_.example_data())  # makes its parameters, of any data
                 self.guide_.load_state_dict(tensors)
 
-    def _initial_latents(self, Y: Float[Tensor, "N D"], likelihood: Likelihood) -> Float[Tensor, "N Q"] | None:
+    def _initial_latents(
+        self, Y: Float[Tensor, "N D"], likelihood: Likelihood, rows: RowArguments | None
+    ) -> Float[Tensor, "N Q"] | None:
         """Compute initial latents by t-SNE; None for those of the model, by PCA."""
         if self.init not in _INITS:
             raise ValueError(f"expected init in {_INITS}, got {self.init!r}")
+        if rows is not None and not (rows.prior is None and rows.covariates is None and rows.exposure is None):
+            if self.init == "tsne":
+                raise ValueError(
+                    f'expected init="pca" or "auto" with priors, covariates or exposures of rows, which t-SNE ignores, got '
+                    f"{self.init!r}"
+                )
+            return None
         if self.init == "pca" or (self.init == "auto" and (self.n_components > _MAX_TSNE_DIM or len(Y) < 5)):
             return None
         if self.n_components > _MAX_TSNE_DIM:

@@ -56,6 +56,7 @@ def test_list_names_every_benchmark_with_its_first_line(capsys):
         "processes",
         "recordings",
         "robustness",
+        "row_arguments",
         "schedules",
         "site_updates",
         "soak",

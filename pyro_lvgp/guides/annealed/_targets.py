@@ -15,6 +15,7 @@ from torch import Tensor
 from pyro_lvgp._utils.seeding import forked
 from pyro_lvgp.guides.annealed._whitened import Bases, Whitened
 from pyro_lvgp.guides.annealed.transitions import Coordinates, State, Transition, check_finite
+from pyro_lvgp.infer._row_weights import IgnoreRowWeights, RefuseRowWeights
 from pyro_lvgp.infer.elbo.handlers import MarginalizeGaussians
 from pyro_lvgp.infer.protocols import HasLogJoint, HasScoreTensors
 
@@ -188,9 +189,13 @@ class TracedTarget:
         return sum(terms, torch.zeros(())) + sum(x.sum() for x in log_dets.values())
 
     def _trace(self, z: Coordinates) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return the model's sample sites at state z of the chain, and the log determinants of the constraints."""
+        """Return the model's sample sites at state z of the chain, and the log determinants of the constraints.
+
+        The target of the chain of a row is the posterior of that row, whatever the weight of the row in the bound.
+        """
         values, log_dets = self.sites.values(z, self.bases)
-        model = poutine.condition(self.model, values)
+        weights: Messenger = RefuseRowWeights() if self.local_plate is None else IgnoreRowWeights()
+        model = weights(poutine.condition(self.model, values))
         model = MarginalizeGaussians(self.drawn)(model) if self.marginalize else model
         trace = poutine.trace(poutine.replay(model, self.drawn)).get_trace(*self.args, **self.kwargs)
         return {name: site for name, site in trace.nodes.items() if site["type"] == "sample"}, log_dets

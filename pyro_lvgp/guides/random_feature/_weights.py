@@ -46,7 +46,7 @@ class CollapsedWeights(PyroModule):
         if filled:
             self.gaps: Any = PyroParam(model.mean.repeat(model.num_data, 1), constraints.real)
         elif not isinstance(model.likelihood, Gaussian):
-            f = initial_function(model, y)
+            f = initial_function(model, y, model.rows_at())
             c = variational_parameter(f, torch.ones_like(f)).expand(model.num_data, -1).contiguous()
             self.c: Any = PyroParam(c, constraints.positive)
 
@@ -63,12 +63,16 @@ class CollapsedWeights(PyroModule):
         self, model: RandomFeatureModel, data: Float[Tensor, "N D"], features: Float[Tensor, "*batch N L"]
     ) -> WeightPosterior:
         """Compute the posterior given data and features of all rows."""
+        rows = model.rows_at()
         if not isinstance(model.likelihood, Gaussian):
             # The quadratic bound on the log likelihood is exact at f = ± c.
-            return weight_posterior(features, *model.weight_sites(data, self.c, torch.zeros_like(self.c)))
+            return weight_posterior(features, *model.weight_sites(data, self.c, torch.zeros_like(self.c), rows))
         observed = ~torch.isnan(data)
         if self.filled:
             data, observed = torch.where(observed, data, self.gaps), torch.ones_like(observed)
+        if rows is not None and not (rows.standard_error is None and rows.weight is None):
+            data = torch.where(observed, data, torch.nan)
+            return weight_posterior(features, *model.weight_sites(data, data, torch.zeros_like(data), rows))
         params = model.likelihood.params()
         assert params is not None
         return gaussian_weight_posterior(features, data - model.mean, observed, params)
@@ -81,7 +85,7 @@ class CollapsedWeights(PyroModule):
         if self.filled:
             return {"gaps": model.mean + features @ posterior.mean.mT}
         mean, variance = function_moments(posterior, features)
-        return {"c": variational_parameter(model.mean + mean, variance)}
+        return {"c": variational_parameter(model.offsets(model.rows_at()) + mean, variance)}
 
 
 class ExplicitWeights(PyroModule):
@@ -94,13 +98,22 @@ class ExplicitWeights(PyroModule):
         overshoot.
     :param features: features of these rows.
     :param shared: whether all outputs have one covariance.
+    :param rows: known quantities of these rows; None for nothing.
     """
 
-    def __init__(self, model: RandomFeatureModel, y: Float[Tensor, "B D"], features: Float[Tensor, "B L"], *, shared: bool):
+    def __init__(
+        self,
+        model: RandomFeatureModel,
+        y: Float[Tensor, "B D"],
+        features: Float[Tensor, "B L"],
+        *,
+        shared: bool,
+        rows: Any = None,
+    ):
         super().__init__()
         self.shared = shared
-        f = initial_function(model, y)
-        linear, precision = self._natural(model, y, features, f, torch.zeros_like(f))
+        f = initial_function(model, y, rows)
+        linear, precision = self._natural(model, y, features, f, torch.zeros_like(f), rows)
         self.linear: Any = PyroParam(linear, constraints.real)
         self.precision: Any = PyroParam(precision, constraints.positive_definite)
 
@@ -116,27 +129,36 @@ class ExplicitWeights(PyroModule):
         return DrawnNormal(self.posterior().mean, scale_tril=scale_tril, validate_args=False)
 
     def updated(
-        self, model: RandomFeatureModel, y: Float[Tensor, "B D"], features: Float[Tensor, "B L"], *, is_whole: bool
+        self,
+        model: RandomFeatureModel,
+        y: Float[Tensor, "B D"],
+        features: Float[Tensor, "B L"],
+        *,
+        is_whole: bool,
+        rows: Any = None,
     ) -> dict[str, Tensor]:
         """Take a natural-gradient step of size one at these features, and return the new parameters.
 
         :param is_whole: whether these are all rows: then steps that would lower the bound are halved.
+        :param rows: known quantities of these rows; None for nothing.
         """
         mean, variance = function_moments(self.posterior(), features)
-        natural = self._natural(model, y, features, model.mean + mean, variance)
+        natural = self._natural(model, y, features, model.offsets(rows) + mean, variance, rows)
         if is_whole and not isinstance(model.likelihood, Gaussian):
-            natural = self._backtrack(lambda *to: self._bound(model, y, features, *to), natural)
+            natural = self._backtrack(lambda *to: self._bound(model, y, features, to, rows), natural)
         return dict(zip(("linear", "precision"), natural, strict=True))
 
-    def _natural(self, model: RandomFeatureModel, y: Tensor, features: Tensor, mean: Tensor, variance: Tensor) -> Natural:
+    def _natural(
+        self, model: RandomFeatureModel, y: Tensor, features: Tensor, mean: Tensor, variance: Tensor, rows: Any
+    ) -> Natural:
         """Multiply the prior by the sites of the rows at moments of f, scaled to all rows; return P m and P.
 
         A shared precision is the mean over outputs, and P m is corrected for the difference.
         """
-        linear, precision = model.weight_sites(y, mean, variance)
+        linear, precision = model.weight_sites(y, mean, variance, rows)
         if self.shared:
             average = precision.mean(-1, keepdim=True)
-            linear, precision = linear + (average - precision) * (mean - model.mean), average
+            linear, precision = linear + (average - precision) * (mean - model.offsets(rows)), average
         ratio, L = model.num_data / len(y), features.shape[-1]
         total = precision_sum(features, precision)
         if not self.shared:
@@ -166,22 +188,24 @@ class ExplicitWeights(PyroModule):
         return after(step_size)
 
     def _bound(
-        self, model: RandomFeatureModel, y: Tensor, features: Tensor, linear: Tensor, precision: Tensor
+        self, model: RandomFeatureModel, y: Tensor, features: Tensor, natural: Natural, rows: Any
     ) -> Float[Tensor, " D"] | Float[Tensor, " 1"]:
         """Compute the terms of the bound that depend on the weights: for each output, or for all whose terms are coupled.
 
         Outputs with one covariance, and those of a :class:`~pyro_lvgp.likelihoods.RowLikelihood`, are coupled.
         """
-        posterior = from_natural(linear, precision)
+        posterior = from_natural(*natural)
         mean, variance = function_moments(posterior, features)
-        f_mean, params = model.mean + mean, model.likelihood.params()
+        f_mean, params = model.offsets(rows) + mean, model.likelihood.params()
+        weight = 1.0 if rows is None or rows.weight is None else rows.weight
         value = torch.nan_to_num(y, model.likelihood.fill_value)
         variance, divergence = variance.expand_as(f_mean), divergence_from_prior(posterior)
         if isinstance(model.likelihood, RowLikelihood):
             expected = model.likelihood.log_prob_of_rows(value, ~torch.isnan(y), f_mean, variance, params)
-            return (expected.sum() - divergence.sum()).unsqueeze(0)
+            return ((weight * expected).sum() - divergence.sum()).unsqueeze(0)
         expected = model.likelihood.expected_log_prob(value, f_mean, variance, params)
-        bound = torch.where(torch.isnan(y), 0.0, expected).sum(0) - divergence
+        entries = torch.where(torch.isnan(y), 0.0, expected)
+        bound = (entries if isinstance(weight, float) else weight[:, None] * entries).sum(0) - divergence
         return bound.sum(0, keepdim=True) if self.shared else bound
 
 
@@ -192,8 +216,7 @@ def _positive_definite(P: Float[Tensor, "*batch L L"]) -> Float[Tensor, "*batch 
     return P + torch.diag_embed(jitter[..., None].expand(P.shape[:-1]))
 
 
-def initial_function(model: RandomFeatureModel, y: Float[Tensor, "B D"] | None) -> Float[Tensor, "#B D"]:
+def initial_function(model: RandomFeatureModel, y: Float[Tensor, "B D"] | None, rows: Any) -> Float[Tensor, "#B D"]:
     """Return initial function values: the inverse link of y, or the mean at missing entries."""
-    if y is None:
-        return model.mean[None]
-    return torch.where(torch.isnan(y), model.mean, model.likelihood.inverse_link(y))
+    offsets = torch.atleast_2d(model.offsets(rows))
+    return offsets if y is None else torch.where(torch.isnan(y), offsets, model.likelihood.inverse_link(y))

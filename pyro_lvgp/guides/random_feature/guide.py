@@ -163,7 +163,8 @@ class RandomFeatureGuide(SampledGuide):
             if y is None:
                 y, idx = like.new_full((1, model.data_dim), torch.nan), torch.zeros_like(like[:1]).long()
             with torch.no_grad():
-                self.a = ExplicitWeights(model, y, self._draw_features(y, idx), shared=self.weights == "shared")
+                features, rows = self._draw_features(y, idx), model.rows_at(idx)
+                self.a = ExplicitWeights(model, y, features, shared=self.weights == "shared", rows=rows)
         else:
             self.register_buffer("data", like.new_full((model.num_data, model.data_dim), torch.nan))
             self.a = CollapsedWeights(model, y, filled=self.weights == "filled")
@@ -274,7 +275,7 @@ class RandomFeatureGuide(SampledGuide):
 
         If it is exact, the bound of all rows does not depend on the draw of a.
         """
-        features = self.model.features(X.unsqueeze(-3), omega)
+        features = self.model.features(X.unsqueeze(-3), omega, self.model.rows_at())
         mean, precision_tril = self.a.posterior(self.model, self.data, features)
         is_exact = self.weights == "collapsed" and isinstance(self.model.likelihood, Gaussian)
         family = PrecisionNormalAtMean if is_exact and has_all and is_in_bound() else PrecisionNormal
@@ -349,14 +350,16 @@ class RandomFeatureGuide(SampledGuide):
 
     def _update_weights(self, y: Tensor, idx: Tensor | None = None) -> dict[str, Tensor]:
         if self.weights in _EXPLICIT:
-            new = self.a.updated(self.model, y, self._draw_features(y, idx), is_whole=idx is None)
+            features, rows = self._draw_features(y, idx), self.model.rows_at(idx)
+            new = self.a.updated(self.model, y, features, is_whole=idx is None, rows=rows)
         else:
             new = self.a.updated(self.model, self.data, self._draw_features(self.data, None))
         return {f"guide.a.{name}": value for name, value in new.items()}
 
     def _draw_features(self, y: Tensor, idx: Tensor | None) -> Tensor:
         """Features [B, L] at one draw of latents and frequencies."""
-        return self.model.features(self.latents(y, idx).sample(), self.omega.posterior(self.model).sample())
+        X, omega = self.latents(y, idx).sample(), self.omega.posterior(self.model).sample()
+        return self.model.features(X, omega, self.model.rows_at(idx))
 
     @pyro_lock
     def sample_posterior(self, num_samples: int, *args, chunk_size: int = 1, **kwargs) -> dict[str, Tensor]:

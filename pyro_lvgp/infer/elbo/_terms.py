@@ -12,11 +12,15 @@ from pyro.poutine.guide import GuideMessenger
 from torch import Tensor
 from torch.distributions import kl_divergence
 
+from pyro_lvgp._utils.control_flow import holds
+from pyro_lvgp.infer._row_weights import ROW_WEIGHT
+
 __all__ = [
     "Sites",
     "check_in_guide",
     "check_reparameterised",
     "equals",
+    "has_one_scale",
     "log_prob_sum",
     "log_ratio",
     "mask_of",
@@ -107,13 +111,20 @@ def _kl(guide_site: Mapping[str, Any], model_site: Mapping[str, Any]) -> Tensor 
     """Compute the analytic KL divergence of a site; None if there is none."""
     if type(guide_site["fn"]) is Delta:
         return None  # the KL divergence that Pyro registers ignores its log_density
-    if not all(equals(guide_site[weight], model_site[weight]) for weight in ("scale", "mask")):
+    if not (has_one_scale(guide_site, model_site) and equals(guide_site["mask"], model_site["mask"])):
         return None  # a KL divergence needs one scale and mask
     try:
         kl = kl_divergence(guide_site["fn"], model_site["fn"])
     except NotImplementedError:
         return None
     return scale_and_mask(kl, guide_site["scale"], guide_site["mask"]).sum()
+
+
+def has_one_scale(site: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two sites have the same scale, whose values are compared if both have weights of rows."""
+    if ROW_WEIGHT in site["infer"] and ROW_WEIGHT in other["infer"]:
+        return holds(torch.eq(site["scale"], other["scale"]).all())
+    return equals(site["scale"], other["scale"])
 
 
 def equals(weight: Any, other: Any) -> bool:
