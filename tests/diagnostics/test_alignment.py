@@ -18,7 +18,7 @@ from pyro_lvgp.diagnostics._alignment import closest_transformation
 from pyro_lvgp.guides import MeanFieldGuide, RandomFeatureGuide, StructuredGPGuide
 from pyro_lvgp.infer import MeanFieldELBO, fit_restarts
 from pyro_lvgp.kernels import RBF, Cosine, Linear, Matern, Periodic, Stack
-from pyro_lvgp.models import GPVAE, BayesianGPLVM, RandomFeatureLVM, SparseGPVAE
+from pyro_lvgp.models import GPVAE, BayesianGPLVM, RandomFeatureLVM, RowArguments, SparseGPVAE
 from pyro_lvgp.networks import MLP, IndexNet
 
 N, D, Q = 12, 4, 3
@@ -118,6 +118,14 @@ def test_what_is_fixed_is_no_symmetry():
         with_prior = gplvm(RBF(Q, ard=False))
         with_prior.inducing_points = PyroSample(dist.Normal(torch.zeros(5, Q), scale).to_event(2))
         assert with_prior.latent_symmetry().group == group
+
+    known = {"prior_scale": torch.full((N, Q), 0.5)}, {"covariates": torch.ones(N, 1)}
+    for parts in known:
+        rows = RowArguments(**parts)
+        kernel = RBF(Q + (rows.covariates is not None), ard=False)
+        assert BayesianGPLVM(N, D, Q, kernel, num_inducing=5, rows=rows).latent_symmetry().group == "none"
+    weights = RowArguments(weight=torch.ones(N))
+    assert BayesianGPLVM(N, D, Q, RBF(Q, ard=False), num_inducing=5, rows=weights).latent_symmetry().group == "rotations"
 
     class Other(BayesianGPLVM):
         def forward(self, y=None, idx=None):
