@@ -49,6 +49,7 @@ def test_list_names_every_benchmark_with_its_first_line(capsys):
         "gpvae",
         "half_hidden",
         "imputation",
+        "large_data",
         "longseries",
         "minibatches",
         "new_rows",
