@@ -121,12 +121,13 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
 
     @names_types
     @pyro_lock
-    def predict(self, guide: Guide, X: Latents, *, num_samples: int = 64) -> Prediction:
+    def predict(self, guide: Guide, X: Latents, *, num_samples: int = 64, seed: int | None = None) -> Prediction:
         """Predict y at latent positions, or averaged over a distribution of them.
 
         :param guide: a fitted guide.
         :param X: latent positions [B, Q], or a distribution over them, such as :meth:`infer_latents` returns.
         :param num_samples: posterior draws, the components of the mixture.
+        :param seed: seed of the draws, which then do not change the global random state; None draws from the global state.
         :raises ValueError: if ``num_samples`` is not positive, latents have another number of dimensions or are not finite, or
             the guide lacks a latent site.
         :raises TypeError: for latents of another dtype than the model's.
@@ -135,7 +136,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         self._check_latents(X)
         draw_latents = X.sample if isinstance(X, torch.distributions.Distribution) else lambda: X
         num_rows = X.batch_shape[0] if isinstance(X, torch.distributions.Distribution) else len(cast(Tensor, X))
-        with eval_mode(self, guide):
+        with eval_mode(self, guide), seeded(seed):
             rows = (self._rows_given(globals_, draw_latents()) for globals_ in self._global_draws(guide, num_samples))
             return self._prediction(rows, num_samples, num_rows)
 
@@ -148,6 +149,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         idx: Int[Tensor, " B"] | None = None,
         *,
         num_samples: int = 64,
+        seed: int | None = None,
     ) -> Prediction:
         """Predict training rows from their own latents.
 
@@ -155,6 +157,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         :param Y: training rows.
         :param idx: their indices; None for all rows.
         :param num_samples: posterior draws, the components of the mixture.
+        :param seed: seed of the draws, which then do not change the global random state; None draws from the global state.
         :raises ValueError: if ``num_samples`` is not positive, the rows do not fit, or the guide lacks a latent site.
         """
         check_sizes(num_samples=num_samples)
@@ -169,7 +172,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
                     draw = poutine.trace(guide).get_trace(Y, idx)
                     yield _rows(poutine.trace(poutine.replay(self, draw)).get_trace(None, idx), draw.nodes)
 
-        with eval_mode(self, guide):
+        with eval_mode(self, guide), seeded(seed):
             return self._prediction(rows(), num_samples, len(Y), {"data": (("data",), idx)})
 
     @names_types
@@ -331,6 +334,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         *,
         latents: Latents | None = None,
         num_samples: int = 64,
+        seed: int | None = None,
     ) -> Prediction:
         """Predict the missing entries of rows; observed entries have their observed value as mean, and variance zero.
 
@@ -342,14 +346,15 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         :param idx: indices of the rows among the training rows; None for all training rows.
         :param latents: latents of new rows, from :meth:`infer_latents`; ``idx`` then has no effect.
         :param num_samples: posterior draws, the components of the mixture.
+        :param seed: seed of the draws, which then do not change the global random state; None draws from the global state.
         :raises ValueError: if ``num_samples`` is not positive, rows and latents do not fit, or the guide lacks a latent site.
         """
         if latents is None:
-            filled = self.reconstruct(guide, Y, idx, num_samples=num_samples)
+            filled = self.reconstruct(guide, Y, idx, num_samples=num_samples, seed=seed)
         else:
             self._check_rows(Y)
             self._check_latents(latents, num_rows=len(Y))
-            filled = self.predict(guide, latents, num_samples=num_samples)
+            filled = self.predict(guide, latents, num_samples=num_samples, seed=seed)
         return filled.with_observed(Y)
 
     def _prediction(

@@ -1,17 +1,19 @@
 """GP-VAE with a linear decoder and Gaussian noise, whose posterior is computed in closed form."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Gamma, MultivariateNormal
 from torch.nn import functional as F
 
+from pyro_lvgp._utils.abstract import AbstractModuleMeta
 from pyro_lvgp._utils.argument_types import checks_types, names_types
 from pyro_lvgp._utils.progress import progress_bar
 from pyro_lvgp._utils.pyro_lock import pyro_lock
+from pyro_lvgp._utils.representation import Represented
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_new_inputs, check_series, check_sizes
 from pyro_lvgp.conjugate import linear_decoder
@@ -26,11 +28,12 @@ from pyro_lvgp.ops.state_space import StateSpaceModel
 
 __all__ = ["LinearGPVAE"]
 
+_GAMMAS = ("relevance", "noise", "row_scale")
 _STEP_GROWTH = 1.2  # of over-relaxed steps
 _LARGEST_VARIANCE = 1e8  # of a process, in units of the standardised data
 
 
-class LinearGPVAE:
+class LinearGPVAE(Represented, nn.Module, metaclass=AbstractModuleMeta):
     r"""GP-VAE with a linear decoder, whose weights, relevances and noise have priors, and with exact sites.
 
     .. math::
@@ -47,7 +50,8 @@ class LinearGPVAE:
     kernels of one input (:class:`~pyro_lvgp.kernels.Matern`, sums and products), and :math:`O((N Q)^3)` for others.
 
     Several series that share the decoder are one series if they are far apart on the axis of the inputs.  Computations are in
-    double precision.
+    double precision.  The model stores its data, on which predictions are conditioned, and :func:`~pyro_lvgp.infer.save` and
+    ``state_dict()`` write them.
 
     :param kernel: covariance with a batch dimension over the Q processes; None for white latents alone.  Parameters that
         require gradients are learned.  The weights have the scale of a process, so that a variance can be frozen.
@@ -77,6 +81,7 @@ class LinearGPVAE:
     @checks_types
     @names_types
     def __init__(self, kernel: Kernel | None, *, independent_dim: int = 0):
+        super().__init__()
         if independent_dim < 0 or (kernel is None and not independent_dim):
             raise ValueError(
                 f"expected a kernel or independent_dim of 1 or more, got kernel={kernel} and independent_dim={independent_dim}"
@@ -86,7 +91,7 @@ class LinearGPVAE:
                 f"expected a kernel with one batch dimension over the processes, got batch_shape={tuple(kernel.batch_shape)}; "
                 "make it with batch_shape=(Q,), or Stack several kernels"
             )
-        self.kernel = None if kernel is None else kernel.double()
+        self.kernel: Any = None if kernel is None else kernel.double()
         self.independent_dim = independent_dim
         self.process_dim = 0 if kernel is None else kernel.batch_shape[0]
 
@@ -181,6 +186,36 @@ class LinearGPVAE:
             dims=("points", "output"),
             coords={"x": (("points", "input"), inputs)},
         )
+
+    def get_extra_state(self) -> dict[str, Tensor]:
+        """Return data and factors, for ``state_dict()``; nothing before :meth:`fit`."""
+        if self.factors is None:
+            return {}
+        gammas = {name: getattr(self.factors, name) for name in _GAMMAS}
+        return {
+            **{name: getattr(self, name) for name in ("x", "centre", "scale")},
+            **self.table._asdict(),
+            **{f"factors.{name}": getattr(self.factors, name) for name in ("mean", "covariance", "dof")},
+            **{f"factors.{name}.concentration": gamma.concentration for name, gamma in gammas.items()},
+            **{f"factors.{name}.rate": gamma.rate for name, gamma in gammas.items()},
+            "dtype": torch.empty(0, dtype=self.dtype),
+        }
+
+    def set_extra_state(self, state: dict[str, Tensor]) -> None:
+        """Restore data and factors.
+
+        :param state: returned by :meth:`get_extra_state`.
+        """
+        if not state:
+            self.factors = None
+            return
+        self.x, self.centre, self.scale = state["x"], state["centre"], state["scale"]
+        self.table, self.dtype = Table(state["y"], state["observed"]), state["dtype"].dtype
+        gammas = {
+            name: Gamma(state[f"factors.{name}.concentration"], state[f"factors.{name}.rate"], validate_args=False)
+            for name in _GAMMAS
+        }
+        self.factors = DecoderFactors(state["factors.mean"], state["factors.covariance"], dof=state["factors.dof"], **gammas)
 
     def _check_scale(self) -> None:
         """Raise if prior variances of the processes are too large for double precision, as of a linear kernel far away."""
