@@ -1,6 +1,6 @@
 """GP-VAE with a linear decoder and Gaussian noise, whose posterior is computed in closed form."""
 
-from collections.abc import Iterator
+import os
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +21,7 @@ from pyro_lvgp.conjugate.linear_decoder import DecoderFactors, LatentMoments, Ta
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
 from pyro_lvgp.kernels import Kernel, Stack
 from pyro_lvgp.likelihoods import Gaussian
+from pyro_lvgp.models._ascent import Ascent, AscentFile, pack_factors, unpack_factors
 from pyro_lvgp.models.initialization import linear_latents
 from pyro_lvgp.models.prediction import Prediction
 from pyro_lvgp.ops import joint_sites, state_space
@@ -28,7 +29,6 @@ from pyro_lvgp.ops.state_space import StateSpaceModel
 
 __all__ = ["LinearGPVAE"]
 
-_GAMMAS = ("relevance", "noise", "row_scale")
 _STEP_GROWTH = 1.2  # of over-relaxed steps
 _LARGEST_VARIANCE = 1e8  # of a process, in units of the standardised data
 
@@ -106,6 +106,8 @@ class LinearGPVAE(Represented, nn.Module, metaclass=AbstractModuleMeta):
         num_sweeps: int = 200,
         tolerance: float = 1e-5,
         learning_rate: float = 0.05,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 20,
     ) -> list[float]:
         """Maximise the bound on the log evidence by sweeps through all factors.
 
@@ -114,11 +116,15 @@ class LinearGPVAE(Represented, nn.Module, metaclass=AbstractModuleMeta):
         :param num_sweeps: maximum number of sweeps.
         :param tolerance: gain of a sweep, in nats per observed entry, below which the fit ends.
         :param learning_rate: of Adam on the parameters of the kernel, one step in each sweep.
+        :param checkpoint: name of a file to which the state of the fit is written; if it exists, the fit continues from it as
+            if it had not been interrupted.
+        :param checkpoint_every: number of sweeps between two writes.
         :returns: bounds in nats, one for each sweep, on the evidence of the standardised data.
         :raises ValueError: for data of another shape, inputs that are not finite, outputs without an observation, or processes
-            with prior variances above 1e8.
+            with prior variances above 1e8; for a checkpoint that cannot be read, or is one of other data or settings.
+        :raises OSError: if the checkpoint cannot be written; the last one then is as it was.
         """
-        check_sizes(num_sweeps=num_sweeps)
+        check_sizes(num_sweeps=num_sweeps, checkpoint_every=checkpoint_every)
         check_series(x, y)
         # Tensors of inference mode cannot be differentiated, but copies of them can.
         self.x, self.dtype, y = x.double().clone(), y.dtype, y.double().clone()
@@ -128,20 +134,33 @@ class LinearGPVAE(Represented, nn.Module, metaclass=AbstractModuleMeta):
         self.scale = torch.where(scale > 0.0, scale, 1.0)
         y = (y - self.centre) / self.scale
         self.table = Table.of(y)
-        factors = self._initial_factors(y)
         parameters = self._trained()
         optim = torch.optim.Adam(parameters, learning_rate) if parameters else None
         least = tolerance * self.table.observed.sum().item()
-        bounds: list[float] = []
-        for q, bound, gradients in progress_bar(self._sweeps(factors), "sweeps", num_sweeps):
-            self.factors = q
+        file = None
+        if checkpoint is not None:
+            settings = {"x": self.x, "y": y.nan_to_num(), "observed": self.table.observed, "learning_rate": learning_rate}
+            parts = [] if self.kernel is None else [type(part).__name__ for part in self.kernel.modules()]
+            settings |= {"independent_dim": self.independent_dim, "process_dim": self.process_dim, "kernel": parts}
+            file = AscentFile(checkpoint, checkpoint_every, settings, self.kernel, optim)
+        if file is not None and (resumed := file.read()) is not None:
+            ascent, bounds = resumed
+        else:
+            factors = self._initial_factors(y)
+            ascent, bounds = Ascent(factors, factors), []
+        for _ in progress_bar(range(len(bounds), num_sweeps), "sweeps"):
+            ascent, posterior, bound = self._sweep(ascent)
+            self.factors = ascent.q
             bounds.append(bound)
             if len(bounds) == num_sweeps or (len(bounds) > 1 and abs(bounds[-1] - bounds[-2]) < least):
                 break
+            ascent = self._next(ascent, posterior, bound)
             if optim is not None:
-                for parameter, gradient in zip(parameters, gradients, strict=True):
+                for parameter, gradient in zip(parameters, posterior.gradients, strict=True):
                     parameter.grad = -gradient
                 optim.step()
+            if file is not None:
+                file.write(ascent, bounds)
         return bounds
 
     @torch.inference_mode(False)
@@ -191,13 +210,10 @@ class LinearGPVAE(Represented, nn.Module, metaclass=AbstractModuleMeta):
         """Return data and factors, for ``state_dict()``; nothing before :meth:`fit`."""
         if self.factors is None:
             return {}
-        gammas = {name: getattr(self.factors, name) for name in _GAMMAS}
         return {
             **{name: getattr(self, name) for name in ("x", "centre", "scale")},
             **self.table._asdict(),
-            **{f"factors.{name}": getattr(self.factors, name) for name in ("mean", "covariance", "dof")},
-            **{f"factors.{name}.concentration": gamma.concentration for name, gamma in gammas.items()},
-            **{f"factors.{name}.rate": gamma.rate for name, gamma in gammas.items()},
+            **{f"factors.{name}": value for name, value in pack_factors(self.factors).items()},
             "dtype": torch.empty(0, dtype=self.dtype),
         }
 
@@ -211,11 +227,8 @@ class LinearGPVAE(Represented, nn.Module, metaclass=AbstractModuleMeta):
             return
         self.x, self.centre, self.scale = state["x"], state["centre"], state["scale"]
         self.table, self.dtype = Table(state["y"], state["observed"]), state["dtype"].dtype
-        gammas = {
-            name: Gamma(state[f"factors.{name}.concentration"], state[f"factors.{name}.rate"], validate_args=False)
-            for name in _GAMMAS
-        }
-        self.factors = DecoderFactors(state["factors.mean"], state["factors.covariance"], dof=state["factors.dof"], **gammas)
+        factors = {name.removeprefix("factors."): value for name, value in state.items() if name.startswith("factors.")}
+        self.factors = unpack_factors(factors)
 
     def _check_scale(self) -> None:
         """Raise if prior variances of the processes are too large for double precision, as of a linear kernel far away."""
@@ -241,22 +254,24 @@ class LinearGPVAE(Represented, nn.Module, metaclass=AbstractModuleMeta):
         q = linear_decoder.initial_factors(self.table, X.new_ones(y.shape[1], Q + R), noise)
         return linear_decoder.update_weights(self.table, q, LatentMoments(X, torch.zeros_like(X[:, :, None] * X[:, None, :])))
 
-    def _sweeps(self, q: DecoderFactors) -> Iterator[tuple[DecoderFactors, float, tuple[Tensor, ...]]]:
-        """Update all factors in turn; yield them with their bound, and the gradients of the kernel's parameters."""
-        best, step, updated = -torch.inf, 1.0, q
-        while True:
-            z, log_normaliser, squares, gradients = self._condition(self.x, self.table, q)
-            constant = linear_decoder.site_constant(self.table, q, self.independent_dim)
-            bound = (log_normaliser + constant - linear_decoder.divergence(q)).item()
-            if bound < best and step > 1.0:
-                q, step = updated, 1.0
-                continue
-            yield q, bound, gradients
-            best = bound
-            rescaled, z = linear_decoder.rescale_latents(q, z, squares)
-            updated = self._updated(rescaled, z)
-            q = linear_decoder.extrapolate(rescaled, updated, step)
-            step *= _STEP_GROWTH
+    def _sweep(self, ascent: Ascent) -> tuple[Ascent, "_Conditioned", float]:
+        """Compute the posterior of the latents given the factors, and the bound; undo an over-relaxed step that lowers it."""
+        posterior, bound = self._bound(ascent.q)
+        if bound < ascent.best and ascent.step > 1.0:
+            ascent = ascent._replace(q=ascent.updated, step=1.0)
+            posterior, bound = self._bound(ascent.q)
+        return ascent, posterior, bound
+
+    def _bound(self, q: DecoderFactors) -> tuple["_Conditioned", float]:
+        posterior = self._condition(self.x, self.table, q)
+        constant = linear_decoder.site_constant(self.table, q, self.independent_dim)
+        return posterior, (posterior.log_normaliser + constant - linear_decoder.divergence(q)).item()
+
+    def _next(self, ascent: Ascent, posterior: "_Conditioned", bound: float) -> Ascent:
+        """Update each factor given the posterior of the latents."""
+        rescaled, z = linear_decoder.rescale_latents(ascent.q, posterior.latents, posterior.process_squares)
+        updated = self._updated(rescaled, z)
+        return Ascent(linear_decoder.extrapolate(rescaled, updated, ascent.step), updated, ascent.step * _STEP_GROWTH, bound)
 
     def _updated(self, q: DecoderFactors, z: LatentMoments) -> DecoderFactors:
         """Update each factor of the decoder."""
