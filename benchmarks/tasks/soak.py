@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
-import pyro
 import torch
 from jaxtyping import Float
 from matplotlib import pyplot as plt
@@ -165,11 +164,9 @@ def use(model: Any, guide: Any, arguments: tuple[Tensor, ...], folder: Path, **o
     (folder / "fit.pt").unlink()
     to_arviz(model, guide, *arguments, num_samples=5, seed=0)
     save(folder / "model.safetensors", model, guide)
-    means = []
-    for pair in ((model, guide), load(folder / "model.safetensors")):
-        pair[1](*arguments)  # the first call of a loaded guide traces the model, and takes random numbers
-        pyro.set_rng_seed(0)
-        means.append(pair[0].impute(pair[1], *arguments, num_samples=5).mean)
+    loaded = load(folder / "model.safetensors")
+    pairs = ((model, guide), (loaded.model, loaded.guide))
+    means = [one.impute(its_guide, *arguments, num_samples=5, seed=0).mean for one, its_guide in pairs]
     if not torch.equal(*means):
         raise RuntimeError(f"expected the loaded {type(model).__name__} to predict the same, got other means")
     return NUM_STEPS, seconds

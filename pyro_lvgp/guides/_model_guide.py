@@ -40,6 +40,8 @@ class ModelGuide(UniquelyNamed, AutoGuide, metaclass=AbstractModuleMeta):
     """
 
     prototype_trace: Any
+    argument_shapes: tuple[tuple[int, ...] | None, ...] | None = None
+    """Shapes of the tensors among the positional arguments of the first call, and None for others; None before the call."""
 
     def __init__(
         self,
@@ -123,6 +125,7 @@ class ModelGuide(UniquelyNamed, AutoGuide, metaclass=AbstractModuleMeta):
         except BaseException:
             self.prototype_trace = None
             raise
+        self.argument_shapes = tuple(tuple(arg.shape) if torch.is_tensor(arg) else None for arg in args)
 
     def _trace_prototype(self, *args, **kwargs) -> None:
         """Trace the model as ``prototype_trace``, and record its plates.

@@ -47,11 +47,16 @@ class Describer:
         cls, args, kwargs = construction
         return {
             "class": f"{cls.__module__}.{cls.__qualname__}",
-            "args": [self._encode(value, f"{place}[{i}]") for i, value in enumerate(args)],
-            "kwargs": {name: self._encode(value, f"{place}.{name}") for name, value in kwargs.items()},
+            "args": [self.encode(value, f"{place}[{i}]") for i, value in enumerate(args)],
+            "kwargs": {name: self.encode(value, f"{place}.{name}") for name, value in kwargs.items()},
         }
 
-    def _encode(self, value: Any, place: str) -> Any:
+    def encode(self, value: Any, place: str) -> Any:
+        """Return a description of an argument.
+
+        :param value: a number, a string, a tensor, a module of this package, or a list or mapping of these.
+        :param place: name of the argument.
+        """
         if isinstance(value, SIMPLE):
             return value
         if value is self._model:
@@ -69,11 +74,11 @@ class Describer:
             }
         if isinstance(value, list | tuple):
             return {
-                "sequence": [self._encode(x, f"{place}[{i}]") for i, x in enumerate(value)],
+                "sequence": [self.encode(x, f"{place}[{i}]") for i, x in enumerate(value)],
                 "tuple": isinstance(value, tuple),
             }
         if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
-            return {"mapping": {name: self._encode(x, f"{place}.{name}") for name, x in value.items()}}
+            return {"mapping": {name: self.encode(x, f"{place}.{name}") for name, x in value.items()}}
         if names := [name for name, layer in vars(nn).items() if layer is value and isinstance(layer, type)]:
             return {"layer class": names[0]}
         raise TypeError(

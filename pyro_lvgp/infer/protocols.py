@@ -24,9 +24,11 @@ from pyro_lvgp.likelihoods import Likelihood
 
 __all__ = [
     "ChecksData",
+    "HasArgumentShapes",
     "HasConditionalSite",
     "HasEncoders",
     "HasEventDims",
+    "HasExampleArguments",
     "HasExampleData",
     "HasInducingPoints",
     "HasInitialValues",
@@ -139,6 +141,27 @@ class HasExampleData(Protocol):
 
     def example_data(self) -> tuple:
         """Return arguments for a call of the model that needs no data of the user."""
+
+
+@runtime_checkable
+class HasExampleArguments(Protocol):
+    """Model of series that makes arguments of given shapes, by which a guide can be called without data of the user."""
+
+    def example_arguments(self, shapes: Sequence[Sequence[int] | None]) -> tuple:
+        """Return arguments for a call of the model, with values that it accepts.
+
+        :param shapes: shapes of the arguments; None for one that is no tensor.
+        """
+
+
+@runtime_checkable
+class HasArgumentShapes(Protocol):
+    """Guide that remembers the shapes of the arguments of its first call.
+
+    ``argument_shapes`` has the shapes, and None for arguments that are no tensors; it is None before the first call.
+    """
+
+    argument_shapes: tuple[tuple[int, ...] | None, ...] | None
 
 
 @runtime_checkable

@@ -3,10 +3,11 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from pyro.infer.autoguide import AutoGuide
@@ -14,6 +15,7 @@ from pyro.nn import PyroModule
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.files import replace_file
@@ -22,37 +24,60 @@ from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_device
 from pyro_lvgp.infer._descriptions import SIMPLE, Describer, decode, stored
-from pyro_lvgp.infer.protocols import HasExampleData
+from pyro_lvgp.infer.protocols import HasArgumentShapes, HasExampleArguments, HasExampleData
 
 __all__ = ["Saved", "load", "save"]
 
 _FORMAT, _HEADER = 1, "pyro_lvgp"
+_PARTS = ("model", "guide")
 _EXTRA = "_extra_state"  # name in a state_dict
 _CHANGES = frozenset({"training"})  # attributes that calls change
 
 
-class Saved(NamedTuple):
-    """Model and guide of a file; the guide is None if the file has none."""
+@dataclass(frozen=True)
+class Saved:
+    """Model and guide of a file, which ``model, guide = load(path)`` unpacks.
+
+    :param model: the model.
+    :param guide: its guide; None if the file has none.
+    :param extras: what was saved besides.
+
+    >>> model, guide = Saved("model", "guide", {"mean": 0.5})
+    >>> model, guide
+    ('model', 'guide')
+    """
 
     model: Any
     guide: Any
+    extras: dict[str, Any]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.model, self.guide))
 
 
 @names_types
 @pyro_lock
-def save(path: str | os.PathLike[str], model: nn.Module, guide: nn.Module | None = None) -> None:
+def save(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    guide: nn.Module | None = None,
+    *,
+    extras: Mapping[str, Any] | None = None,
+) -> None:
     """Write a model, and its guide after a fit, to a file from which :func:`load` makes both again.
 
     The file is in the format of safetensors: parameters and buffers, and the classes and arguments of model, kernel,
-    likelihood, guide and encoders as text.  It has no data of the fit, but for those that a guide stores
-    (:class:`~pyro_lvgp.guides.RandomFeatureGuide` stores its rows).  Initial values of latents, which only new guides need,
-    are left out.  Before anything is written, model and guide are made again, and compared.
+    likelihood, guide and encoders as text.  It has no data of the fit, but for those that a guide or a model stores
+    (:class:`~pyro_lvgp.guides.RandomFeatureGuide` and :class:`~pyro_lvgp.models.LinearGPVAE`).  Initial values of latents,
+    which only new guides need, are left out.  Before anything is written, model and guide are made again, and compared.
 
     :param path: name of the file; a file of that name is replaced once the new one is complete.
     :param model: a model of this package.
     :param guide: its guide, after a call.
-    :raises TypeError: for a module that is not of this package, or an argument that is neither a number, a string, a tensor, a
-        layer of ``torch.nn`` nor a module of this package, such as a function.
+    :param extras: numbers, strings, tensors, and lists and mappings of them that belong to the fit, such as the means and
+        standard deviations by which the data were standardised; :attr:`Saved.extras` has them.
+    :raises TypeError: for extras of another kind, for a module that is not of this package, or an argument that is neither a
+        number, a string, a tensor, a layer of ``torch.nn`` nor a module of this package, such as a function.
     :raises ValueError: for a copy, for a guide before its first call, or for a part that was changed after its construction
         in a way that the file cannot hold, such as a prior at a parameter.
     :raises OSError: if the file cannot be written; an old file then is as it was.
@@ -78,6 +103,8 @@ def save(path: str | os.PathLike[str], model: nn.Module, guide: nn.Module | None
         "versions": {name: version(name) for name in ("pyro-lvgp", "torch", "pyro-ppl")},
         "model": writer.describe(model, "model"),
         "guide": None if guide is None else writer.describe(guide, "guide"),
+        "arguments": guide.argument_shapes if isinstance(guide, HasArgumentShapes) else None,
+        "extras": writer.encode(_checked(extras or {}), "extras"),
     }
     for name, part in (("model", model), ("guide", guide)):
         if part is not None:
@@ -85,7 +112,7 @@ def save(path: str | os.PathLike[str], model: nn.Module, guide: nn.Module | None
             header[f"{name}_dtype"] = str(_dtype_of(part)).removeprefix("torch.")
             header[f"{name}_frozen"] = sorted(key for key, value in part.named_parameters() if not value.requires_grad)
     twins = _construct(header, tensors)
-    for name, part, twin in zip(Saved._fields, (model, guide), twins, strict=True):
+    for name, part, twin in zip(_PARTS, (model, guide), twins, strict=True):
         if part is not None:
             header[f"{name}_attributes"] = _changed_attributes(name, part, twin)
     text = json.dumps(header)
@@ -107,7 +134,7 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
     check_device(device)
     header, tensors = _read(Path(path))
     saved = _construct(header, tensors)
-    for name, part in zip(Saved._fields, saved, strict=True):
+    for name, part in zip(_PARTS, saved, strict=True):
         if part is not None:
             for place, values in header[f"{name}_attributes"].items():
                 for attribute, value in values.items():
@@ -119,22 +146,38 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
 def _construct(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Saved:
     """Make model and guide, with the parameters and buffers of a file."""
     with seeded(0):
+        extras = decode(header.get("extras", {}), tensors, None)
         model = decode({"module": header["model"]}, tensors, None)
         _load_state("model", model, header, tensors)
         if header["guide"] is None:
-            return Saved(model, None)
+            return Saved(model, None, extras)
         guide = decode({"module": header["guide"]}, tensors, model).to(_dtype(header, "guide"))
-        # Guides make parameters of sites at the first call.
-        if _own_state(guide).keys() != _without_extra(_state("guide", tensors)).keys():
-            if not isinstance(model, HasExampleData):
-                raise TypeError(
-                    f"expected a guide that has encoders alone, or a model with example_data(), got {type(model).__name__}; "
-                    "store the state_dict() of both"
-                )
+        # Guides make parameters of sites, and draw from the model, at the first call.
+        if (arguments := _example_arguments(model, header.get("arguments"))) is not None:
             with torch.no_grad():
-                guide(*model.example_data())
+                guide(*arguments)
+        elif _own_state(guide).keys() != _without_extra(_state("guide", tensors)).keys():
+            raise TypeError(
+                f"expected a guide that has encoders alone, or a model with example_data() or example_arguments(shapes), got "
+                f"{type(model).__name__}; store the state_dict() of both"
+            )
         _load_state("guide", guide, header, tensors)
-    return Saved(model, guide)
+    return Saved(model, guide, extras)
+
+
+def _example_arguments(model: Any, shapes: Any) -> tuple[Any, ...] | None:
+    """Return arguments for a call without data of the user; None if the model makes none."""
+    if isinstance(model, HasExampleData):
+        return model.example_data()
+    return model.example_arguments(shapes) if shapes and isinstance(model, HasExampleArguments) else None
+
+
+def _checked(extras: Mapping[str, Any]) -> dict[str, Any]:
+    """Return extras; raise for values whose code the file cannot hold."""
+    wrong = sorted({type(leaf).__name__ for leaf in tree_leaves(dict(extras)) if not isinstance(leaf, (*SIMPLE, Tensor))})
+    if wrong:
+        raise TypeError(f"expected numbers, strings and tensors as extras, got {wrong}; use torch.as_tensor(...) for arrays")
+    return dict(extras)
 
 
 def _state(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.eval_mode import eval_mode
 from pyro_lvgp._utils.progress import progress_bar
 from pyro_lvgp._utils.pyro_lock import pyro_lock
+from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.unique_names import UniquelyNamed
 from pyro_lvgp._utils.validation import (
     check_inputs,
@@ -247,6 +248,17 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
             )
         return self.num_data
 
+    def example_arguments(self, shapes: Sequence[Sequence[int] | None]) -> tuple[Tensor | None, ...]:
+        """Return inputs in equal steps, data at the ``fill_value`` of the likelihood, and indices, of given shapes.
+
+        :param shapes: shapes of x, y and idx.
+        """
+        x, y, *idx = shapes
+        like = next(self.parameters())
+        inputs = torch.linspace(0.0, 1.0, x[-2])[:, None].expand(x).to(like) if x is not None else None
+        data = None if y is None else torch.full(tuple(y), float(self.likelihood.fill_value)).to(like)
+        return (inputs, data, *(None if size is None else torch.arange(*size, device=like.device) for size in idx))
+
     def check(self, x: Float[Tensor, "*#series N P"], y: Float[Tensor, "*#series N D"]) -> None:
         """Raise if the data cannot be used.
 
@@ -280,6 +292,7 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
         *,
         num_samples: int = 100,
         joint: bool = False,
+        seed: int | None = None,
     ) -> Prediction:
         """Predict y at new inputs or at the inputs of the data, for training series or new series.
 
@@ -290,6 +303,7 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
         :param num_samples: number of draws of the latents.
         :param joint: draw the latents of all points jointly, as trajectories, by a factorisation of their covariance; False
             draws those of each point from their marginal distribution, which is faster.
+        :param seed: seed of the draws, which then do not change the global random state; None draws from the global state.
         :raises ValueError: if ``num_samples`` is not positive, inputs do not fit or are not finite, or the guide lacks a
             latent site.
         :raises TypeError: if inputs or data have another dtype than the model.
@@ -300,7 +314,7 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
         inputs = x if x_new is None else x_new
         check_new_inputs(inputs, x, y)
         parts, functions = [], []
-        with torch.no_grad(), eval_mode(self, guide):
+        with torch.no_grad(), eval_mode(self, guide), seeded(seed):
             for posterior, num_draws in self._posteriors(guide, x, y, num_samples):
                 drawn: dict[str, Any] = {name: site["value"] for name, site in posterior.iter_stochastic_nodes()}
                 f = drawn["f"] = self.sample_process(posterior, x, x_new, num_draws, joint)
@@ -325,7 +339,13 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
     @names_types
     @pyro_lock
     def impute(
-        self, guide: Guide, x: Float[Tensor, "*#series N P"], y: Float[Tensor, "*#series N D"], *, num_samples: int = 100
+        self,
+        guide: Guide,
+        x: Float[Tensor, "*#series N P"],
+        y: Float[Tensor, "*#series N D"],
+        *,
+        num_samples: int = 100,
+        seed: int | None = None,
     ) -> Prediction:
         """Predict the missing entries; observed entries have their observed value as mean, and variance zero.
 
@@ -335,8 +355,9 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
         :param x: inputs of the data.
         :param y: data, NaN where missing.
         :param num_samples: draws of the latents.
+        :param seed: as in :meth:`predict`.
         """
-        return self.predict(guide, x, y, num_samples=num_samples).with_observed(y)
+        return self.predict(guide, x, y, num_samples=num_samples, seed=seed).with_observed(y)
 
     @names_types
     @pyro_lock
@@ -349,6 +370,7 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
         *,
         num_samples: int = 100,
         joint: bool = True,
+        seed: int | None = None,
     ) -> Prediction:
         """Predict evenly spaced series at the times that follow the last, by draws of whole trajectories.
 
@@ -361,6 +383,7 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
         :param horizon: number of steps after the last time.
         :param num_samples: draws of the latents.
         :param joint: as in :meth:`predict`.
+        :param seed: as in :meth:`predict`.
         :raises ValueError: if there are fewer than two times, several input columns, or steps that are not equal and positive.
         :raises TypeError: as :meth:`predict`.
         """
@@ -375,7 +398,7 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
             )
         ahead = torch.arange(1, horizon + 1, dtype=x.dtype, device=x.device)[:, None]
         x_new = x[..., -1:, :] + ahead * step
-        return self.predict(guide, x, y, x_new, num_samples=num_samples, joint=joint)
+        return self.predict(guide, x, y, x_new, num_samples=num_samples, joint=joint, seed=seed)
 
     def _posteriors(self, guide: Guide, x: Tensor, y: Tensor, num_samples: int) -> Iterator[tuple[Trace, int]]:
         """Traces of the guide with numbers of draws of the processes: one trace suffices if it has no other sites."""

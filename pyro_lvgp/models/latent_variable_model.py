@@ -122,7 +122,15 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
 
     @names_types
     @pyro_lock
-    def predict(self, guide: Guide, X: Latents, *, rows: RowArguments | None = None, num_samples: int = 64) -> Prediction:
+    def predict(
+        self,
+        guide: Guide,
+        X: Latents,
+        *,
+        rows: RowArguments | None = None,
+        num_samples: int = 64,
+        seed: int | None = None,
+    ) -> Prediction:
         """Predict y at latent positions, or averaged over a distribution of them.
 
         :param guide: a fitted guide.
@@ -130,6 +138,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         :param rows: covariates, exposures and standard errors of the predicted rows, of each or one for all, if the training
             rows have them; priors and weights have no effect here.
         :param num_samples: posterior draws, the components of the mixture.
+        :param seed: seed of the draws, which then do not change the global random state; None draws from the global state.
         :raises ValueError: if ``num_samples`` is not positive, latents have another number of dimensions or are not finite, or
             the guide lacks a latent site.
         :raises TypeError: for latents of another dtype than the model's.
@@ -139,7 +148,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         draw_latents = X.sample if isinstance(X, torch.distributions.Distribution) else lambda: X
         num_rows = X.batch_shape[0] if isinstance(X, torch.distributions.Distribution) else len(cast(Tensor, X))
         known = self._checked_rows(rows, num_rows)
-        with eval_mode(self, guide):
+        with eval_mode(self, guide), seeded(seed):
             draws = self._global_draws(guide, num_samples)
             predicted = (self._rows_given(globals_, draw_latents(), known) for globals_ in draws)
             return self._prediction(predicted, num_samples, num_rows)
@@ -154,6 +163,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         *,
         rows: RowArguments | None = None,
         num_samples: int = 64,
+        seed: int | None = None,
     ) -> Prediction:
         """Predict training rows from their own latents.
 
@@ -162,6 +172,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         :param idx: their indices; None for all rows.
         :param rows: arguments in place of those that the rows have in training, such as covariates of one batch for all.
         :param num_samples: posterior draws, the components of the mixture.
+        :param seed: seed of the draws, which then do not change the global random state; None draws from the global state.
         :raises ValueError: if ``num_samples`` is not positive, the rows do not fit, or the guide lacks a latent site.
         """
         check_sizes(num_samples=num_samples)
@@ -178,7 +189,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
                     model = poutine.trace(poutine.replay(self, draw))
                     yield _rows(model.get_trace(None, idx, **_as_kwargs(known)), draw.nodes)
 
-        with eval_mode(self, guide):
+        with eval_mode(self, guide), seeded(seed):
             return self._prediction(predicted(), num_samples, len(Y), {"data": (("data",), idx)})
 
     @names_types
@@ -348,6 +359,7 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         latents: Latents | None = None,
         rows: RowArguments | None = None,
         num_samples: int = 64,
+        seed: int | None = None,
     ) -> Prediction:
         """Predict the missing entries of rows; observed entries have their observed value as mean, and variance zero.
 
@@ -360,14 +372,15 @@ class LatentVariableModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta)
         :param latents: latents of new rows, from :meth:`infer_latents`; ``idx`` then has no effect.
         :param rows: as for :meth:`predict` with latents, and else as for :meth:`reconstruct`.
         :param num_samples: posterior draws, the components of the mixture.
+        :param seed: seed of the draws, which then do not change the global random state; None draws from the global state.
         :raises ValueError: if ``num_samples`` is not positive, rows and latents do not fit, or the guide lacks a latent site.
         """
         if latents is None:
-            filled = self.reconstruct(guide, Y, idx, rows=rows, num_samples=num_samples)
+            filled = self.reconstruct(guide, Y, idx, rows=rows, num_samples=num_samples, seed=seed)
         else:
             self._check_rows(Y)
             self._check_latents(latents, num_rows=len(Y))
-            filled = self.predict(guide, latents, rows=rows, num_samples=num_samples)
+            filled = self.predict(guide, latents, rows=rows, num_samples=num_samples, seed=seed)
         return filled.with_observed(Y)
 
     def _prediction(

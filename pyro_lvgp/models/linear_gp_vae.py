@@ -1,17 +1,19 @@
 """GP-VAE with a linear decoder and Gaussian noise, whose posterior is computed in closed form."""
 
-from collections.abc import Iterator
-from typing import NamedTuple
+import os
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Gamma, MultivariateNormal
 from torch.nn import functional as F
 
+from pyro_lvgp._utils.abstract import AbstractModuleMeta
 from pyro_lvgp._utils.argument_types import checks_types, names_types
 from pyro_lvgp._utils.progress import progress_bar
 from pyro_lvgp._utils.pyro_lock import pyro_lock
+from pyro_lvgp._utils.representation import Represented
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_new_inputs, check_series, check_sizes
 from pyro_lvgp.conjugate import linear_decoder
@@ -19,6 +21,7 @@ from pyro_lvgp.conjugate.linear_decoder import DecoderFactors, LatentMoments, Ta
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
 from pyro_lvgp.kernels import Kernel, Stack
 from pyro_lvgp.likelihoods import Gaussian
+from pyro_lvgp.models._ascent import Ascent, AscentFile, pack_factors, unpack_factors
 from pyro_lvgp.models.initialization import linear_latents
 from pyro_lvgp.models.prediction import Prediction
 from pyro_lvgp.ops import joint_sites, state_space
@@ -30,7 +33,7 @@ _STEP_GROWTH = 1.2  # of over-relaxed steps
 _LARGEST_VARIANCE = 1e8  # of a process, in units of the standardised data
 
 
-class LinearGPVAE:
+class LinearGPVAE(Represented, nn.Module, metaclass=AbstractModuleMeta):
     r"""GP-VAE with a linear decoder, whose weights, relevances and noise have priors, and with exact sites.
 
     .. math::
@@ -47,7 +50,8 @@ class LinearGPVAE:
     kernels of one input (:class:`~pyro_lvgp.kernels.Matern`, sums and products), and :math:`O((N Q)^3)` for others.
 
     Several series that share the decoder are one series if they are far apart on the axis of the inputs.  Computations are in
-    double precision.
+    double precision.  The model stores its data, on which predictions are conditioned, and :func:`~pyro_lvgp.infer.save` and
+    ``state_dict()`` write them.
 
     :param kernel: covariance with a batch dimension over the Q processes; None for white latents alone.  Parameters that
         require gradients are learned.  The weights have the scale of a process, so that a variance can be frozen.
@@ -77,6 +81,7 @@ class LinearGPVAE:
     @checks_types
     @names_types
     def __init__(self, kernel: Kernel | None, *, independent_dim: int = 0):
+        super().__init__()
         if independent_dim < 0 or (kernel is None and not independent_dim):
             raise ValueError(
                 f"expected a kernel or independent_dim of 1 or more, got kernel={kernel} and independent_dim={independent_dim}"
@@ -86,7 +91,7 @@ class LinearGPVAE:
                 f"expected a kernel with one batch dimension over the processes, got batch_shape={tuple(kernel.batch_shape)}; "
                 "make it with batch_shape=(Q,), or Stack several kernels"
             )
-        self.kernel = None if kernel is None else kernel.double()
+        self.kernel: Any = None if kernel is None else kernel.double()
         self.independent_dim = independent_dim
         self.process_dim = 0 if kernel is None else kernel.batch_shape[0]
 
@@ -101,6 +106,8 @@ class LinearGPVAE:
         num_sweeps: int = 200,
         tolerance: float = 1e-5,
         learning_rate: float = 0.05,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 20,
     ) -> list[float]:
         """Maximise the bound on the log evidence by sweeps through all factors.
 
@@ -109,11 +116,15 @@ class LinearGPVAE:
         :param num_sweeps: maximum number of sweeps.
         :param tolerance: gain of a sweep, in nats per observed entry, below which the fit ends.
         :param learning_rate: of Adam on the parameters of the kernel, one step in each sweep.
+        :param checkpoint: name of a file to which the state of the fit is written; if it exists, the fit continues from it as
+            if it had not been interrupted.
+        :param checkpoint_every: number of sweeps between two writes.
         :returns: bounds in nats, one for each sweep, on the evidence of the standardised data.
         :raises ValueError: for data of another shape, inputs that are not finite, outputs without an observation, or processes
-            with prior variances above 1e8.
+            with prior variances above 1e8; for a checkpoint that cannot be read, or is one of other data or settings.
+        :raises OSError: if the checkpoint cannot be written; the last one then is as it was.
         """
-        check_sizes(num_sweeps=num_sweeps)
+        check_sizes(num_sweeps=num_sweeps, checkpoint_every=checkpoint_every)
         check_series(x, y)
         # Tensors of inference mode cannot be differentiated, but copies of them can.
         self.x, self.dtype, y = x.double().clone(), y.dtype, y.double().clone()
@@ -123,20 +134,33 @@ class LinearGPVAE:
         self.scale = torch.where(scale > 0.0, scale, 1.0)
         y = (y - self.centre) / self.scale
         self.table = Table.of(y)
-        factors = self._initial_factors(y)
         parameters = self._trained()
         optim = torch.optim.Adam(parameters, learning_rate) if parameters else None
         least = tolerance * self.table.observed.sum().item()
-        bounds: list[float] = []
-        for q, bound, gradients in progress_bar(self._sweeps(factors), "sweeps", num_sweeps):
-            self.factors = q
+        file = None
+        if checkpoint is not None:
+            settings = {"x": self.x, "y": y.nan_to_num(), "observed": self.table.observed, "learning_rate": learning_rate}
+            parts = [] if self.kernel is None else [type(part).__name__ for part in self.kernel.modules()]
+            settings |= {"independent_dim": self.independent_dim, "process_dim": self.process_dim, "kernel": parts}
+            file = AscentFile(checkpoint, checkpoint_every, settings, self.kernel, optim)
+        if file is not None and (resumed := file.read()) is not None:
+            ascent, bounds = resumed
+        else:
+            factors = self._initial_factors(y)
+            ascent, bounds = Ascent(factors, factors), []
+        for _ in progress_bar(range(len(bounds), num_sweeps), "sweeps"):
+            ascent, posterior, bound = self._sweep(ascent)
+            self.factors = ascent.q
             bounds.append(bound)
             if len(bounds) == num_sweeps or (len(bounds) > 1 and abs(bounds[-1] - bounds[-2]) < least):
                 break
+            ascent = self._next(ascent, posterior, bound)
             if optim is not None:
-                for parameter, gradient in zip(parameters, gradients, strict=True):
+                for parameter, gradient in zip(parameters, posterior.gradients, strict=True):
                     parameter.grad = -gradient
                 optim.step()
+            if file is not None:
+                file.write(ascent, bounds)
         return bounds
 
     @torch.inference_mode(False)
@@ -182,6 +206,30 @@ class LinearGPVAE:
             coords={"x": (("points", "input"), inputs)},
         )
 
+    def get_extra_state(self) -> dict[str, Tensor]:
+        """Return data and factors, for ``state_dict()``; nothing before :meth:`fit`."""
+        if self.factors is None:
+            return {}
+        return {
+            **{name: getattr(self, name) for name in ("x", "centre", "scale")},
+            **self.table._asdict(),
+            **{f"factors.{name}": value for name, value in pack_factors(self.factors).items()},
+            "dtype": torch.empty(0, dtype=self.dtype),
+        }
+
+    def set_extra_state(self, state: dict[str, Tensor]) -> None:
+        """Restore data and factors.
+
+        :param state: returned by :meth:`get_extra_state`.
+        """
+        if not state:
+            self.factors = None
+            return
+        self.x, self.centre, self.scale = state["x"], state["centre"], state["scale"]
+        self.table, self.dtype = Table(state["y"], state["observed"]), state["dtype"].dtype
+        factors = {name.removeprefix("factors."): value for name, value in state.items() if name.startswith("factors.")}
+        self.factors = unpack_factors(factors)
+
     def _check_scale(self) -> None:
         """Raise if prior variances of the processes are too large for double precision, as of a linear kernel far away."""
         if self.kernel is None:
@@ -206,22 +254,24 @@ class LinearGPVAE:
         q = linear_decoder.initial_factors(self.table, X.new_ones(y.shape[1], Q + R), noise)
         return linear_decoder.update_weights(self.table, q, LatentMoments(X, torch.zeros_like(X[:, :, None] * X[:, None, :])))
 
-    def _sweeps(self, q: DecoderFactors) -> Iterator[tuple[DecoderFactors, float, tuple[Tensor, ...]]]:
-        """Update all factors in turn; yield them with their bound, and the gradients of the kernel's parameters."""
-        best, step, updated = -torch.inf, 1.0, q
-        while True:
-            z, log_normaliser, squares, gradients = self._condition(self.x, self.table, q)
-            constant = linear_decoder.site_constant(self.table, q, self.independent_dim)
-            bound = (log_normaliser + constant - linear_decoder.divergence(q)).item()
-            if bound < best and step > 1.0:
-                q, step = updated, 1.0
-                continue
-            yield q, bound, gradients
-            best = bound
-            rescaled, z = linear_decoder.rescale_latents(q, z, squares)
-            updated = self._updated(rescaled, z)
-            q = linear_decoder.extrapolate(rescaled, updated, step)
-            step *= _STEP_GROWTH
+    def _sweep(self, ascent: Ascent) -> tuple[Ascent, "_Conditioned", float]:
+        """Compute the posterior of the latents given the factors, and the bound; undo an over-relaxed step that lowers it."""
+        posterior, bound = self._bound(ascent.q)
+        if bound < ascent.best and ascent.step > 1.0:
+            ascent = ascent._replace(q=ascent.updated, step=1.0)
+            posterior, bound = self._bound(ascent.q)
+        return ascent, posterior, bound
+
+    def _bound(self, q: DecoderFactors) -> tuple["_Conditioned", float]:
+        posterior = self._condition(self.x, self.table, q)
+        constant = linear_decoder.site_constant(self.table, q, self.independent_dim)
+        return posterior, (posterior.log_normaliser + constant - linear_decoder.divergence(q)).item()
+
+    def _next(self, ascent: Ascent, posterior: "_Conditioned", bound: float) -> Ascent:
+        """Update each factor given the posterior of the latents."""
+        rescaled, z = linear_decoder.rescale_latents(ascent.q, posterior.latents, posterior.process_squares)
+        updated = self._updated(rescaled, z)
+        return Ascent(linear_decoder.extrapolate(rescaled, updated, ascent.step), updated, ascent.step * _STEP_GROWTH, bound)
 
     def _updated(self, q: DecoderFactors, z: LatentMoments) -> DecoderFactors:
         """Update each factor of the decoder."""

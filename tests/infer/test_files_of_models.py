@@ -24,7 +24,7 @@ from pyro_lvgp.guides import (
 )
 from pyro_lvgp.infer import Callback, Checkpoint, MeanFieldELBO, StructuredELBO, fit, load, pyro_lock, save
 from pyro_lvgp.kernels import RBF
-from pyro_lvgp.models import GPVAE, BayesianGPLVM, LinearGPVAE, RandomFeatureLVM, SparseGPVAE
+from pyro_lvgp.models import GPVAE, BayesianGPLVM, RandomFeatureLVM, SparseGPVAE
 from pyro_lvgp.networks import MLP, IndexNet
 
 N, D = 12, 3
@@ -252,12 +252,3 @@ def test_a_fit_that_was_interrupted_goes_on_as_if_it_had_not_been(make: Make, tm
     found, _ = fitted(make, Checkpoint(tmp_path / "fit.pt"), num_steps=5)
     for name, value in expected.state_dict().items():
         assert torch.equal(found.state_dict()[name], value), name
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_a_model_without_parameters_of_pyro_is_refused(tmp_path: Path) -> None:
-    model = LinearGPVAE(None, independent_dim=1)
-    model.fit(T, Y, num_sweeps=2)
-    with pytest.raises(TypeError, match="expected"):
-        save(tmp_path / "model.safetensors", model)
-    assert not list(tmp_path.iterdir())

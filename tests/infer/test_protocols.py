@@ -29,6 +29,7 @@ OF_ROWS = {
 OF_SERIES = {
     "ChecksData",
     "HasEventDims",
+    "HasExampleArguments",
     "HasInputs",
     "HasLatentSymmetry",
     "HasLocalPlate",
@@ -37,7 +38,8 @@ OF_SERIES = {
     "HasProcessSite",
     "TakesMiniBatches",
 }
-SAMPLES = {"SamplesGlobals", "HasEncoders", "HasStoredPosteriors"}
+OF_GUIDES = {"HasArgumentShapes", "HasEncoders"}
+SAMPLES = {"SamplesGlobals", "HasStoredPosteriors"} | OF_GUIDES
 
 
 def gplvm(cls=BayesianGPLVM):
@@ -71,8 +73,8 @@ def declared(instance):
         (lambda: MeanFieldGuide(gplvm()), SAMPLES),
         (lambda: AutoAnnealedLangevin(gplvm()), SAMPLES | {"HasLocalPlate"}),
         (lambda: RandomFeatureGuide(random_feature()), SAMPLES),
-        (lambda: StructuredGPGuide(gp_vae()), {"HasEncoders"}),
-        (lambda: SparseStructuredGPGuide(sparse_gp_vae()), {"HasEncoders"}),
+        (lambda: StructuredGPGuide(gp_vae()), OF_GUIDES),
+        (lambda: SparseStructuredGPGuide(sparse_gp_vae()), OF_GUIDES),
     ],
 )
 def test_of_models_and_guides(make, expected):

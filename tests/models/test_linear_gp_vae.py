@@ -176,3 +176,53 @@ def test_bad_data_raise(series):
     y[:, 1] = torch.nan
     with pytest.raises(ValueError, match="observ"):
         model.fit(t, y)
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", [6, 13])
+@pytest.mark.parametrize("has_kernel", [True, False])
+def test_a_fit_that_was_stopped_goes_on_as_if_it_had_not_been(series, after, has_kernel, tmp_path, monkeypatch):
+    t, y = series[:2]
+
+    def make():
+        return LinearGPVAE(Matern(1, 1.5, lengthscale=0.3, batch_shape=(2,)) if has_kernel else None, independent_dim=1)
+
+    options = {"num_sweeps": 20, "tolerance": 0.0}
+    expected = make()
+    bounds = expected.fit(t, y, **options)
+    path, sweep, calls = tmp_path / "fit.pt", LinearGPVAE._sweep, []
+
+    def stopped(self, ascent):
+        calls.append(ascent)
+        if len(calls) > after:
+            raise Stop
+        return sweep(self, ascent)
+
+    monkeypatch.setattr(LinearGPVAE, "_sweep", stopped)
+    with pytest.raises(Stop):
+        make().fit(t, y, checkpoint=path, checkpoint_every=4, **options)
+    monkeypatch.undo()
+    monkeypatch.setattr(LinearGPVAE, "_sweep", lambda self, ascent: (calls.append(ascent), sweep(self, ascent))[1])
+    calls.clear()
+    again = make()
+    assert again.fit(t, y, checkpoint=path, checkpoint_every=4, **options) == bounds
+    assert len(calls) == 20 - after // 4 * 4  # the sweeps before the checkpoint are not repeated
+    assert torch.equal(again.predict().mean, expected.predict().mean)
+    assert torch.equal(again.predict().variance, expected.predict().variance)
+
+
+def test_checkpoints_of_other_fits_and_damaged_ones_are_refused(series, tmp_path):
+    t, y = series[:2]
+    path = tmp_path / "fit.pt"
+    model = LinearGPVAE(None, independent_dim=1)
+    model.fit(t, y, num_sweeps=3, checkpoint=path, checkpoint_every=1)
+    with pytest.raises(ValueError, match="got one of other data or settings"):
+        model.fit(t, y**3, checkpoint=path)
+    with pytest.raises(ValueError, match="got one of other data or settings"):
+        LinearGPVAE(None, independent_dim=2).fit(t, y, checkpoint=path)
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(ValueError, match="cannot be read"):
+        model.fit(t, y, checkpoint=path)
