@@ -1,15 +1,27 @@
 """Plates over data whose rows have weights, and the handlers of guides that need rows without them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pyro
+from pyro.poutine.indep_messenger import CondIndepStackFrame
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import Message, effectful
 from torch import Tensor
 
-__all__ = ["ROW_WEIGHT", "IgnoreRowWeights", "RefuseRowWeights", "WeightedPlate"]
+__all__ = ["IgnoreRowWeights", "RefuseRowWeights", "WeightedPlate", "has_row_weights"]
 
-ROW_WEIGHT = "row_weight"  # among the options ``infer`` of sites whose scale has the weights of rows
+
+class WeightedFrame(CondIndepStackFrame):
+    """Frame of a :class:`WeightedPlate` in the stack of plates of a site."""
+
+
+def has_row_weights(site: Mapping[str, Any]) -> bool:
+    """Return whether the scale of a site has the weights of rows.
+
+    :param site: site of a trace.
+    """
+    return any(isinstance(frame, WeightedFrame) for frame in site["cond_indep_stack"])
 
 
 class WeightedPlate(pyro.plate):
@@ -44,8 +56,8 @@ class WeightedPlate(pyro.plate):
         super()._process_message(msg)
         if self._applied is not None:
             msg["scale"] = msg["scale"] * self._applied
-            infer: Any = msg["infer"]
-            infer[ROW_WEIGHT] = True
+            frame, *others = msg["cond_indep_stack"]
+            msg["cond_indep_stack"] = (WeightedFrame(*frame), *others)
 
 
 @effectful(type="row_weight")

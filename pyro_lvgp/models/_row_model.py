@@ -105,11 +105,9 @@ class RowModel(LatentVariableModel):
         check_like(given, self.mean)
         return given.expand(num_rows)
 
-    def _replaced_rows(self, idx: Tensor, rows: RowArguments | None) -> RowArguments | None:
-        training = self.rows_at(idx, None)
-        if rows is None or training is None:
-            return None if rows is None else self._checked_rows(rows, len(idx))
-        return self._checked_rows(training.replace(rows.expand(len(idx))), len(idx))
+    def _replaced_rows(self, idx: Tensor, rows: RowArguments) -> RowArguments | None:
+        training, rows = self.rows_at(idx), rows.expand(len(idx))
+        return self._checked_rows(rows if training is None else training.replace(rows), len(idx))
 
     def check(self, Y: Float[Tensor, "N D"]) -> None:
         """Raise if the training data cannot be used: shape, dtype, device, support, a row or column all missing."""

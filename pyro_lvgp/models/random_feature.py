@@ -274,7 +274,7 @@ class RandomFeatureLVM(RowModel):
         if isinstance(self.likelihood, Gaussian):
             assert params is not None
             if rows is not None and rows.standard_error is not None:
-                precision = observed / (params + rows.standard_error.square())
+                precision = observed / (params.unsqueeze(-2) + rows.standard_error.square())
                 return precision * (y - offsets), precision
             return gaussian_sites(y - offsets, observed, params)
         if isinstance(self.likelihood, Logistic):

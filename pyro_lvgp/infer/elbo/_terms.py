@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import kl_divergence
 
 from pyro_lvgp._utils.control_flow import holds
-from pyro_lvgp.infer._row_weights import ROW_WEIGHT
+from pyro_lvgp.infer._row_weights import has_row_weights
 
 __all__ = [
     "Sites",
@@ -41,12 +41,21 @@ def trace_guide(guide: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any
 
 
 def check_in_guide(model_sites: Sites, guide_sites: Sites) -> None:
-    """Raise if the guide lacks a latent site of the model, whose density would be counted although it is not under q."""
+    """Raise if the guide lacks a latent site of the model, whose density would be counted although it is not under q.
+
+    A site with weights of rows in the model alone would count the density of a row more often than that of q.
+    """
     lacking = [name for name, site in model_sites.items() if not (site["is_observed"] or name in guide_sites)]
     if lacking:
         raise ValueError(
             f"expected a guide with all latent sites of the model, got none for {lacking}, without which the value is no "
             "bound; add pyro.sample statements of these names to the guide, or observe the sites"
+        )
+    weighted = [name for name, site in model_sites.items() if name in guide_sites and has_row_weights(site)]
+    if unweighted := [name for name in weighted if not has_row_weights(guide_sites[name])]:
+        raise ValueError(
+            f"expected a guide with the weights of rows of the model, got {unweighted} without, so that the value is no "
+            "bound; pass create_plates=model.create_plates to the guide"
         )
 
 
@@ -122,7 +131,7 @@ def _kl(guide_site: Mapping[str, Any], model_site: Mapping[str, Any]) -> Tensor 
 
 def has_one_scale(site: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return whether two sites have the same scale, whose values are compared if both have weights of rows."""
-    if ROW_WEIGHT in site["infer"] and ROW_WEIGHT in other["infer"]:
+    if has_row_weights(site) and has_row_weights(other):
         return holds(torch.eq(site["scale"], other["scale"]).all())
     return equals(site["scale"], other["scale"])
 

@@ -10,7 +10,7 @@ from pyro import poutine
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
 from pyro_lvgp.infer import MarginalizeGaussians, MeanFieldELBO, fit
-from pyro_lvgp.likelihoods import Gaussian, LogNormal, LowRankGaussian, NegativeBinomial, Poisson, StudentT
+from pyro_lvgp.likelihoods import Gaussian, Heterogeneous, LogNormal, LowRankGaussian, NegativeBinomial, Poisson, StudentT
 from pyro_lvgp.models import BayesianGPLVM, RowArguments
 from tests.models.gplvm._models import D, M, N, Q, with_holes
 
@@ -197,6 +197,19 @@ def test_what_a_likelihood_cannot_account_for_is_refused():
     for likelihood in (Poisson(), StudentT(), LowRankGaussian(1, D)):
         with pytest.raises(TypeError, match=r"expected a Gaussian\(\) likelihood for standard errors"):
             make(error, likelihood)
+
+
+def test_exposures_of_columns_of_several_kinds_need_a_log_link_of_each():
+    exposure = RowArguments(exposure=0.5 + torch.rand(N))
+    counts = Heterogeneous([(Poisson(), [0]), (NegativeBinomial(3.0), [1, 2])])
+    with pytest.raises(TypeError, match="expected a likelihood with a log link for exposures"):
+        make(exposure, Heterogeneous([(Poisson(), [0]), (Gaussian(), [1, 2])]))
+    Y = torch.poisson(torch.ones(N, D))
+    model = make(exposure, counts)
+    mean, variance = function_of(model, Y)
+    f = mean + exposure.exposure.log()
+    expected = counts.log_prob_of_rows(Y, torch.ones_like(Y, dtype=torch.bool), f, variance, counts.params())
+    torch.testing.assert_close(trace_of(model, Y).nodes["y"]["fn"].log_prob(Y), expected)
 
 
 def test_default_likelihood_of_data_with_standard_errors():

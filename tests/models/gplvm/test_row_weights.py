@@ -5,6 +5,7 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer.autoguide import AutoNormal
 
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
@@ -133,3 +134,17 @@ def test_weights_of_rows_of_counts():
     for name in ("X", "y"):
         torch.testing.assert_close(traces[0].nodes[name]["log_prob_sum"], 2.0 * traces[1].nodes[name]["log_prob_sum"])
     assert traces[0].nodes["u"]["log_prob_sum"] == traces[1].nodes["u"]["log_prob_sum"]
+
+
+@pytest.mark.parametrize("make_bound", [lambda: MeanFieldELBO(), lambda: ImportanceWeightedELBO(), lambda: StructuredELBO()])
+def test_guides_without_the_plate_of_the_model_are_refused(make_bound):
+    Y, bounds = torch.randn(N, D), []
+    for weight in (torch.ones(N), None):
+        torch.manual_seed(0)
+        model = make(BayesianGPLVM, weight, Y)
+        guide = AutoNormal(model, create_plates=model.create_plates)
+        bounds.append(make_bound().loss(model, guide, Y))
+    assert bounds[0] == pytest.approx(bounds[1], rel=1e-8)
+    model = make(BayesianGPLVM, torch.ones(N), Y)
+    with pytest.raises(ValueError, match=r"create_plates=model\.create_plates"):
+        make_bound().loss(model, AutoNormal(model), Y)
