@@ -70,7 +70,7 @@ class Describer:
             given = {field.name: getattr(value, field.name) for field in fields(value)}
             return {
                 "dataclass": f"{type(value).__module__}.{type(value).__qualname__}",
-                "fields": {name: self._encode(x, f"{place}.{name}") for name, x in given.items()},
+                "fields": {name: self.encode(x, f"{place}.{name}") for name, x in given.items()},
             }
         if isinstance(value, list | tuple):
             return {
