@@ -1,6 +1,8 @@
 """Sphinx settings; `make docs` builds the site."""
 
 import importlib
+import sys
+from pathlib import Path
 
 from pyro_lvgp import __version__
 
@@ -8,7 +10,16 @@ project = "pyro_lvgp"
 version = release = __version__
 html_show_copyright = False
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
+sys.path.insert(0, str(Path(__file__).parent / "extensions"))
+# The package sphinx-mathjax-offline has the files of MathJax, so that formulas need no network.
+extensions = [
+    "myst_parser",
+    "notebooks",
+    "sphinx-mathjax-offline",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.viewcode",
+]
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
