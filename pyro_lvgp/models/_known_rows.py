@@ -10,7 +10,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
 from pyro_lvgp.likelihoods import Gaussian, Likelihood
-from pyro_lvgp.models.initialization import InitialLatents, linear_latents
+from pyro_lvgp.models.initialization import InitialLatents, kaiser_dim, linear_latents
 from pyro_lvgp.models.row_arguments import RowArguments
 
 ON_NEW_ROWS = ("covariates", "exposure", "standard_error")  # on which predictions depend
@@ -163,8 +163,7 @@ def initial_latents(
     columns = [x for x in (known.covariates, None if known.prior is None else known.prior[0]) if x is not None]
     if not columns:
         return linear_latents(f, latent_dim, method=method, seed=seed)
-    design = centred(torch.cat(columns, -1))
-    effect = design @ (torch.linalg.pinv(design) @ centred(torch.where(f.isnan(), f.nanmean(0), f)))
+    effect = _linear_effect(torch.cat(columns, -1), f)
     X, filled = linear_latents(f - effect, latent_dim, method=method, seed=seed)
     if known.prior is not None:
         loc, scale = known.prior
@@ -173,6 +172,24 @@ def initial_latents(
         order = width.argsort(descending=True, stable=True).argsort()
         X = torch.where(is_informative, loc, loc + scale * X[:, order])
     return X, filled + effect
+
+
+def default_latent_dim(likelihood: Likelihood, Y: Float[Tensor, "N D"], rows: RowArguments | None, *, most: int) -> int:
+    """Return the number of latent dimensions of the priors of rows, or else that of Kaiser's rule without covariates.
+
+    :param most: largest result of the rule.
+    """
+    known = KnownRows.of(None if rows is None else rows.expand(len(Y)))
+    if known.prior is not None:
+        return known.prior[0].shape[-1]
+    f = function_of_data(likelihood, Y, known)
+    return kaiser_dim(f if known.covariates is None else f - _linear_effect(known.covariates, f), most=most)
+
+
+def _linear_effect(x: Float[Tensor, "N columns"], f: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+    """Fit a linear function of x to values of f by least squares, with means of columns in place of missing values."""
+    design = centred(x)
+    return design @ (torch.linalg.pinv(design) @ centred(torch.where(f.isnan(), f.nanmean(0), f)))
 
 
 def centred(x: Float[Tensor, "N columns"]) -> Float[Tensor, "N columns"]:

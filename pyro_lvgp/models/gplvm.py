@@ -26,15 +26,17 @@ from pyro_lvgp.kernels import RBF, Kernel, Linear, as_kernel
 from pyro_lvgp.kernels._symmetry import is_rotation_invariant, symmetry_of_columns
 from pyro_lvgp.kernels.base import KernelParams
 from pyro_lvgp.likelihoods import Gaussian, Likelihood, LowRankGaussian
-from pyro_lvgp.models._known_rows import KnownRows
+from pyro_lvgp.models._known_rows import KnownRows, default_latent_dim
 from pyro_lvgp.models._row_model import RowModel
-from pyro_lvgp.models.initialization import InitialLatents, cluster_centres, kaiser_dim
+from pyro_lvgp.models.initialization import InitialLatents, cluster_centres
 from pyro_lvgp.models.row_arguments import RowArguments
 from pyro_lvgp.ops.expected_log_likelihood import Quadratic, evaluate, heteroscedastic_quadratic
 from pyro_lvgp.ops.linalg import invert_lower, solve_lower, sparse_conditional
 from pyro_lvgp.ops.rbf_score import RBFScore, rbf_score, score
 
 __all__ = ["BayesianGPLVM", "Statistics"]
+
+_MAX_DEFAULT_DIM = 5
 
 
 class _Shared(NamedTuple):
@@ -198,8 +200,9 @@ class BayesianGPLVM(RowModel):
         The default kernel and noise are for columns of about unit variance: standardise real-valued data first.
 
         :param Y: all data, NaN where missing.
-        :param latent_dim: number of latent dimensions; by default as many as correlations of the columns have eigenvalues
-            above 1, but at most 5 (Kaiser's rule).
+        :param latent_dim: number of latent dimensions; by default that of the priors of ``rows``, or else as many as
+            correlations of the columns, without effects of covariates, have eigenvalues above 1, but at most 5 (Kaiser's
+            rule).
         :param kernel: covariance of the functions; the ``RBF`` of the constructor by default.
         :param rank: number of linear factors of the residuals under the default likelihood; by default a third of the
             columns, but at most 8.
@@ -232,7 +235,7 @@ class BayesianGPLVM(RowModel):
             likelihood = LowRankGaussian(min(8, D // 3) if rank is None else rank, D)
         if latent_dim is None:
             with torch.no_grad(), seeded(seed):
-                latent_dim = kaiser_dim(likelihood.to(Y).initial_function(Y), most=5)
+                latent_dim = default_latent_dim(likelihood.to(Y), Y, rows, most=_MAX_DEFAULT_DIM)
         if num_inducing is None:
             num_inducing = min(max(20, min(10 * latent_dim, 50)), N)
         options: dict[str, Any] = {} if rows is None else {"rows": rows}

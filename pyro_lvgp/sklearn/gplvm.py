@@ -110,6 +110,11 @@ class GPLVM(LatentTransformer):
         self, Y: Float[Tensor, "N D"], likelihood: Likelihood, previous: Fitted | None, rows: RowArguments | None
     ) -> Fitted:
         check_sizes(n_inducing=self.n_inducing)
+        if self.n_components == "auto" and rows is not None and rows.prior is not None:
+            raise ValueError(
+                f"expected the number of latent dimensions of the priors of rows as n_components, {rows.prior[0].shape[1]}, "
+                'got "auto"; pass the number'
+            )
         if self.n_components != "auto":
             check_sizes(n_components=self.n_components)
         elif previous is None:

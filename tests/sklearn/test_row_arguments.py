@@ -83,6 +83,8 @@ def test_what_estimators_cannot_use():
         GPLVM(max_iter=2).fit(X, rows=np.ones(N))
     with pytest.raises(ValueError, match=r"expected arguments of 40 rows, or of one for all, got 3"):
         GPLVM(max_iter=2).fit(X, rows=RowArguments(weight=torch.ones(3)))
+    with pytest.raises(ValueError, match="expected the number of latent dimensions of the priors of rows as n_components, 2"):
+        GPLVM("auto", max_iter=2).fit(X, rows=RowArguments(prior_loc=torch.randn(N, 2)))
     with pytest.raises(ValueError, match='expected init="pca" or "auto" with priors'):
         RandomFeatureGPLVM(init="tsne", max_iter=2).fit(X, rows=RowArguments(prior_loc=torch.randn(N, 2)))
     with pytest.raises(TypeError, match="expected a likelihood with a log link"):

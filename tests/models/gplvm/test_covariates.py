@@ -133,6 +133,15 @@ def test_batch_effects_are_predicted_replaced_and_left_out_of_latents():
     torch.testing.assert_close(filled.mean[:, 3], Y_new[:, 3], rtol=0.0, atol=0.4)
 
 
+def test_the_default_number_of_dimensions_is_that_without_covariates_or_that_of_priors():
+    torch.manual_seed(0)
+    x, batch = torch.randn(200, 1), torch.nn.functional.one_hot(torch.randint(3, (200,)), 3).double()
+    Y = x @ torch.randn(1, 8) + 4.0 * batch @ torch.randn(3, 8) + 0.1 * torch.randn(200, 8)
+    assert BayesianGPLVM.from_data(Y).latent_dim > 1
+    assert BayesianGPLVM.from_data(Y, rows=RowArguments(covariates=batch)).latent_dim == 1
+    assert BayesianGPLVM.from_data(Y, rows=RowArguments(prior_loc=torch.randn(200, 3))).latent_dim == 3
+
+
 def test_effects_by_the_default_kernel_are_additive():
     model = make(RowArguments(covariates=torch.randn(N, P)))
     X, Z = torch.randn(4, Q), torch.randn(3, Q)
