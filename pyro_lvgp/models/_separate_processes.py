@@ -53,12 +53,13 @@ class SeparateProcesses:
         self.kernel = kernel.double()
 
     @torch.inference_mode(False)
-    def fit(self, x: Float[Tensor, "N P"], y: Float[Tensor, "N D"], *, num_steps: int = 100) -> None:
+    def fit(self, x: Float[Tensor, "N P"], y: Float[Tensor, "N D"], *, num_steps: int = 100, tolerance: float = 1e-5) -> None:
         """Maximise the posterior density of the parameters by L-BFGS.
 
         :param x: inputs.
         :param y: data, NaN where missing, with an observation of each output.
         :param num_steps: maximum number of steps.
+        :param tolerance: gain of a step, in nats per observed entry, below which the fit ends.
         """
         check_sizes(num_steps=num_steps)
         self.x, self.dtype, y = x.double().clone(), y.dtype, y.double().clone()
@@ -70,7 +71,8 @@ class SeparateProcesses:
         noise: Any = to_value.inv(torch.full_like(self.scale, _FIRST_NOISE)).requires_grad_()
         parameters = [noise, *(part for part in self.kernel.parameters() if part.requires_grad)]
         start = [to_value(part).log().detach() for part in parameters]
-        optim = torch.optim.LBFGS(parameters, max_iter=num_steps, line_search_fn="strong_wolfe")
+        options = {"max_iter": num_steps, "tolerance_change": tolerance, "line_search_fn": "strong_wolfe"}
+        optim, num_observed = torch.optim.LBFGS(parameters, **options), int((~self.y.isnan()).sum())
 
         def loss() -> Tensor:
             optim.zero_grad()
@@ -79,7 +81,7 @@ class SeparateProcesses:
                 for part, first in zip(parameters, start, strict=True)
             )
             self.noise = _LEAST_NOISE + to_value(noise)
-            value = -(self._log_evidence().sum() + log_prior)
+            value = -(self._log_evidence().sum() + log_prior) / num_observed
             value.backward()
             return value
 
