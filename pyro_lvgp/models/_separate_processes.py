@@ -71,7 +71,7 @@ class SeparateProcesses:
         noise: Any = to_value.inv(torch.full_like(self.scale, _FIRST_NOISE)).requires_grad_()
         parameters = [noise, *(part for part in self.kernel.parameters() if part.requires_grad)]
         start = [to_value(part).log().detach() for part in parameters]
-        options = {"max_iter": num_steps, "tolerance_change": tolerance, "line_search_fn": "strong_wolfe"}
+        options: Any = {"max_iter": num_steps, "tolerance_change": tolerance, "line_search_fn": "strong_wolfe"}
         optim, num_observed = torch.optim.LBFGS(parameters, **options), int((~self.y.isnan()).sum())
 
         def loss() -> Tensor:
