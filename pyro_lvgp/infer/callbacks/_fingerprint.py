@@ -15,7 +15,7 @@ from pyro_lvgp.infer.elbo.compiled import CompiledELBO
 
 __all__ = ["SavedFingerprint", "digest"]
 
-_CHANGES_IN_FITS = frozenset({"training", "max_plate_nesting"})
+_CHANGES_IN_FITS = frozenset({"training", "max_plate_nesting", "argument_shapes"})
 
 
 class SavedFingerprint:

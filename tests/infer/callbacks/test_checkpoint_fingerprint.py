@@ -144,3 +144,18 @@ def test_joint_optimisers_refuse_moments_of_another_shape():
     with pytest.raises(ValueError, match=r"optimiser of 'x', of shape \[3\]"):
         optim([param.unconstrained()])
     assert torch.equal(pyro.param("x"), torch.zeros(3))
+
+
+@pytest.mark.parametrize("rows", [12, 5])
+def test_the_shapes_of_the_first_call_of_a_guide_do_not_matter(tmp_path, rows):
+    Y = torch.randn(12, 3)
+
+    def fitted(num_steps, num_rows):
+        model = BayesianGPLVM(12, 3, latent_dim=2, num_inducing=4).initialize(Y)
+        guide = MeanFieldGuide(model)
+        guide(Y[:num_rows], torch.arange(num_rows))
+        checkpoint = Checkpoint(tmp_path / "fit.pt")
+        return fit(model, guide, Y, num_steps=num_steps, batch_size=4, callbacks=[checkpoint], progress=False)
+
+    fitted(2, 4)
+    assert len(fitted(3, rows).losses) == 3
