@@ -391,3 +391,12 @@ def test_no_test_file_is_long():
 def test_fit_has_few_arguments():
     parameters = inspect.signature(pyro_lvgp.fit).parameters
     assert len(parameters) <= 12, list(parameters)
+
+
+def test_models_guides_and_fit_import_no_slow_packages():
+    code = (
+        "import sys\nfrom pyro_lvgp import AutoAnnealedLangevin, BayesianGPLVM, GPVAE, MeanFieldGuide, RandomFeatureLVM, fit\n"
+        "print([name for name in ('sklearn', 'scipy.stats', 'pandas', 'matplotlib', 'xarray') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert found.strip() == "[]"

@@ -5,7 +5,6 @@ from functools import cached_property
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float
-from sklearn.preprocessing import PowerTransformer
 from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.transforms import Transform
@@ -81,6 +80,8 @@ class YeoJohnsonTransform(Transform):
         limits = s.nan_to_num(torch.inf).amin(0), s.nan_to_num(-torch.inf).amax(0)
         powers = torch.ones_like(shift)
         if varies.any():
+            from sklearn.preprocessing import PowerTransformer  # imported where it is used, since scikit-learn takes a second
+
             fitted = PowerTransformer(standardize=False).fit(s[:, varies].double().numpy(force=True))
             powers[varies] = torch.as_tensor(fitted.lambdas_).clamp(*_POWERS).to(Y)
         g = _yeo_johnson(s, powers)

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import trim_mean
-from scipy.stats.mstats import trimmed_stde
 
 __all__ = ["MIN_STEPS", "TOLERANCE", "Gain", "estimate_gain"]
 
@@ -94,4 +92,7 @@ def estimate_gain(bounds: Sequence[float] | np.ndarray, *, steps_per_epoch: int 
     last = np.asarray(bounds, dtype=np.float64)[num_complete - 2 * window : num_complete]
     before, after = last.reshape(2, _NUM_BATCHES, -1).mean(-1)
     rises = after - before
+    from scipy.stats import trim_mean  # imported where it is used, since scipy.stats takes half a second
+    from scipy.stats.mstats import trimmed_stde
+
     return Gain(float(trim_mean(rises, _TRIM)), float(trimmed_stde(rises, (_TRIM, _TRIM))), window)

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 from pyro.infer import ELBO
 from pyro.optim import PyroOptim
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from pyro_lvgp._utils.argument_types import names_types
@@ -163,6 +162,8 @@ def _warn_if_rising(state: FitState) -> None:
     if is_excepted or state.step < state.num_steps or (gain := history.gain) is None:
         return
     if gain.is_significant and gain.value >= history.tolerance:
+        from sklearn.exceptions import ConvergenceWarning  # imported where it is used, since scikit-learn takes a second
+
         warnings.warn(
             f'the bound was still rising when the fit ended, by {gain}; take more steps (num_steps=...), or num_steps="auto" '
             "to stop when the bound has converged; a second call of fit continues",

@@ -6,9 +6,6 @@ import numpy as np
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float
-from sklearn.cluster import KMeans
-from sklearn.decomposition import PCA, FactorAnalysis
-from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
 from pyro_lvgp._utils.argument_types import names_types
@@ -47,6 +44,8 @@ def linear_latents(
     missing = np.isnan(values)
     filled = np.where(missing, np.nanmean(values, axis=0), values)
     rank = _centred_rank(filled, latent_dim, seed)
+    from sklearn.decomposition import PCA, FactorAnalysis  # imported where it is used, since scikit-learn takes a second
+
     linear = PCA(rank, whiten=True, random_state=seed) if method == "pca" else FactorAnalysis(rank, random_state=seed)
     for _ in progress_bar(range(num_iterations if rank and missing.any() else 0), "initial latents"):
         scores = linear.fit_transform(filled)
@@ -106,6 +105,8 @@ def cluster_centres(X: Float[Tensor, "N Q"], num_centres: int, *, seed: int = 0)
     rows = X.detach().cpu().double().numpy()
     if len(np.unique(rows, axis=0)) < num_centres:
         rows = rows + 0.1 * rows.std(0) * np.random.default_rng(seed).standard_normal(rows.shape)
+    from sklearn.cluster import KMeans  # imported where it is used, since scikit-learn takes a second
+
     centres = KMeans(num_centres, n_init=1, random_state=seed).fit(rows).cluster_centers_
     return torch.as_tensor(centres).to(X)
 
@@ -130,6 +131,8 @@ def latent_mixture(
     torch.Size([2])
     """
     values = X.detach().cpu().double().numpy()
+    from sklearn.mixture import GaussianMixture  # imported where it is used, since scikit-learn takes a second
+
     fitted = GaussianMixture(num_components, reg_covar=regularization, random_state=seed).fit(values)
     weights, means, covariances = (torch.as_tensor(x).to(X) for x in (fitted.weights_, fitted.means_, fitted.covariances_))
     return dist.MixtureSameFamily(dist.Categorical(weights), dist.MultivariateNormal(means, covariances))
