@@ -44,7 +44,7 @@ def _trace_without_data(model: LatentRows, guide: Guide) -> Trace:
 
 
 def predictor(model: LatentRows, guide: Guide, known: RowArguments | None) -> Entries:
-    """Predictive distribution, as a function of X and of the indices of its rows, for one draw of the sites that rows share."""
+    """Predictive distribution as a function of X and the indices of its rows, for one draw of the sites that rows share."""
     drawn = _trace_without_data(model, guide)
     for name in ("X", "data"):  # keep the sites that rows share
         drawn.nodes.pop(name, None)
