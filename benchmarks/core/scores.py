@@ -16,7 +16,7 @@ from torch import Tensor
 from pyro_lvgp.infer import CompiledELBO
 from pyro_lvgp.infer.elbo.base import DifferentiableELBO
 from pyro_lvgp.models import BayesianGPLVM
-from pyro_lvgp.models.latent_variable_model import Guide
+from pyro_lvgp.models._latent_rows import Guide
 
 
 def negative_bound(

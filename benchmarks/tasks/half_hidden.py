@@ -26,7 +26,7 @@ from pyro_lvgp.infer import ImportanceWeightedELBO, JointAdam, LRSchedule, MeanF
 from pyro_lvgp.kernels import RBF, Kernel, Linear
 from pyro_lvgp.likelihoods import Gaussian, StudentT
 from pyro_lvgp.models import BayesianGPLVM, RandomFeatureLVM, latent_mixture
-from pyro_lvgp.models.latent_variable_model import Guide
+from pyro_lvgp.models._latent_rows import Guide
 
 NUM_THREADS = 1
 NUM_COMPONENTS, NUM_STARTS, NUM_DRAWS = 20, 16, 2000

@@ -21,7 +21,7 @@ from pyro_lvgp.conjugate.feature_regression import from_natural
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide, RandomFeatureGuide
 from pyro_lvgp.infer import JointAdam, MeanFieldELBO, fit
 from pyro_lvgp.models import RandomFeatureLVM
-from pyro_lvgp.models.latent_variable_model import Guide
+from pyro_lvgp.models._latent_rows import Guide
 
 NUM_THREADS = 1
 TASKS = {name: srflvm.TASKS[name] for name in ("mnist", "newsgroups", "cifar", "montreal")}

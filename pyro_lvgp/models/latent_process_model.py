@@ -36,8 +36,9 @@ from pyro_lvgp.kernels.composition import Combination
 from pyro_lvgp.likelihoods import Likelihood, as_likelihood
 from pyro_lvgp.likelihoods.rows import check_independent_entries
 from pyro_lvgp.models._decoded_rows import DecodedRows
+from pyro_lvgp.models._given_latents import check_all_given
+from pyro_lvgp.models._latent_rows import Guide
 from pyro_lvgp.models._own_sites import OwnSites
-from pyro_lvgp.models.latent_variable_model import Guide, check_all_given
 from pyro_lvgp.models.prediction import Prediction
 from pyro_lvgp.networks import MLP
 from pyro_lvgp.networks.pyro_module import adopt

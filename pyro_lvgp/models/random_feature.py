@@ -28,9 +28,9 @@ from pyro_lvgp.kernels.spectral import mixture_kernel, random_features, spectral
 from pyro_lvgp.likelihoods import Gaussian, Likelihood, Logistic
 from pyro_lvgp.likelihoods import polya_gamma as polyagamma
 from pyro_lvgp.models._known_rows import KnownRows
+from pyro_lvgp.models._latent_rows import Guide
 from pyro_lvgp.models._row_model import RowModel
 from pyro_lvgp.models.initialization import InitialLatents
-from pyro_lvgp.models.latent_variable_model import Guide
 from pyro_lvgp.models.row_arguments import RowArguments
 from pyro_lvgp.ops.linalg import function_variance
 

@@ -18,8 +18,8 @@ from pyro_lvgp.infer.elbo.handlers import MarginalizeGaussians, sample_moments
 from pyro_lvgp.infer.protocols import LatentSymmetry
 from pyro_lvgp.kernels import Kernel
 from pyro_lvgp.likelihoods import Likelihood
+from pyro_lvgp.models._given_latents import check_all_given
 from pyro_lvgp.models.latent_process_model import LatentProcessModel, as_inputs, is_one_series
-from pyro_lvgp.models.latent_variable_model import check_all_given
 from pyro_lvgp.networks.pyro_module import replace_parameter
 from pyro_lvgp.ops.quasi_monte_carlo import qmc_normal
 

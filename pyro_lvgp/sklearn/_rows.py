@@ -1,17 +1,18 @@
-"""Checks of rows with missing entries and the fit of a Bayesian GPLVM, for the estimators of tables."""
+"""Checks and imputation of rows with missing entries and the fit of a Bayesian GPLVM, for the estimators of tables."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from sklearn.base import BaseEstimator
 from sklearn.utils import Tags
 from torch import Tensor
 
 from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.infer import FitResult, JointAdam, LRSchedule, MeanFieldELBO, fit
-from pyro_lvgp.models import BayesianGPLVM
+from pyro_lvgp.models import BayesianGPLVM, Prediction
 
 CHECKS: dict[str, Any] = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}
 
@@ -36,6 +37,24 @@ def as_device(device: Any) -> torch.device:
         return torch.get_default_device() if device is None else torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ValueError(f'expected a device such as "cpu" or "cuda:0", or None, got {device!r}') from error
+
+
+def fill_missing(
+    X: Float[np.ndarray, "N D"], rows: Bool[np.ndarray, " N"], predict: Callable[[], Prediction], *, return_std: bool
+) -> Float[np.ndarray, "N D"] | tuple[Float[np.ndarray, "N D"], Float[np.ndarray, "N D"]]:
+    """Replace missing entries by their predictive means.
+
+    :param X: all rows, NaN where missing.
+    :param rows: mask of the rows to predict, which include those with missing entries.
+    :param predict: function that returns the prediction of these rows, called if there are any.
+    :param return_std: whether to return the predictive standard deviations too, zero for observed entries.
+    """
+    filled, stddev = X.copy(), np.zeros_like(X)
+    if rows.any():
+        prediction, missing = predict(), np.isnan(X[rows])
+        filled[rows] = np.where(missing, prediction.mean.numpy(force=True), X[rows])
+        stddev[rows] = np.where(missing, prediction.stddev.numpy(force=True), 0.0)
+    return (filled, stddev) if return_std else filled
 
 
 def fit_gplvm(

@@ -9,7 +9,7 @@ from sklearn.base import OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from pyro_lvgp.sklearn._labels import labels_of
-from pyro_lvgp.sklearn._rows import CHECKS, RowsEstimator
+from pyro_lvgp.sklearn._rows import CHECKS, RowsEstimator, fill_missing
 from pyro_lvgp.sklearn.gp_vae import GPVAERegressor
 
 __all__ = ["GPVAEImputer"]
@@ -92,12 +92,9 @@ class GPVAEImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         index, _ = labels_of(X)
         X = validate_data(self, X, reset=False, **CHECKS)
         inputs = np.arange(len(X)) if index is None else index
-        filled, stddev, missing = X.copy(), np.zeros_like(X), np.isnan(X)
-        if missing.any():
-            prediction = self.regressor_.predict(None if self._is_fitted_table(inputs, X) else inputs)
-            filled[missing] = prediction.mean.numpy(force=True)[missing]
-            stddev[missing] = prediction.stddev.numpy(force=True)[missing]
-        return (filled, stddev) if return_std else filled
+        points = None if self._is_fitted_table(inputs, X) else inputs
+        rows = np.full(len(X), np.isnan(X).any())  # the regressor predicts all rows
+        return fill_missing(X, rows, lambda: self.regressor_.predict(points), return_std=return_std)
 
     def _is_fitted_table(self, inputs: Any, X: np.ndarray) -> bool:
         fitted_inputs, fitted = self._table

@@ -23,7 +23,7 @@ from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.models import BayesianGPLVM, Prediction
 from pyro_lvgp.sklearn._labels import Labels, as_coords, labels_of
 from pyro_lvgp.sklearn._pyro_state import own_parameters
-from pyro_lvgp.sklearn._rows import CHECKS, RowsEstimator, fit_gplvm
+from pyro_lvgp.sklearn._rows import CHECKS, RowsEstimator, fill_missing, fit_gplvm
 
 __all__ = ["GPLVMImputer"]
 
@@ -268,13 +268,8 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         """
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, **CHECKS)
-        filled, stddev = X.copy(), np.zeros_like(X)
-        some = np.isnan(X).any(1)
-        if some.any():
-            prediction = self._predictive(X[some], (None, None))
-            filled[some] = prediction.mean.numpy(force=True)
-            stddev[some] = prediction.stddev.numpy(force=True)
-        return (filled, stddev) if return_std else filled
+        rows = np.isnan(X).any(1)
+        return fill_missing(X, rows, lambda: self._predictive(X[rows], (None, None)), return_std=return_std)
 
 
 def _points(q: Any, number: int) -> Float[Tensor, "S B Q"]:

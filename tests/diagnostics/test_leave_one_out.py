@@ -22,6 +22,7 @@ from pyro_lvgp import (
 )
 from pyro_lvgp.diagnostics import loo
 from pyro_lvgp.infer import JointAdam
+from pyro_lvgp.models._given_latents import global_draws, rows_given
 
 nan = torch.nan
 
@@ -231,10 +232,10 @@ def test_predictive_density_of_a_bound():
         guide.scales.X = torch.full_like(guide.scales.X, 0.7)
         found = quietly(model, guide, y, num_samples=25, num_local_samples=1000, chunk_size=1000)
         grid = torch.linspace(-6.0, 6.0, 301)
-        (g,) = model._global_draws(guide, 1)
+        (g,) = global_draws(model, guide, 1)
         densities = []
         for x in grid:
-            rows = model._rows_given(g, x.expand(20, 1))
+            rows = rows_given(model, g, x.expand(20, 1))
             predictive = rows.likelihood.log_predictive_density(y, rows.f_mean, rows.f_variance, rows.params).sum(-1)
             densities.append(predictive + dist.Normal(0.0, 1.0).log_prob(x))
         log_p = torch.stack(densities).logsumexp(0) + math.log(0.04)

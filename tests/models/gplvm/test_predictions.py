@@ -15,6 +15,7 @@ from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide, RandomFeature
 from pyro_lvgp.kernels import RBF
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import BayesianGPLVM, LatentVariableModel, RandomFeatureLVM
+from pyro_lvgp.models._given_latents import global_draws
 from pyro_lvgp.networks import IndexNet
 from tests.models.gplvm._models import D, M, Q, make_model, with_holes
 
@@ -124,7 +125,7 @@ def test_globals_are_those_of_the_guide():
         model.kernel.lengthscale = PyroSample(dist.LogNormal(0.0, 0.3).expand([2]).to_event(1))
         guide = make(model)
         own = [guide(Y) for _ in range(400)]
-        drawn = list(model._global_draws(guide, 400))
+        drawn = list(global_draws(model, guide, 400))
         assert drawn[0].keys() == {"u", "kernel.lengthscale"}
         for name in drawn[0]:
             a, b = (torch.stack([draw[name] for draw in draws]).detach() for draws in (own, drawn))
