@@ -167,7 +167,7 @@ def refit(model, guide, y, num_steps):
 def row_densities(model, guide, y):
     """log ∫ p(y_n | x, u) p(x) q(u) dx du of rows, by draws from the prior of x."""
     x = torch.randn(400, 1)
-    draws = [torch.stack([f(x, row.expand(400, -1)) for row in y]) for f in model._log_likelihoods(guide, 100)]
+    draws = [torch.stack([f(x, row.expand(400, -1)) for row in y]) for f in model._log_likelihoods(guide, 100, None)]
     return torch.cat(draws, 1).logsumexp(1) - math.log(40_000)
 
 
@@ -235,7 +235,7 @@ def test_predictive_density_of_a_bound():
         (g,) = global_draws(model, guide, 1)
         densities = []
         for x in grid:
-            rows = rows_given(model, g, x.expand(20, 1))
+            rows = rows_given(model, g, x.expand(20, 1), None)
             predictive = rows.likelihood.log_predictive_density(y, rows.f_mean, rows.f_variance, rows.params).sum(-1)
             densities.append(predictive + dist.Normal(0.0, 1.0).log_prob(x))
         log_p = torch.stack(densities).logsumexp(0) + math.log(0.04)
