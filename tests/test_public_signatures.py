@@ -48,6 +48,7 @@ EXCLUDED = {
     "decorators": "pyro_lock",
     "functions that take seconds, tested in tests/diagnostics": "report simulation_based_calibration chains_to_arviz",
     "constructors of Pyro, with its own checks of values": "PathDelta DrawnNormal",
+    "constructors of torch, with its own checks of values": "RowAdam",
     "estimators, whose arguments scikit-learn wants to be checked in fit": "GPLVM GPLVMImputer GPVAERegressor "
     "GPVAEImputer RandomFeatureGPLVM",
 }
