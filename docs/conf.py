@@ -42,7 +42,7 @@ def _show_public_bases(app, name, obj, options, bases):
     """In place of a base that has no page show what it derives from."""
     while hidden := [base for base in bases if not _is_public(base)]:
         at = bases.index(hidden[0])
-        bases[at : at + 1] = hidden[0].__bases__
+        bases[at : at + 1] = [base for base in hidden[0].__bases__ if base not in bases]
 
 
 def _is_public(base):
