@@ -98,7 +98,7 @@ def test_batch_effects_are_predicted_replaced_and_left_out_of_latents():
     for name, known in (("with", rows), ("without", None)):
         model = BayesianGPLVM.from_data(Y, 1, likelihood=Gaussian(0.1), rows=known, num_inducing=15)
         guide = MeanFieldGuide(model)
-        fit(model, guide, Y, num_steps=600, progress=False, loss=MeanFieldELBO(), compile=False)
+        fit(model, guide, Y, num_steps=600, progress=False, loss=MeanFieldELBO(), compile="torchscript")
         latents[name] = guide.locs.X[:, 0].detach()
         if known is not None:
             fitted = model, guide
