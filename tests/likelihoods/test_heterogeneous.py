@@ -152,7 +152,7 @@ def test_functions_of_other_columns_are_refused(kinds):
 def fitted(name: str, kinds: Heterogeneous, Y: torch.Tensor):
     """A model of the rows, its guide, and how to fit it."""
     if name == "random features":
-        model = RandomFeatureLVM(N, 5, 1, num_frequencies=10, likelihood=kinds).initialize(Y)
+        model = RandomFeatureLVM(N, 5, 1, num_frequencies=10, lengthscale=1.0, likelihood=kinds).initialize(Y)
         guide = RandomFeatureGuide(model)
         return model, guide, {"optim": guide.blocks(lr=0.05), "num_steps": 200}
     model = BayesianGPLVM(N, 5, 1, num_inducing=10, likelihood=kinds).initialize(Y)

@@ -68,10 +68,10 @@ def test_halves_of_the_data_make_the_fit_of_all():
 class Seen(BayesianGPLVM):
     """Remembers the rows of its mini-batches."""
 
-    rows: list[list[int]]
+    batches: list[list[int]]
 
     def mini_batch(self, idx: Tensor, *args: Tensor) -> tuple[Tensor, ...]:
-        self.rows.append(sorted(idx.tolist()))
+        self.batches.append(sorted(idx.tolist()))
         return *(arg[idx] for arg in args), idx
 
 
@@ -79,7 +79,7 @@ def fitted_in_batches(rank: int) -> tuple[dict[str, Tensor], FitResult, list[lis
     Y = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(rank)
     model = Seen(12, 3, latent_dim=2, num_inducing=4).initialize(Y, seed=rank)
-    model.rows = []
+    model.batches = []
     with torch.no_grad():
         model.kernel.lengthscale = torch.full((2,), 1.0 + rank)  # starts are those of the first process
     guide = MeanFieldGuide(model)
@@ -87,8 +87,8 @@ def fitted_in_batches(rank: int) -> tuple[dict[str, Tensor], FitResult, list[lis
     stopping = EarlyStopping(lambda: next(scores), every=2, patience=2)
     result = fit(model, guide, Y, num_steps=8, batch_size=4, callbacks=[stopping, Distributed()], progress=False)
     values = {name: value.detach() for name, value in pyro.get_param_store().items()}
-    model.rows.remove([0, 1, 2, 3])  # of the example by which parameters are made
-    return values, result, model.rows
+    model.batches.remove([0, 1, 2, 3])  # of the example by which parameters are made
+    return values, result, model.batches
 
 
 def test_processes_share_the_rows_of_a_pass_and_stay_alike():

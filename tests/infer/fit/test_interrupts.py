@@ -116,6 +116,7 @@ class PressDuringImports:
         if self.count in (5, 50):
             press(2)
 
+BayesianGPLVM(12, 3, latent_dim=2, num_inducing=4).initialize(Y)  # imports scikit-learn, outside of a fit
 finder = PressDuringImports()
 sys.meta_path.insert(0, finder)
 history = fitted(20)
