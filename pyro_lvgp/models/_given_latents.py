@@ -73,8 +73,8 @@ def rows_given(model: LatentRows, globals_: dict[str, Tensor], X: Tensor, rows: 
         return observed_rows(poutine.trace(conditioned).get_trace(None, idx, **as_kwargs(rows)), {"X", *globals_})
 
 
-def as_kwargs(rows: RowArguments | None) -> dict[str, RowArguments]:
-    """Keyword arguments of ``forward``, which need not take the arguments of rows if there are none."""
+def as_kwargs(rows: RowArguments | None) -> dict[str, Any]:
+    """Keyword arguments of a model's methods, which in a subclass need not take the arguments of rows if there are none."""
     return {} if rows is None else {"rows": rows}
 
 

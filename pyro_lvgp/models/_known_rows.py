@@ -187,11 +187,12 @@ def default_latent_dim(likelihood: Likelihood, Y: Float[Tensor, "N D"], rows: Ro
 
 
 def _linear_effect(x: Float[Tensor, "N columns"], f: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
-    """Fit a linear function of x to values of f by least squares, with means of columns in place of missing values."""
-    design = centred(x)
-    return design @ (torch.linalg.pinv(design) @ centred(torch.where(f.isnan(), f.nanmean(0), f)))
+    """Fit a linear function of x to values of f, with means of columns in place of missing values."""
+    filled = torch.where(f.isnan(), f.nanmean(0), f)
+    return linear_fit(x, filled - filled.mean(0))
 
 
-def centred(x: Float[Tensor, "N columns"]) -> Float[Tensor, "N columns"]:
-    """Subtract the mean of each column."""
-    return x - x.mean(0)
+def linear_fit(x: Float[Tensor, "N columns"], f: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+    """Fit a linear function of centred x, whose columns may be dependent, to centred values by least squares."""
+    design = x - x.mean(0)
+    return design @ (torch.linalg.pinv(design) @ f)

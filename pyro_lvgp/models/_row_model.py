@@ -12,13 +12,13 @@ from pyro_lvgp.infer._row_weights import WeightedPlate
 from pyro_lvgp.likelihoods import Likelihood, as_likelihood
 from pyro_lvgp.models._known_rows import (
     KnownRows,
-    centred,
     check_like,
     check_new_rows,
     check_shapes,
     check_training_rows,
     function_of_data,
     initial_latents,
+    linear_fit,
 )
 from pyro_lvgp.models.initialization import InitialLatents
 from pyro_lvgp.models.latent_variable_model import LatentVariableModel
@@ -58,6 +58,7 @@ class RowModel(LatentVariableModel):
             check_training_rows(rows, num_data, data_dim, latent_dim, self.likelihood)
         parts = {} if rows is None else rows.parts()
         self._row_parts = tuple(parts)
+        self._covariate_dim = parts["covariates"].shape[-1] if "covariates" in parts else 0
         for name, value in parts.items():
             self.register_buffer(f"{_PREFIX}{name}", value.detach().clone())
         if "prior_loc" in parts:
@@ -182,5 +183,4 @@ def _linear_fit(known: KnownRows, X: Float[Tensor, "N Q"], f: Float[Tensor, "N D
     """Fit a linear function of centred latents and covariates to centred values."""
     if known.prior is None and known.covariates is None:
         return X @ torch.linalg.lstsq(X, f).solution
-    design = centred(known.inputs(X))
-    return design @ (torch.linalg.pinv(design) @ f)
+    return linear_fit(known.inputs(X), f)

@@ -9,6 +9,7 @@ from pyro.distributions import constraints
 from torch import Tensor
 from torch.distributions import biject_to
 
+from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.distributions.gaussian_process import GaussianProcess, StructuredPosterior
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
@@ -53,6 +54,7 @@ class SeparateProcesses:
         self.kernel = kernel.double()
 
     @torch.inference_mode(False)
+    @pyro_lock
     def fit(self, x: Float[Tensor, "N P"], y: Float[Tensor, "N D"], *, num_steps: int = 100, tolerance: float = 1e-5) -> None:
         """Maximise the posterior density of the parameters by L-BFGS.
 
@@ -90,6 +92,7 @@ class SeparateProcesses:
 
     @torch.inference_mode(False)
     @torch.no_grad()
+    @pyro_lock
     def predict(self, x_new: Float[Tensor, "M P"] | None = None, *, num_samples: int = 1) -> Prediction:
         """Predict y, whose entries are Gaussian.
 

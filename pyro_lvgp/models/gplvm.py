@@ -26,6 +26,7 @@ from pyro_lvgp.kernels import RBF, Kernel, Linear, as_kernel
 from pyro_lvgp.kernels._symmetry import is_rotation_invariant, symmetry_of_columns
 from pyro_lvgp.kernels.base import KernelParams
 from pyro_lvgp.likelihoods import Gaussian, Likelihood, LowRankGaussian
+from pyro_lvgp.models._given_latents import as_kwargs
 from pyro_lvgp.models._known_rows import KnownRows, default_latent_dim
 from pyro_lvgp.models._row_model import RowModel
 from pyro_lvgp.models.initialization import InitialLatents, cluster_centres
@@ -144,16 +145,15 @@ class BayesianGPLVM(RowModel):
         if likelihood_term not in get_args(LikelihoodTerm):
             raise ValueError(f"expected likelihood_term in {get_args(LikelihoodTerm)}, got {likelihood_term!r}")
         self.num_inducing = num_inducing
-        covariate_dim = 0 if rows is None or rows.covariates is None else rows.covariates.shape[-1]
-        self.kernel = as_kernel(_default_kernel(latent_dim, covariate_dim) if kernel is None else kernel)
+        self.kernel = as_kernel(_default_kernel(latent_dim, self._covariate_dim) if kernel is None else kernel)
         if self.kernel.batch_shape:
             raise ValueError(
                 f"expected one kernel for all outputs, got a kernel of batch shape {list(self.kernel.batch_shape)}; leave "
                 "out batch_shape"
             )
-        self.kernel.check_columns(latent_dim + covariate_dim)
+        self.kernel.check_columns(latent_dim + self._covariate_dim)
         self.likelihood_term = likelihood_term
-        self.inducing_points: Any = PyroParam(torch.randn(num_inducing, latent_dim + covariate_dim), constraints.real)
+        self.inducing_points: Any = PyroParam(torch.randn(num_inducing, latent_dim + self._covariate_dim), constraints.real)
         self.event_dims = {"X": ("latent",), "u": ("inducing",), "y": ("output",), "kernel.lengthscale": ("latent",)}
 
     def forward(
@@ -238,8 +238,7 @@ class BayesianGPLVM(RowModel):
                 latent_dim = default_latent_dim(likelihood.to(Y), Y, rows, most=_MAX_DEFAULT_DIM)
         if num_inducing is None:
             num_inducing = min(max(20, min(10 * latent_dim, 50)), N)
-        options: dict[str, Any] = {} if rows is None else {"rows": rows}
-        model = cls(N, D, latent_dim, kernel, num_inducing=num_inducing, likelihood=likelihood, **options)
+        model = cls(N, D, latent_dim, kernel, num_inducing=num_inducing, likelihood=likelihood, **as_kwargs(rows))
         return model.to(Y).initialize(Y, seed=seed)
 
     log_joint_forward = forward  # the method whose log density log_joint returns, see infer.protocols.HasLogJoint

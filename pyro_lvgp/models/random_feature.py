@@ -113,7 +113,6 @@ class RandomFeatureLVM(RowModel):
         seed: int = 0,
     ):
         super().__init__(num_data, data_dim, latent_dim, likelihood, rows, num_frequencies=num_frequencies)
-        self._covariate_dim = 0 if rows is None or rows.covariates is None else rows.covariates.shape[-1]
         if num_components < 2:
             raise ValueError(f"expected num_components of 2 or more, got {num_components}; unused ones get weights near zero")
         lengthscale = (latent_dim / 8.0) ** 0.5 if lengthscale is None else lengthscale

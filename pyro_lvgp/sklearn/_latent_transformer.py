@@ -91,8 +91,8 @@ class LatentTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsE
         standardised = self.likelihood is None
         scaler = StandardScaler(with_mean=standardised, with_std=standardised)
         Y = torch.tensor(scaler.fit_transform(X)[is_observed]).to(device)
-        known = scaled_rows(rows, scaler, Y, len(X))
-        known = None if known is None else known[torch.as_tensor(is_observed).to(device)]
+        every = scaled_rows(rows, scaler, Y, len(X))
+        known = None if every is None else every[torch.as_tensor(is_observed).to(device)]
         previous = self._previous(Y, known) if self.warm_start else None
         self.scaler_ = scaler
         self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
@@ -101,7 +101,7 @@ class LatentTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsE
             likelihood = Gaussian() if self.likelihood is None else deepcopy(self.likelihood)
             self.model_, self.guide_, self.history_ = self._fit_model(Y, likelihood, previous, known)
             latents = self.guide_.median(Y)["X"]
-            prior = self._prior_of(scaled_rows(rows, scaler, Y, len(X)))
+            prior = self._prior_of(every)
             self.embedding_ = prior.mean.expand(len(X), -1).numpy(force=True).copy()
         self.embedding_[is_observed] = latents.numpy(force=True)
         self.n_iter_ = len(self.history_.losses)

@@ -13,7 +13,7 @@ from pyro_lvgp.diagnostics import stacking_weights
 from pyro_lvgp.distributions import LikelihoodPredictive
 from pyro_lvgp.models import Prediction
 
-__all__ = ["Shares", "mix"]
+__all__ = ["Shares", "mix", "stack"]
 
 _FACTORS = (1.0, 1.4, 2.0, 3.0)  # of predictive standard deviations
 _LEAST_WEIGHT = 0.01
@@ -32,33 +32,23 @@ class Shares(NamedTuple):
     factors: dict[str, dict[float, float]]
 
     @classmethod
-    def from_hidden_entries(
-        cls,
-        predicted: Mapping[str, Sequence[Prediction]],
-        data: Float[Tensor, "N D"],
-        hidden: Sequence[Bool[Tensor, "N D"]],
+    def from_log_prob(
+        cls, log_prob: Mapping[str, Mapping[float, Float[Tensor, " H"]]], hidden: Sequence[Bool[Tensor, "N D"]]
     ) -> "Shares":
         """Choose the weights under which hidden entries have the highest density, first of the factors, then of candidates.
 
         Entries of one gap depend on each other.  So the evidence on factors is that of as many observations as there are gaps
         in time, and that on candidates of as many as there are gaps in all outputs.
 
-        :param predicted: predictions of each candidate, one for each fold.
-        :param data: data, NaN where missing.
-        :param hidden: mask of the hidden entries of each fold.
+        :param log_prob: log densities of the hidden entries by candidate and factor.
+        :param hidden: mask of these entries of each fold.
         """
         num_gaps = sum(_num_runs(each.any(1, keepdim=True)) for each in hidden)
         mixed, factors = {}, {}
-        for name, parts in predicted.items():
-            log_prob = {
-                factor: torch.cat(
-                    [_widened(each, factor).log_prob(data)[fold] for each, fold in zip(parts, hidden, strict=True)]
-                )
-                for factor in _FACTORS
-            }
-            factors[name] = stacking_weights(log_prob, num_independent=float(num_gaps))
+        for name, by_factor in log_prob.items():
+            factors[name] = stacking_weights(by_factor, num_independent=float(num_gaps))
             mixed[name] = torch.stack(
-                [log_prob[factor] + math.log(share) for factor, share in factors[name].items()]
+                [by_factor[factor] + math.log(share) for factor, share in factors[name].items()]
             ).logsumexp(0)
         weights = stacking_weights(mixed, num_independent=float(sum(map(_num_runs, hidden))))
         large = {name: weight for name, weight in weights.items() if weight >= _LEAST_WEIGHT}
@@ -71,6 +61,42 @@ class Shares(NamedTuple):
             for name, weight in self.weights.items()
             for factor, share in self.factors[name].items()
         }
+
+
+def stack(
+    predicted: Mapping[str, Sequence[Prediction]], data: Float[Tensor, "N D"], folds: Sequence[Bool[Tensor, "N D"]]
+) -> tuple[Shares, Shares]:
+    """Choose the weights at inputs with data and at inputs without, by the predictions of hidden entries of both kinds.
+
+    A kind without hidden entries has the weights of all.
+
+    :param predicted: predictions of each candidate, one for each fold.
+    :param data: data, NaN where missing.
+    :param folds: mask of the entries that are missing in each fold.
+    """
+    missing = data.isnan()
+    hidden = [fold & ~missing for fold in folds]
+    log_prob = {
+        name: {
+            factor: torch.cat([_widened(each, factor).log_prob(data)[part] for each, part in zip(parts, hidden, strict=True)])
+            for factor in _FACTORS
+        }
+        for name, parts in predicted.items()
+    }
+    are_empty = [(missing | fold).all(1, keepdim=True) for fold in folds]
+    with_data = [part & ~is_empty for part, is_empty in zip(hidden, are_empty, strict=True)]
+    without_data = [part & is_empty for part, is_empty in zip(hidden, are_empty, strict=True)]
+
+    def shares(kind: Sequence[Tensor]) -> Shares:
+        if not any(each.any() for each in kind):
+            return Shares.from_log_prob(log_prob, hidden)
+        chosen = torch.cat([each[part] for each, part in zip(kind, hidden, strict=True)])
+        of_kind = {
+            name: {factor: values[chosen] for factor, values in by_factor.items()} for name, by_factor in log_prob.items()
+        }
+        return Shares.from_log_prob(of_kind, kind)
+
+    return shares(with_data), shares(without_data)
 
 
 def mix(

@@ -20,7 +20,7 @@ from pyro_lvgp.models import LinearGPVAE, Prediction
 from pyro_lvgp.models._separate_processes import SeparateProcesses
 from pyro_lvgp.sklearn._labels import as_coords, labels_of
 from pyro_lvgp.sklearn._series import TimeAxis, as_dates, as_matrix
-from pyro_lvgp.sklearn._stacked_series import Shares, mix
+from pyro_lvgp.sklearn._stacked_series import mix, stack
 
 __all__ = ["GPVAERegressor"]
 
@@ -133,7 +133,7 @@ class GPVAERegressor(BaseEstimator):
             {name: partial(fit_and_predict, name) for name in candidates}, data, folds, progress=self.verbose
         )
         self.held_out_nll_ = {name: -values.mean().item() for name, values in log_prob.items()}
-        self._shares = self._stack(predicted, data, folds)
+        self._shares = stack(predicted, data, folds)
         self.weights_, self.gap_weights_ = (shares.weights for shares in self._shares)
         self.factor_weights_, self.gap_factor_weights_ = (shares.factors for shares in self._shares)
         self._is_empty = data.isnan().all(1)
@@ -148,20 +148,6 @@ class GPVAERegressor(BaseEstimator):
         else:
             model.fit(x, data, num_sweeps=self.max_iter)
         return model
-
-    def _stack(self, predicted: dict[str, list[Prediction]], data: Tensor, folds: list[Tensor]) -> tuple[Shares, Shares]:
-        """Choose the weights at inputs with data and at inputs without, by the predictions of hidden entries of both kinds."""
-        missing = data.isnan()
-        hidden = [fold & ~missing for fold in folds]
-        are_empty = [(missing | fold).all(1, keepdim=True) for fold in folds]
-        with_data = [each & ~is_empty for each, is_empty in zip(hidden, are_empty, strict=True)]
-        without_data = [each & is_empty for each, is_empty in zip(hidden, are_empty, strict=True)]
-        # A kind without hidden entries has the weights of all.
-        first, second = (
-            Shares.from_hidden_entries(predicted, data, kind if any(each.any() for each in kind) else hidden)
-            for kind in (with_data, without_data)
-        )
-        return first, second
 
     def predict(self, X: Any = None, *, num_samples: int = 100) -> Prediction:
         """Predict y in the units of the data, as a :class:`~pyro_lvgp.models.Prediction`.
