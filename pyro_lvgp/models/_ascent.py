@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,15 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Gamma
 
-from pyro_lvgp._utils.files import replace_file
-from pyro_lvgp._utils.interrupts import uninterrupted
 from pyro_lvgp.conjugate.linear_decoder import DecoderFactors
 from pyro_lvgp.infer.callbacks._fingerprint import digest
+from pyro_lvgp.infer.callbacks._state_file import read_states, write_states
 
 __all__ = ["Ascent", "AscentFile", "pack_factors", "unpack_factors"]
 
 _GAMMAS = ("relevance", "noise", "row_scale")
 _TENSORS = ("mean", "covariance", "dof")
+_PARTS = ("fit", "state", "bounds", "kernel", "optim")  # of a file
 
 
 def pack_factors(q: DecoderFactors) -> dict[str, Tensor]:
@@ -80,18 +79,11 @@ class AscentFile:
     def read(self) -> tuple[Ascent, list[float]] | None:
         """Restore the kernel and its optimiser, and return the state and the bounds of all sweeps; None without a file.
 
-        :raises ValueError: for a file that cannot be read, or of a fit with other data or settings.
+        :raises ValueError: for a file that cannot be read, was damaged, or is of a fit with other data or settings.
         """
         if not self._path.exists():
             return None
-        try:
-            content = torch.load(self._path, weights_only=True)
-            state, bounds = content["state"], content["bounds"]
-        except Exception as error:  # a damaged file can raise anything
-            raise ValueError(
-                f"expected the state of a fit in {self._path}, got a file that cannot be read ({type(error).__name__}); name "
-                "another file, or remove this one to start anew"
-            ) from error
+        content = read_states(self._path, _PARTS)
         if content["fit"] != self._digest:
             raise ValueError(
                 f"expected a checkpoint of this fit in {self._path}, got one of other data or settings; name another file, or "
@@ -101,8 +93,9 @@ class AscentFile:
             self._kernel.load_state_dict(content["kernel"])
         if self._optim is not None:
             self._optim.load_state_dict(content["optim"])
+        state = content["state"]
         q, updated = (unpack_factors(state[name]) for name in ("q", "updated"))
-        return Ascent(q, updated, state["step"], state["best"]), bounds
+        return Ascent(q, updated, state["step"], state["best"]), content["bounds"]
 
     def write(self, ascent: Ascent, bounds: list[float]) -> None:
         """Write the state after every so many sweeps.
@@ -121,5 +114,4 @@ class AscentFile:
             "kernel": {} if self._kernel is None else self._kernel.state_dict(),
             "optim": {} if self._optim is None else self._optim.state_dict(),
         }
-        with uninterrupted():
-            replace_file(self._path, partial(torch.save, content))
+        write_states(self._path, content)

@@ -223,6 +223,27 @@ def test_checkpoints_of_other_fits_and_damaged_ones_are_refused(series, tmp_path
         model.fit(t, y**3, checkpoint=path)
     with pytest.raises(ValueError, match="got one of other data or settings"):
         LinearGPVAE(None, independent_dim=2).fit(t, y, checkpoint=path)
-    path.write_bytes(path.read_bytes()[:-200])
+    whole, mean = path.read_bytes(), torch.load(path, weights_only=True)["state"]["q"]["mean"]
+    path.write_bytes(whole[:-200])
     with pytest.raises(ValueError, match="cannot be read"):
         model.fit(t, y, checkpoint=path)
+    numbers = mean.numpy().tobytes()
+    at = whole.index(numbers)
+    path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    with pytest.raises(ValueError, match="was changed since it was written"):
+        model.fit(t, y, checkpoint=path)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(series, tmp_path, monkeypatch):
+    t, y = series[:2]
+    path = tmp_path / "fit.pt"
+    LinearGPVAE(None, independent_dim=1).fit(t, y, num_sweeps=3, checkpoint=path, checkpoint_every=1)
+    before = path.read_bytes()
+
+    def fail(states, unfinished):
+        raise RuntimeError("no space left")
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(OSError, match="the last checkpoint is as it was"):
+        LinearGPVAE(None, independent_dim=1).fit(t, y, num_sweeps=6, checkpoint=path, checkpoint_every=1)
+    assert path.read_bytes() == before

@@ -2,24 +2,19 @@
 
 import os
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import torch
-
-from pyro_lvgp._utils.files import replace_file
 from pyro_lvgp._utils.interrupts import uninterrupted
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.infer._fit_state import FitState, Stateful
 from pyro_lvgp.infer.block_coordinate import BlockCoordinateVI
-from pyro_lvgp.infer.callbacks._fingerprint import SavedFingerprint, digest
+from pyro_lvgp.infer.callbacks._fingerprint import SavedFingerprint
 from pyro_lvgp.infer.callbacks._saved_parts import SavedCallbacks, SavedOptimizer, SavedRandomState, SavedTensors
+from pyro_lvgp.infer.callbacks._state_file import read_states, write_states
 from pyro_lvgp.infer.callbacks.base import Callback
 
 __all__ = ["Checkpoint"]
-
-_DIGEST = "digest"
 
 
 class Checkpoint(Callback):
@@ -39,6 +34,7 @@ class Checkpoint(Callback):
     :raises RuntimeError: at the start of a fit in several processes, if their files are of different steps.
 
     >>> import tempfile
+    >>> import torch
     >>> from pyro_lvgp.guides import MeanFieldGuide
     >>> from pyro_lvgp.models import BayesianGPLVM
     >>> from pyro_lvgp.infer import fit
@@ -85,44 +81,15 @@ class Checkpoint(Callback):
         """
         if state.is_finished or state.step % self.every == 0:
             states: dict[str, Any] = {name: part.state_dict() for name, part in self._parts(state).items()}
-            with uninterrupted():
-                self._write({_DIGEST: digest(states), **states})
+            write_states(self._own_path, states)
 
     def _parts(self, state: FitState) -> dict[str, Stateful]:
         if self._fingerprint is None:  # guides make modules at the first step
             self._fingerprint = SavedFingerprint(state)
         return _parts(state) | {"fingerprint": self._fingerprint}
 
-    def _write(self, states: Mapping[str, Any]) -> None:
-        """Write to a new file, which then replaces the last one."""
-        try:
-            replace_file(self._own_path, partial(torch.save, states))
-        except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError where the disk is full
-            raise OSError(
-                f"expected to write a checkpoint to {self._own_path}, got an error ({error}); the last checkpoint is as it "
-                "was: make room on the disk, or name a file on another"
-            ) from error
-
     def _read(self, parts: Mapping[str, Stateful]) -> None:
-        path = os.fspath(self._own_path)
-        try:
-            states = torch.load(path, map_location=None if torch.cuda.is_available() else "cpu", weights_only=True)
-        except Exception as error:  # a damaged file can raise anything
-            raise ValueError(
-                f"expected the states of a fit in {path}, got a file that cannot be read ({type(error).__name__}); name "
-                "another file, or remove this one to start anew"
-            ) from error
-        if not isinstance(states, Mapping) or states.keys() != {_DIGEST, *parts}:
-            found = sorted(states) if isinstance(states, Mapping) else type(states).__name__
-            raise ValueError(
-                f"expected the states of a fit in {path}, which are {sorted(parts)}, got {found}; set up the fit as it was, "
-                "or name another file"
-            )
-        if states[_DIGEST] != digest({name: value for name, value in states.items() if name != _DIGEST}):
-            raise ValueError(
-                f"expected the states of a fit in {path}, got a file that was changed since it was written, or damaged; take "
-                "a copy of the file, or remove this one to start anew"
-            )
+        states = read_states(self._own_path, parts)
         for name in sorted(parts, key=lambda name: name != "tensors"):  # other parts depend on the tensors
             if isinstance(part := parts[name], _Checked):
                 part.check_state(states[name])
