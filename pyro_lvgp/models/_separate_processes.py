@@ -16,6 +16,7 @@ from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
 from pyro_lvgp.distributions.markov import StateSpacePosterior
 from pyro_lvgp.kernels import Kernel
 from pyro_lvgp.likelihoods import Gaussian
+from pyro_lvgp.models.initialization import column_moments
 from pyro_lvgp.models.prediction import Prediction
 from pyro_lvgp.ops import gaussian_sites, state_space
 
@@ -65,9 +66,7 @@ class SeparateProcesses:
         """
         check_sizes(num_steps=num_steps)
         self.x, self.dtype, y = x.double().clone(), y.dtype, y.double().clone()
-        self.centre = y.nanmean(0)
-        scale = (y - self.centre).square().nanmean(0).sqrt()
-        self.scale = torch.where(scale > 0.0, scale, 1.0)
+        self.centre, self.scale = column_moments(y)
         self.y = ((y - self.centre) / self.scale).mT
         to_value = biject_to(constraints.softplus_positive)
         noise: Any = to_value.inv(torch.full_like(self.scale, _FIRST_NOISE)).requires_grad_()

@@ -11,7 +11,7 @@ from torch import Tensor
 from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.progress import progress_bar
 
-__all__ = ["cluster_centres", "kaiser_dim", "latent_mixture", "linear_latents"]
+__all__ = ["cluster_centres", "column_moments", "kaiser_dim", "latent_mixture", "linear_latents"]
 
 InitialLatents = Literal["pca", "factor-analysis"]
 
@@ -67,6 +67,19 @@ def _centred_rank(values: np.ndarray, most: int, seed: int) -> int:
     # The rounding error of the means is relative to the size of the data, not of the centred data.
     rounding = np.finfo(float).eps * max(*values.shape, most) * np.linalg.norm(values)
     return int((np.linalg.svd(combinations, compute_uv=False) > rounding).sum())
+
+
+def column_moments(y: Float[Tensor, "N D"]) -> tuple[Float[Tensor, " D"], Float[Tensor, " D"]]:
+    """Compute mean and standard deviation of the observed entries of each column; the latter is 1 where they do not vary.
+
+    :param y: data, NaN where missing.
+
+    >>> column_moments(torch.tensor([[1.0, 2.0], [3.0, torch.nan]]))
+    (tensor([2., 2.]), tensor([1., 1.]))
+    """
+    mean = y.nanmean(0)
+    scale = (y - mean).square().nanmean(0).sqrt()
+    return mean, torch.where(scale > 0.0, scale, 1.0)
 
 
 def kaiser_dim(Y: Float[Tensor, "N D"], *, most: int) -> int:

@@ -22,7 +22,7 @@ from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
 from pyro_lvgp.kernels import Kernel, Stack
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models._ascent import Ascent, AscentFile, pack_factors, unpack_factors
-from pyro_lvgp.models.initialization import linear_latents
+from pyro_lvgp.models.initialization import column_moments, linear_latents
 from pyro_lvgp.models.prediction import Prediction
 from pyro_lvgp.ops import joint_sites, state_space
 from pyro_lvgp.ops.state_space import StateSpaceModel
@@ -129,9 +129,7 @@ class LinearGPVAE(Represented, nn.Module, metaclass=AbstractModuleMeta):
         # Tensors of inference mode cannot be differentiated, but copies of them can.
         self.x, self.dtype, y = x.double().clone(), y.dtype, y.double().clone()
         self._check_scale()
-        self.centre = y.nanmean(0)
-        scale = (y - self.centre).square().nanmean(0).sqrt()
-        self.scale = torch.where(scale > 0.0, scale, 1.0)
+        self.centre, self.scale = column_moments(y)
         y = (y - self.centre) / self.scale
         self.table = Table.of(y)
         parameters = self._trained()
