@@ -102,6 +102,7 @@ class GPVAERegressor(BaseEstimator):
         self.max_iter = max_iter
         self.verbose = verbose
 
+    @torch.inference_mode(False)  # parameters of kernels are learned wherever the method is called
     def fit(self, X: Any, y: Any) -> "GPVAERegressor":
         """Compare the candidates on hidden entries, and fit them to all data.
 

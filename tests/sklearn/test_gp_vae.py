@@ -137,6 +137,15 @@ def test_arrays_and_data_frames_give_the_result_of_tensors(series):
         torch.testing.assert_close(quick().fit(X, y).predict().mean, expected)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_fit_does_not_depend_on_the_grad_mode(series, mode):
+    t, _, gapped = series
+    expected = quick().fit(t, gapped).predict().mean
+    with mode():
+        for X, y in ((t.clone(), gapped.clone()), (t.numpy(), gapped.numpy())):
+            torch.testing.assert_close(quick().fit(X, y).predict().mean, expected)
+
+
 def test_it_has_the_parameters_of_scikit_learn():
     gpvae = clone(GPVAERegressor(period=24.0, max_iter=7))
     assert gpvae.get_params() == {"period": 24.0, "n_folds": 3, "max_iter": 7, "verbose": False}
