@@ -16,6 +16,7 @@ __all__ = ["WarpedNormal", "YeoJohnsonTransform"]
 
 _POWERS = (-2.0, 4.0)
 _NUM_NODES, _LARGEST_NODE = 31, 6.0
+_MAX_SIZE = 2**18  # values at the nodes that are in memory at once
 
 
 class YeoJohnsonTransform(Transform):
@@ -89,6 +90,12 @@ class YeoJohnsonTransform(Transform):
         return cls(powers, shift, scale, limits, (mean, torch.where(varies, (g - mean).square().nanmean(0).sqrt(), 1.0)))
 
     @cached_property
+    def _range(self) -> tuple[Tensor, Tensor]:
+        """Values of g at the limits."""
+        low, high = (self._within(s) for s in self.limits)
+        return low, high
+
+    @cached_property
     def _slopes(self) -> tuple[Tensor, Tensor]:
         """Slopes in s outside the limits."""
         low, high = (self._slope_within(s).clamp_min(1.0) for s in self.limits)
@@ -107,7 +114,7 @@ class YeoJohnsonTransform(Transform):
         return self._within(torch.minimum(torch.maximum(s, low), high)) + slope_low * below + slope_high * above
 
     def _inverse(self, y):
-        (low, high), (slope_low, slope_high) = (self._within(s) for s in self.limits), self._slopes
+        (low, high), (slope_low, slope_high) = self._range, self._slopes
         below, above = (y - low).clamp_max(0.0), (y - high).clamp_min(0.0)
         g = torch.minimum(torch.maximum(y, low), high) * self.moments[1] + self.moments[0]
         s = _inverse_yeo_johnson(g, self.powers) + below / slope_low + above / slope_high
@@ -197,15 +204,16 @@ class WarpedNormal(dist.TorchDistribution):
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:
         # The slope of the inverse jumps at the limits of the data, where Gauss-Hermite quadrature is not accurate.
-        nodes = torch.linspace(-_LARGEST_NODE, _LARGEST_NODE, _NUM_NODES)
-        weights = (-0.5 * nodes.square()).softmax(0)
-        steps = [float(factor * node) for factor in self.factors for node in nodes]
-        shares = [float(weight * share) for weight in self.weights for share in weights]
+        nodes = torch.linspace(-_LARGEST_NODE, _LARGEST_NODE, _NUM_NODES).to(self.loc)
+        steps = torch.outer(self.factors.to(nodes), nodes).flatten()
+        shares = torch.outer(self.weights.to(nodes), (-0.5 * nodes.square()).softmax(0)).flatten()
         first = second = torch.zeros_like(self.loc)
         centre = self.warp.inv(self.loc)
-        for step, share in zip(steps, shares, strict=True):
-            deviation = self.warp.inv(self.loc + step * self.scale) - centre
-            first, second = first + share * deviation, second + share * deviation.square()
+        number = max(_MAX_SIZE // max(self.loc.numel(), 1), 1)
+        for step, share in zip(steps.split(number), shares.split(number), strict=True):
+            deviation = self.warp.inv(self.loc + torch.tensordot(step[:, None], self.scale[None], 1)) - centre
+            first = first + torch.tensordot(share, deviation, 1)
+            second = second + torch.tensordot(share, deviation.square(), 1)
         return centre + first, (second - first.square()).clamp_min(0.0)
 
     @property

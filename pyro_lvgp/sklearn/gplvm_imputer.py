@@ -252,9 +252,8 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
             chosen = shares > _LEAST_WEIGHT * shares.sum()
             factors = torch.tensor(_FACTORS).double()[chosen], (shares / shares[chosen].sum())[chosen]
             for fitted in fits:
-                loc, scale = self._moments(fitted, T)
-                parts = [WarpedNormal(*each, self.warp_, *factors) for each in zip(loc.split(1), scale.split(1), strict=True)]
-                predictions.append(Prediction(parts, dims=_DIMS, coords=as_coords(_DIMS, labels)))
+                y = WarpedNormal(*self._moments(fitted, T), self.warp_, *factors)
+                predictions.append(Prediction([y], dims=_DIMS, coords=as_coords(_DIMS, labels)))
                 weights.append(self.weights_[size])
         return Prediction.pool(predictions, weights).with_observed(Y)
 
