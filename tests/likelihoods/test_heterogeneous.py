@@ -157,7 +157,7 @@ def fitted(name: str, kinds: Heterogeneous, Y: torch.Tensor):
         return model, guide, {"optim": guide.blocks(lr=0.05), "num_steps": 200}
     model = BayesianGPLVM(N, 5, 1, num_inducing=10, likelihood=kinds).initialize(Y)
     guide = AutoAnnealedLangevin(model, num_steps=3) if name == "annealed" else MeanFieldGuide(model)
-    return model, guide, {"loss": MeanFieldELBO(num_samples=1), "num_steps": 150, "optim": JointAdam(lr=0.05)}
+    return model, guide, {"loss": MeanFieldELBO(num_samples=1), "num_steps": 60, "optim": JointAdam(lr=0.1)}
 
 
 @pytest.mark.parametrize("name", ["mean field", "annealed", "random features"])

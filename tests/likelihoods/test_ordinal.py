@@ -126,10 +126,10 @@ def fitted(name: str, Y: torch.Tensor):
     if name == "random features":
         model = RandomFeatureLVM(N, D, 1, num_frequencies=10, likelihood=likelihood).initialize(Y)
         guide = RandomFeatureGuide(model)
-        return model, guide, {"optim": guide.blocks(lr=0.05), "num_steps": 200}
+        return model, guide, {"optim": guide.blocks(lr=0.1), "num_steps": 80}
     model = BayesianGPLVM(N, D, 1, num_inducing=10, likelihood=likelihood).initialize(Y)
     guide = AutoAnnealedLangevin(model, num_steps=3) if name == "annealed" else MeanFieldGuide(model)
-    return model, guide, {"loss": MeanFieldELBO(num_samples=1), "num_steps": 150, "optim": JointAdam(lr=0.05)}
+    return model, guide, {"loss": MeanFieldELBO(num_samples=1), "num_steps": 60, "optim": JointAdam(lr=0.1)}
 
 
 @pytest.mark.parametrize("name", ["mean field", "annealed", "random features"])

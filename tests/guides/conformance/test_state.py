@@ -7,10 +7,15 @@ import pyro
 import pytest
 import torch
 
-from pyro_lvgp.guides import (
-    MeanFieldGuide,
-)
+from pyro_lvgp.guides import MeanFieldGuide
 from tests.guides.conformance._guides import GUIDES, draw, every_pair, moved, start
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen():
+    """Leave what is imported by now out of the collections of the tests, each of which would take a second."""
+    gc.collect()
+    gc.freeze()
 
 
 def assert_draws(guide, args, expected):
