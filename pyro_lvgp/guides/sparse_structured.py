@@ -19,12 +19,12 @@ from pyro_lvgp._utils.validation import check_inputs, check_values
 from pyro_lvgp.distributions.normal import without_independent
 from pyro_lvgp.distributions.sparse_gaussian_process import InducingValues, SparseProcess, inducing_posterior
 from pyro_lvgp.guides._handlers import ReplacePriors
-from pyro_lvgp.guides.structured import StructuredGPGuide
+from pyro_lvgp.guides._site_factors import Factor, InducingFactor
+from pyro_lvgp.guides.structured import StructuredGPGuide, expand_to
 from pyro_lvgp.infer.elbo.handlers import MarginalizeOwnGaussians, marginalizes_gaussians
 from pyro_lvgp.infer.protocols import HasConditionalSite, HasInducingPoints, HasProcessSite
 from pyro_lvgp.networks import NeighbourNet, OffsetNet
 from pyro_lvgp.ops import sparse_sites
-from pyro_lvgp.ops.site_updates import NaturalSites
 from pyro_lvgp.ops.sparse_sites import Sites
 
 __all__ = ["Memory", "SparseStructuredGPGuide"]
@@ -80,6 +80,18 @@ class SparseStructuredGPGuide(StructuredGPGuide):
     With the model's ``held_out`` the bound is an unbiased estimate of that of a q(u) conditioned on a part of the batch.  The
     bound is unbiased with mini-batches of series, and with a free q(u).
 
+    In evaluation mode, in which ``predict``, ``impute``, ``forecast`` and :meth:`condition` run, the sites of an encoder are
+    the start of natural-gradient steps of size ρ on the bound of each series, as for a :class:`StructuredGPGuide`.  The sites
+    of all data together are a Gaussian factor of the whitened inducing values v with precision H and information h.  With the
+    conditional means :math:`A^T v` of f, the means m and variances v of q(f), and :math:`L = E_q[\log p(y \mid f)]`,
+
+    .. math::
+
+        H \leftarrow (1 - \rho) H + \rho A C A^T, \qquad h \leftarrow (1 - \rho) h + \rho A (g + C m), \qquad
+        g = \frac{\partial L}{\partial m}, \qquad C = 2 \Big|\frac{\partial L}{\partial v}\Big|
+
+    One update is exact for one process, a linear decoder and Gaussian noise: q(u) is then the optimum of Titsias (2009).
+
     :meth:`condition` adds data to a memory on which all later posteriors are conditioned, for streams of data.
 
     :param model: a Pyro model with a site of :class:`~pyro_lvgp.distributions.InducingValues`, such as ``SparseGPVAE``.
@@ -90,13 +102,23 @@ class SparseStructuredGPGuide(StructuredGPGuide):
     :param init_loc_fn: initial values of the mean-field sites, as for :class:`~pyro_lvgp.guides.MeanFieldGuide`.
     :param init_scale: initial scale of a free q(u), and of mean-field Gaussians.
     :param create_plates: as for Pyro's autoguides, for the mean-field sites.
-    :raises ValueError: for an unknown site, no ``given`` for a model without a ``conditional_site``, or an encoding of the
-        wrong shape.
+    :param num_site_updates: number of updates of the sites of encoders in training mode, through which gradients flow.
+    :param num_eval_site_updates: their number in evaluation mode; 0 takes the sites of the encoder.  There are no updates for
+        a free q(u), for a model that is no :class:`~pyro_lvgp.infer.protocols.HasPointLikelihood` and
+        :class:`~pyro_lvgp.infer.protocols.HasConditionalSite`, with other latents of points that are not in ``encoders``, or
+        with other latents of points in a mini-batch of the points of one series.
+    :param site_step_size: largest step size ρ of an update.
+    :raises ValueError: for an unknown site, no ``given`` for a model without a ``conditional_site``, an encoding of the
+        wrong shape, a negative number of updates, a step size that is not above 0 and at most 1, or ``num_site_updates`` where
+        there are no updates.
+    :raises TypeError: for ``num_site_updates`` with a model that is no ``HasPointLikelihood`` or without an encoder.
 
     :class:`~pyro_lvgp.infer.MeanFieldELBO` with ``local_plate="points"`` marginalises u: each f_n is drawn from its marginal.
 
     Source: eqs. 3.41 to 3.47 of the GP-VAE thesis; Ashman et al. (2020), "Sparse Gaussian process variational autoencoders";
-    Hensman et al. (2013), "Gaussian processes for big data", for the free form.
+    Hensman et al. (2013), "Gaussian processes for big data", for the free form; Khan and Lin (2017), "Conjugate-computation
+    variational inference", and Adam et al. (2021), "Dual parameterization of sparse variational Gaussian processes", for the
+    updates.
 
     >>> from pyro_lvgp.kernels import RBF
     >>> from pyro_lvgp.models import SparseGPVAE
@@ -119,6 +141,9 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         init_loc_fn: Callable[[dict], Tensor] | None = None,
         init_scale: float = 0.1,
         create_plates: Callable[..., Any] | None = None,
+        num_site_updates: int = 0,
+        num_eval_site_updates: int = 20,
+        site_step_size: float = 1.0,
     ):
         if given is None:
             if not isinstance(model, HasConditionalSite):
@@ -142,7 +167,9 @@ class SparseStructuredGPGuide(StructuredGPGuide):
             init_loc_fn=init_loc_fn,
             init_scale=init_scale,
             create_plates=create_plates,
-            num_eval_site_updates=0,
+            num_site_updates=num_site_updates,
+            num_eval_site_updates=num_eval_site_updates,
+            site_step_size=site_step_size,
         )
         self.memory: Memory | None = None
 
@@ -154,21 +181,77 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         with MarginalizeOwnGaussians() if marginalizes_gaussians() else nullcontext():
             return super().forward(*args, **kwargs)
 
-    def _posterior(self, name: str, prior: Any, args: tuple, updated: Mapping[str, NaturalSites] | None = None) -> Any:
+    def _can_update_sites(self, latents: Mapping[str, Any]) -> bool:
+        model = self.model
+        is_encoded = isinstance(model, HasConditionalSite) and model.gp_site in self._encoded
+        if is_encoded and self._given == {model.conditional_site}:
+            return super()._can_update_sites(latents)
+        if self.num_site_updates:
+            raise ValueError(
+                f"expected an encoder of the inducing values and given=(conditional_site,) for num_site_updates="
+                f"{self.num_site_updates}, got given={sorted(self._given)} and encoders of {sorted(self._encoded)}; take "
+                "num_site_updates=0"
+            )
+        return False
+
+    def _weight_of_points(self, priors: Mapping[str, Any]) -> float | Tensor:
+        return self._process_of_model(priors).weight
+
+    def _factors(self, priors: Mapping[str, Any], args: tuple, plates: Mapping[int, int]) -> dict[str, Factor]:
+        u, f = self.model.gp_site, self.model.conditional_site
+        process, y = self._process_of_model(priors), self._data(args)
+        others = {name: prior for name, prior in priors.items() if name not in (u, f)}
+        if others and not (isinstance(process.weight, float) and process.weight == 1.0):
+            if self.training:
+                raise ValueError(
+                    f"expected all points of a series for num_site_updates={self.num_site_updates}, got a mini-batch of them "
+                    f"and latents of points at {sorted(others)}; take num_site_updates=0"
+                )
+            return {}
+        sites, batch = _aggregate(self._point_sites(u, process, args)), expand_to(priors[u], plates).batch_shape
+        precision, information = (
+            part.expand(batch + part.shape[-num_dims:]) for part, num_dims in zip(sites, (2, 1), strict=True)
+        )
+        memory = self._memory_sites()
+        if memory is not None:
+            _check_series(memory, information)
+        has_data = (_weight(process, y) > 0.0).squeeze((-3, -2))
+        return {
+            f: InducingFactor(process, Sites(precision, information), memory, has_data),
+            **{name: self._point_factor(name, expand_to(prior, plates), args) for name, prior in others.items()},
+        }
+
+    def _process_of_model(self, priors: Mapping[str, Any]) -> SparseProcess:
+        """Return the process of the prior of the inducing values."""
+        process = _process_of(priors[self.model.gp_site])
+        assert process is not None
+        return process
+
+    def _posterior(self, name: str, prior: Any, args: tuple, updated: Mapping[str, Any] | None = None) -> Any:
         if name in self._given:
             return prior
         process = _process_of(prior)
         if process is None or name not in self._encoded:
-            return super()._posterior(name, prior, args)
-        point_sites = self._point_sites(name, process, args)
-        if self.memory is not None:
-            self._check_order_of_rows()
-            self._check_memory()
-        sites = self._with_memory(point_sites)
-        loc, scale_tril = inducing_posterior(
-            sites, lambda: self._with_memory(_PointSites(*(part.double() for part in point_sites)))
-        )
+            return super()._posterior(name, prior, args, updated)
+        memory = self._memory_sites()
+        if updated:
+            sites = _product(memory, updated[self.model.conditional_site])
+            loc, scale_tril = (part.to(process.L) for part in inducing_posterior(sites))
+        else:
+            point_sites = self._point_sites(name, process, args)
+            loc, scale_tril = inducing_posterior(
+                _product(memory, _aggregate(point_sites)),
+                lambda: _product(memory, _aggregate(_PointSites(*(part.double() for part in point_sites)))),
+            )
         return dist.MultivariateNormal(loc, scale_tril=scale_tril).expand(prior.batch_shape)
+
+    def _memory_sites(self) -> Sites | None:
+        """Return the sites of the memory, None without one; raise if they are not those of the model's inducing points."""
+        if self.memory is None:
+            return None
+        self._check_order_of_rows()
+        self._check_memory()
+        return Sites(self.memory.precision, self.memory.information)
 
     def _point_sites(self, name: str, process: SparseProcess, args: tuple) -> _PointSites:
         """Compute the sites of the data on the inducing values."""
@@ -176,11 +259,6 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         if isinstance(encoder, OffsetNet | NeighbourNet):
             return _nearest(process, encoder, y, name)
         return _projected(process, self._encode(name, y), y, name)
-
-    def _with_memory(self, point_sites: _PointSites) -> Sites:
-        """Return the product of the sites of the data and of the memory, [*series, Q, M]."""
-        sites = _aggregate(point_sites)
-        return sites if self.memory is None else _product(Sites(self.memory.precision, self.memory.information), sites)
 
     @torch.no_grad()
     @pyro_lock
@@ -205,30 +283,36 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         check_values(y.reshape(-1, y.shape[-1]), rows=False, columns=False)
         self._check_memory()
         name, process = self._process(args)
-        if inducing_points is None:
-            return self._update_memory(name, process, process, args)
-        old_points = self.model.inducing_points.detach()
-        self._move(inducing_points)
+        memory, points = self.memory, self.model.inducing_points.detach()
         try:
-            return self._update_memory(name, process, self._process(args)[1], args)
+            if inducing_points is not None:
+                self._move(inducing_points)
+                old, process = process, self._process(args)[1]
+                self._transfer_memory(old, process)
+            sites = _product(self._memory_sites(), self._sites_of_data(name, process, args))
         except Exception:
-            self._move(old_points)
+            self.memory = memory
+            if inducing_points is not None:
+                self._move(points)
             raise
-
-    def _update_memory(self, name: str, old: SparseProcess, process: SparseProcess, args: tuple) -> Memory:
-        """Transfer the memory from the old inducing values to those of a process, and multiply it by the sites of the data."""
-        with eval_mode(self):
-            sites = _aggregate(self._point_sites(name, process, args))
-        if self.memory is not None:
-            memory = Sites(self.memory.precision, self.memory.information)
-            if process is not old:
-                # In float32 the rounding errors of I − CᵀC times high precisions would change the posterior.
-                in_double = Sites(memory.precision.double().unsqueeze(-4), memory.information.double().unsqueeze(-3))
-                transferred = sparse_sites.transfer(in_double, process.double().whitened_covariance(old.double()))
-                memory = _by_series(Sites(*(part.to(process.L) for part in transferred)))
-            sites = _product(memory, sites)
-        self.memory = Memory(self.model.inducing_points.detach().clone(), *sites)
+        self.memory = Memory(self.model.inducing_points.detach().clone(), *(part.to(process.L) for part in sites))
         return self.memory
+
+    def _transfer_memory(self, old: SparseProcess, process: SparseProcess) -> None:
+        """Transfer the memory from the inducing values of one process to those of another."""
+        if self.memory is None:
+            return
+        # In float32 the rounding errors of I − CᵀC times high precisions would change the posterior.
+        in_double = Sites(self.memory.precision.double().unsqueeze(-4), self.memory.information.double().unsqueeze(-3))
+        transferred = sparse_sites.transfer(in_double, process.double().whitened_covariance(old.double()))
+        sites = _by_series(Sites(*(part.to(process.L) for part in transferred)))
+        self.memory = Memory(self.model.inducing_points.detach().clone(), *sites)
+
+    def _sites_of_data(self, name: str, process: SparseProcess, args: tuple) -> Sites:
+        """Compute the sites of data on the inducing values, at the medians of mean-field sites."""
+        with eval_mode(self), seeded(0), poutine.block():
+            updated, _ = self._update_sites(self._at_medians(args), args, {})
+            return updated[self.model.conditional_site] if updated else _aggregate(self._point_sites(name, process, args))
 
     def _check_memory(self) -> None:
         """Raise if the model's inducing points are not those of the memory."""
@@ -285,16 +369,15 @@ class SparseStructuredGPGuide(StructuredGPGuide):
 
     def _process(self, args: tuple) -> tuple[str, SparseProcess]:
         """Return the name of the encoded site of inducing values, and its process at the medians of mean-field sites."""
-        medians = self.mean_field.median(*args)
+        at_medians = self._at_medians(args)
         found: dict[str, SparseProcess] = {}
 
         def at_median(name: str, prior: Any) -> Any:
-            if name in medians:
-                return dist.Delta(medians[name], event_dim=prior.event_dim)
-            if (process := _process_of(prior)) is not None:
+            posterior = at_medians(name, prior)
+            if posterior is prior and (process := _process_of(prior)) is not None:
                 self._check_order_of_rows()
                 found[name] = process
-            return prior
+            return posterior
 
         with seeded(0), poutine.block(), ReplacePriors(at_median):
             self.model(*args)
@@ -310,6 +393,15 @@ class SparseStructuredGPGuide(StructuredGPGuide):
                 "in one site, and see pyro_lvgp.infer.protocols.HasInducingPoints"
             )
         return next(iter(found.items()))
+
+    def _at_medians(self, args: tuple) -> Callable[[str, Any], Any]:
+        """Return a map from sites and their priors to points at the medians of mean-field sites, and to priors of others."""
+        medians = self.mean_field.median(*args)
+
+        def at_median(name: str, prior: Any) -> Any:
+            return dist.Delta(medians[name], event_dim=prior.event_dim) if name in medians else prior
+
+        return at_median
 
     def _is_marginalized(self, prior: Any) -> bool:
         return _process_of(prior) is not None
@@ -369,14 +461,21 @@ def _check(name: str, process: SparseProcess, loc: Tensor, dim: int) -> None:
         )
 
 
-def _product(memory: Sites, new: Sites) -> Sites:
+def _product(memory: Sites | None, new: Sites) -> Sites:
     """Multiply sites by adding natural parameters; a memory of one series broadcasts over all."""
-    if memory.information.shape[:-2] not in ((), new.information.shape[:-2]):
+    if memory is None:
+        return new
+    _check_series(memory, new.information)
+    return Sites(memory.precision + new.precision, memory.information + new.information)
+
+
+def _check_series(memory: Sites, information: Tensor) -> None:
+    """Raise unless a memory is of one series, or of as many as there are in the information of new data."""
+    if memory.information.shape[:-2] not in ((), information.shape[:-2]):
         raise ValueError(
-            f"expected the {len(memory.information)} series of the guide's memory, got {list(new.information.shape[:-2])}; "
+            f"expected the {len(memory.information)} series of the guide's memory, got {list(information.shape[:-2])}; "
             "pass all of them, with rows of NaN for series without new data"
         )
-    return Sites(memory.precision + new.precision, memory.information + new.information)
 
 
 def _aggregate(point_sites: _PointSites) -> Sites:

@@ -25,7 +25,8 @@ from pyro_lvgp.distributions.markov import StateSpacePosterior
 from pyro_lvgp.guides._encodings import align_encoding, check_layout, gaussian_prior
 from pyro_lvgp.guides._handlers import AllDrawn, HideObserved, ReplacePriors, StopAfterLatents
 from pyro_lvgp.guides._model_guide import ModelGuide, plates_of
-from pyro_lvgp.guides._site_updates import Factor, update_sites
+from pyro_lvgp.guides._site_factors import Factor, PointFactor
+from pyro_lvgp.guides._site_updates import update_sites
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
 from pyro_lvgp.infer._sites import max_plate_nesting
 from pyro_lvgp.infer.elbo.handlers import MarginalizeOwnGaussians
@@ -254,7 +255,7 @@ class StructuredGPGuide(ModelGuide):
 
     def _update_sites(
         self, posterior_of_others: Callable[[str, Any], Any], args: tuple, kwargs: dict
-    ) -> tuple[dict[str, NaturalSites], dict[str, Tensor]]:
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Update the Gaussian sites of encoders given draws of all other sites, which outer handlers see.
 
         :param posterior_of_others: maps the name of another site and its prior to a distribution.
@@ -280,7 +281,9 @@ class StructuredGPGuide(ModelGuide):
             # Draws of the other sites have the plates outside the guide.
             has_others = any(name in others for name, _ in self.prototype_trace.iter_stochastic_nodes())
             plates = {frame.dim: frame.size for frame in get_plates() if has_others and frame.dim is not None}
-            factors = {name: self._factor(name, prior, args, plates) for name, prior in priors.items()}
+            factors = self._factors(priors, args, plates)
+            if not factors:
+                return {}, others
             outermost = max([max_plate_nesting(self.prototype_trace.nodes.values()), *(-dim for dim in plates)])
 
             def log_prob(latents: dict[str, Tensor]) -> Tensor:
@@ -295,21 +298,30 @@ class StructuredGPGuide(ModelGuide):
                 step_size=self.site_step_size,
                 num_plates=outermost,
                 try_empty=not self.training,
+                weight=self._weight_of_points(priors),
             )
         return updated, others
 
-    def _factor(self, name: str, prior: Any, args: tuple, plates: Mapping[int, int]) -> Factor:
-        """Return the factor of q at a site, whose prior is expanded to plates of these dimensions and sizes."""
-        batch = [1] * max([0, *(-dim - len(prior.batch_shape) for dim in plates)]) + list(prior.batch_shape)
-        for dim, size in plates.items():
-            batch[dim] = size
-        prior = prior.expand(batch)
+    def _weight_of_points(self, priors: Mapping[str, Any]) -> float | Tensor:
+        """Return the number of data that each point of a mini-batch represents in q."""
+        return 1.0
+
+    def _factors(self, priors: Mapping[str, Any], args: tuple, plates: Mapping[int, int]) -> dict[str, Factor]:
+        """Return the factors of q, by the site of the latents of points; none for data whose sites are not updated.
+
+        :param priors: priors of all encoded sites.
+        :param plates: sizes of the plates outside the guide, by dimension.
+        """
+        return {name: self._point_factor(name, expand_to(prior, plates), args) for name, prior in priors.items()}
+
+    def _point_factor(self, name: str, prior: Any, args: tuple) -> PointFactor:
+        """Return the factor of q at a site with one Gaussian site for each latent of a point."""
         loc, scale, has_data = (x.expand(prior.shape()) for x in self._sites(name, gaussian_prior(name, prior), args))
         precision = torch.where(has_data, bounded_precision(scale.square().reciprocal(), prior.variance), 0.0)
         sites = NaturalSites(precision * loc, precision)
-        return Factor(prior, sites, has_data, partial(self._multiply, name, prior), name in self._encoded)
+        return PointFactor(prior, sites, has_data, partial(self._multiply, name, prior), name in self._encoded)
 
-    def _posterior(self, name: str, prior: Any, args: tuple, updated: Mapping[str, NaturalSites] | None = None) -> Any:
+    def _posterior(self, name: str, prior: Any, args: tuple, updated: Mapping[str, Any] | None = None) -> Any:
         """Return the distribution of a site in the guide.
 
         :param updated: Gaussian sites, by name, that take the place of those of the encoder.
@@ -426,3 +438,11 @@ class StructuredGPGuide(ModelGuide):
     def _is_marginalized(self, prior: Any) -> bool:
         """Return whether quantiles of other sites marginalise the site with this prior; else it is fixed at its median."""
         return False
+
+
+def expand_to(prior: Any, plates: Mapping[int, int]) -> Any:
+    """Expand a prior to plates of these dimensions and sizes."""
+    batch = [1] * max([0, *(-dim - len(prior.batch_shape) for dim in plates)]) + list(prior.batch_shape)
+    for dim, size in plates.items():
+        batch[dim] = size
+    return prior.expand(batch)

@@ -30,7 +30,12 @@ def make(form="projected", Z=None, **options):
     latents = Q + options.get("independent_dim", 0)
     Z = torch.linspace(0.0, 1.0, M)[:, None] if Z is None else Z
     model = SparseGPVAE(kernel(), MLP(latents, D, (5,)), Z, **options)
-    return model, SparseStructuredGPGuide(model, encoders={"u": encoder(form)})
+    return model, as_encoded(model, {"u": encoder(form)})
+
+
+def as_encoded(model, encoders, **options):
+    """A guide whose sites are those of the encoders in evaluation mode too."""
+    return SparseStructuredGPGuide(model, encoders=encoders, num_eval_site_updates=0, **options)
 
 
 def encoder(form):

@@ -6,11 +6,22 @@ import pytest
 import torch
 from torch import nn
 
-from pyro_lvgp.guides import SparseStructuredGPGuide
 from pyro_lvgp.kernels import RBF, Matern
 from pyro_lvgp.models import SparseGPVAE
 from pyro_lvgp.networks import FactorNet, IndexNet
-from tests.helpers.sparse_processes import D, M, Q, assert_close, data, encoded, function, make, one_and_several, posterior
+from tests.helpers.sparse_processes import (
+    D,
+    M,
+    Q,
+    as_encoded,
+    assert_close,
+    data,
+    encoded,
+    function,
+    make,
+    one_and_several,
+    posterior,
+)
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -83,7 +94,7 @@ def test_many_sharp_sites_in_single_precision():
     y = torch.sin(x + torch.arange(D))
     inputs, values = torch.cat([x, x_new]), torch.cat([y, torch.full((50, D), torch.nan)])
     model = SparseGPVAE(RBF(1, batch_shape=(Q,)), nn.Linear(Q, D), torch.linspace(0.0, 12.0, 30)[:, None])
-    guide = SparseStructuredGPGuide(model, encoders={"u": IndexNet(D, Q, init_scale=0.003)})
+    guide = as_encoded(model, {"u": IndexNet(D, Q, init_scale=0.003)})
 
     def moments(dtype):
         for module in (model, guide):
@@ -102,7 +113,7 @@ def test_streams_of_sharp_sites_in_single_precision():
     x = torch.linspace(0.0, 20.0, 400)[:, None]
     y = torch.sin(x + torch.arange(D))
     model = SparseGPVAE(kernel, nn.Linear(Q, D), x[:2])
-    guide = SparseStructuredGPGuide(model, encoders={"u": IndexNet(D, Q, init_scale=0.01)})
+    guide = as_encoded(model, {"u": IndexNet(D, Q, init_scale=0.01)})
 
     def streamed(dtype):
         for module in (model, guide):
@@ -136,7 +147,7 @@ def test_no_encoder_is_a_free_posterior():
     names = []
     for sites in ({"u": None}, {}):
         pyro.clear_param_store()
-        guide = SparseStructuredGPGuide(model, encoders=sites | {"w": IndexNet(D, 1)})
+        guide = as_encoded(model, sites | {"w": IndexNet(D, 1)})
         assert isinstance(posterior(guide, x, y).nodes["u"]["fn"], dist.MultivariateNormal)
         names.append([name for name, _ in guide.named_parameters()])
     assert names[0] == names[1]
@@ -145,7 +156,7 @@ def test_no_encoder_is_a_free_posterior():
 def test_data_are_taken_in_in_evaluation_mode():
     (x, y), dropout = data(), nn.Dropout(0.5)
     model, _ = make()
-    guide = SparseStructuredGPGuide(model, encoders={"u": nn.Sequential(dropout, FactorNet(D, Q))})
+    guide = as_encoded(model, {"u": nn.Sequential(dropout, FactorNet(D, Q))})
     guide(x, y)
     in_training, guide.memory = guide.condition(x, y), None
     assert dropout.training

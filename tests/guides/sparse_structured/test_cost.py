@@ -36,7 +36,7 @@ def test_memory_is_linear_in_the_points(form):
     net = IndexNet(1, 1, (width,), feature_dim=width)
     net = told_to_points(form, net, 1, num_nearest=2, hidden_dims=(width,))
     model = SparseGPVAE(RBF(1, lengthscale=0.2, batch_shape=(1,)), nn.Linear(1, 1), torch.rand(num_inducing, 1))
-    guide = SparseStructuredGPGuide(model, encoders={"u": net})
+    guide = SparseStructuredGPGuide(model, encoders={"u": net}, num_eval_site_updates=1)
     with _Largest() as largest:
         MeanFieldELBO("points", 1, max_plate_nesting=1).loss_and_grads(model, guide, x, y)
         model.predict(guide, x, y, x, num_samples=2)

@@ -13,12 +13,12 @@ from torch import nn
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from pyro_lvgp.distributions import GaussianProcess
-from pyro_lvgp.guides import SparseStructuredGPGuide, StructuredGPGuide, structured
+from pyro_lvgp.guides import StructuredGPGuide, structured
 from pyro_lvgp.infer import StructuredELBO, fit
 from pyro_lvgp.infer.protocols import HasPointLikelihood
 from pyro_lvgp.kernels import RBF, Matern
 from pyro_lvgp.likelihoods import Bernoulli, Gaussian, NegativeBinomial, Poisson, StudentT
-from pyro_lvgp.models import GPVAE, SparseGPVAE
+from pyro_lvgp.models import GPVAE
 from pyro_lvgp.networks import MLP, IndexNet
 from pyro_lvgp.ops.quadrature import gauss_hermite
 from tests.helpers.structured import posterior_of, two_processes
@@ -373,13 +373,6 @@ def test_models_and_sites_without_updates():
     before = posterior_of(free, x, y).mean
     torch.testing.assert_close(posterior_of(free.eval(), x, y).mean, before)
     assert isinstance(model, HasPointLikelihood)
-    sparse = SparseGPVAE(model.kernel, MLP(2, D), x[::5])
-    guide = SparseStructuredGPGuide(sparse, encoders={"u": IndexNet(D, 2)})
-    guide(x, y)
-    torch.manual_seed(0)
-    before = guide(x, y)["u"]
-    torch.manual_seed(0)
-    torch.testing.assert_close(guide.eval()(x, y)["u"], before)
 
 
 def test_latents_of_points_without_an_entry_in_encoders():

@@ -6,11 +6,24 @@ import torch
 from torch import nn
 from torch.distributions import kl_divergence
 
-from pyro_lvgp.guides import SparseStructuredGPGuide
 from pyro_lvgp.infer import MeanFieldELBO, fit
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models import SparseGPVAE
-from tests.helpers.sparse_processes import D, M, N, Q, assert_close, data, encoded, encoder, function, kernel, make, posterior
+from tests.helpers.sparse_processes import (
+    D,
+    M,
+    N,
+    Q,
+    as_encoded,
+    assert_close,
+    data,
+    encoded,
+    encoder,
+    function,
+    kernel,
+    make,
+    posterior,
+)
 from tests.models.sparse_gp_vae._forms import every_form
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -36,7 +49,7 @@ def test_mini_batches_with_points_held_out_are_unbiased(form):
     x, y = data()
     x, y = x[[0, 1, 2, 5]], y[[0, 1, 2, 5]]  # the second of which nothing is observed
     model = SparseGPVAE(kernel(), nn.Linear(Q, D), torch.linspace(0.0, 1.0, M)[:, None], Gaussian(0.2), num_data=4)
-    guide = SparseStructuredGPGuide(model, encoders={"u": encoder(form)})
+    guide = as_encoded(model, {"u": encoder(form)})
     guide(x, y)
     expected, losses = [], []
     bound = MeanFieldELBO("points", 50_000)

@@ -6,7 +6,6 @@ import torch
 from pyro import poutine
 from torch import nn
 
-from pyro_lvgp.guides import SparseStructuredGPGuide
 from pyro_lvgp.models import SparseGPVAE
 from pyro_lvgp.networks import IndexNet
 from tests.helpers.sparse_processes import (
@@ -14,6 +13,7 @@ from tests.helpers.sparse_processes import (
     M,
     N,
     Q,
+    as_encoded,
     assert_close,
     data,
     encoded,
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 def test_predictions_have_the_moments_of_a_linear_model(form, series, joint, independent_dim):
     model = SparseGPVAE(kernel(), nn.Linear(Q + independent_dim, D), torch.rand(M, 1), independent_dim=independent_dim)
     own = {"w": IndexNet(D, independent_dim)} if independent_dim else {}
-    guide = SparseStructuredGPGuide(model, encoders={"u": encoder(form), **own})
+    guide = as_encoded(model, {"u": encoder(form), **own})
     x, y = data(*series)
     x_new = torch.rand(*series, 3, 1)
     both, nothing = torch.cat([x, x_new], -2), torch.full((*series, 3, D), torch.nan)
@@ -52,7 +52,7 @@ def test_predictions_have_the_moments_of_a_linear_model(form, series, joint, ind
 def test_joint_draws_have_the_covariance_of_the_process_between_points(series, inputs):
     """The dense process's given the same sites on the inducing values, where these say little and where they say all."""
     model = SparseGPVAE(kernel(), nn.Linear(Q, D), torch.linspace(0.0, 0.5, M)[:, None])
-    guide = SparseStructuredGPGuide(model, encoders={"u": encoder("projected")})
+    guide = as_encoded(model, {"u": encoder("projected")})
     x, y = data(*series)
     x_new = {"data": None, "new": 2.0 * torch.rand(*series, 4, 1), "shared": torch.linspace(0.1, 2.0, 4)[:, None]}[inputs]
     at = x if x_new is None else x_new
