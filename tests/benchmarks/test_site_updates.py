@@ -10,9 +10,10 @@ from benchmarks.tasks.site_updates import NUMBERS_OF_UPDATES, measure, scores, t
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-def test_each_number_of_updates_has_scores_of_each_test():
+@pytest.mark.parametrize("task", ["linear", "sparse"])
+def test_each_number_of_updates_has_scores_of_each_test(task):
     t, Y = torch.linspace(0.0, 1.0, 130)[:, None], torch.randn(7, 130, 7)
-    measured = list(measure("linear", t, Y, seed=0, num_steps=2))
+    measured = list(measure(task, t, Y, seed=0, num_steps=2))
     assert len(measured) == 5 * len(NUMBERS_OF_UPDATES) * 4
     assert all(math.isfinite(each.value) for each in measured)
     densities = {each.value for each in measured if (each.dataset, each.metric) == ("six electrodes", "NLL")}
