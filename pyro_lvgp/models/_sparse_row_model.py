@@ -20,7 +20,6 @@ from pyro_lvgp.models._sparse_columns import default_kernel
 from pyro_lvgp.models.initialization import InitialLatents
 from pyro_lvgp.models.row_arguments import RowArguments
 
-
 _Model = TypeVar("_Model", bound="SparseRowModel")
 
 
