@@ -154,7 +154,7 @@ class _Columns(nn.Module):
             raise ValueError(f"expected {self.number} columns, those of all parts, got a tensor of shape {list(x.shape)}")
         return x.expand(*x.shape[:-1], self.number).index_select(-1, self.grouped).split(self.sizes, -1)
 
-    def join(self, values: Sequence[Shaped[Tensor, "*#batch #group"]]) -> Shaped[Tensor, "*batch D"]:
+    def join(self, values: Sequence[Shaped[Tensor, "*#batch _"]]) -> Shaped[Tensor, "*batch D"]:
         """Join the columns of all groups in the order of the data."""
         batch = torch.broadcast_shapes(*(x.shape[:-1] for x in values))
         columns = [x.expand(*batch, size) for x, size in zip(values, self.sizes, strict=True)]

@@ -16,7 +16,7 @@ from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, LikelihoodTerm
 from pyro_lvgp.infer.protocols import LatentSymmetry
-from pyro_lvgp.kernels import RBF, Kernel, Linear, Matern
+from pyro_lvgp.kernels import Kernel
 from pyro_lvgp.kernels._symmetry import intersection, is_rotation_invariant, symmetry_of_columns
 from pyro_lvgp.likelihoods import Gaussian, Heterogeneous, Likelihood, as_likelihood
 from pyro_lvgp.likelihoods.rows import check_independent_entries
@@ -26,13 +26,19 @@ from pyro_lvgp.models._latent_rows import Guide, Latents
 from pyro_lvgp.models._sparse_columns import Shared, SparseColumns, Statistics, score_of_latents
 from pyro_lvgp.models._sparse_row_model import SparseRowModel
 from pyro_lvgp.models._views import check_distinct, check_known, check_names, join, matrices, slices
-from pyro_lvgp.models.initialization import InitialLatents, cluster_centres, column_moments
+from pyro_lvgp.models.initialization import (
+    InitialLatents,
+    cluster_centres,
+    column_moments,
+    jointly_diagonalizing_rotation,
+)
 from pyro_lvgp.models.prediction import Prediction
 from pyro_lvgp.models.row_arguments import RowArguments
 
 __all__ = ["MultiViewGPLVM"]
 
 _MAX_DEFAULT_DIM, _NUM_INDUCING = 8, 50
+_NUM_DRAWS = 4096  # of pairs of latents, for relevances
 
 
 class View(PyroModule):
@@ -271,46 +277,58 @@ class MultiViewGPLVM(SparseRowModel):
             predicted = (of_view(rows_given(self, globals_, draw_latents(), known)) for globals_ in draws)
             return self._prediction(predicted, num_samples, num_rows)
 
+    @torch.no_grad()
     def relevance(self, view: str) -> Float[Tensor, " Q"]:
-        """Return the relevance of each latent dimension for a view, from the parameters of its kernel.
+        r"""Compute the share of the variance of the functions of a view that depends on each latent dimension.
 
-        It is 1 / lengthscale of an ``RBF`` or a ``Matern``, and the square root of the variance of a ``Linear`` kernel.
+        .. math::
+
+            r_q = \frac{E[k(x, x) - k(x, x^{(q)})]}{E[k(x, x) - k(x, x')]}, \qquad x, x' \sim p(x),
+
+        where :math:`x^{(q)}` is x with entry q of x'.  These are the total-effect indices of Sobol under the prior of the
+        functions and of the latents.  For an ``RBF`` kernel and latents N(0, I),
+        :math:`r_q = (1 - s_q) / (1 - \prod_j s_j)` with :math:`s_q = (1 + 2 / \ell_q^2)^{-1/2}`.  The expectations are means
+        over 4096 pairs of draws with a fixed seed, and over covariates of training rows.
 
         :param view: name of the view.
-        :raises ValueError: for another name, or a parameter with a prior, whose posterior the guide has.
-        :raises TypeError: for another kernel.
+        :raises ValueError: for another name, or parameters of the kernel with a prior.
+
+        Source: Sobol (2001), "Global sensitivity indices for nonlinear mathematical models".
         """
         check_known([view], self.columns, "view")
         kernel = self.views[view].kernel
-        if not isinstance(kernel, RBF | Matern | Linear) or kernel.active_dims is not None:
-            raise TypeError(
-                f"expected an RBF, Matern or Linear kernel of all latent dimensions for view {view!r}, got "
-                f"{type(kernel).__name__}; read the parameters of model.views[{view!r}].kernel"
-            )
-        name = "variance" if isinstance(kernel, Linear) else "lengthscale"
-        if name in kernel._pyro_samples:
+        if any(isinstance(part, PyroModule) and part._pyro_samples for part in kernel.modules()):
             raise ValueError(
-                f"expected a {name} of view {view!r} that is learned, got one with a prior; take that of the guide, "
-                f"1 / guide.median(Y)['views.{view}.kernel.{name}']"
+                f"expected a kernel of view {view!r} whose parameters are learned, got one with a prior; the guide has the "
+                "posterior of its parameters: guide.median(Y)"
             )
-        with torch.no_grad():
-            value = getattr(kernel, name)
-            return (value.sqrt() if name == "variance" else value.reciprocal()).expand(self.latent_dim).clone()
+        with seeded(0):
+            (X, covariates), (other, _) = self._draw_inputs(), self._draw_inputs()
 
-    def dimensions(self, threshold: float = 0.1) -> dict[int, tuple[str, ...]]:
+        def difference(Z: Tensor) -> Tensor:
+            at_X, at_Z = (torch.cat([x, covariates], -1).unsqueeze(-2) for x in (X, Z))
+            return (kernel.diagonal(at_X)[..., None] - kernel(at_X, at_Z)).mean()
+
+        swapped = [torch.where(torch.arange(self.latent_dim, device=X.device) == q, other, X) for q in range(self.latent_dim)]
+        return torch.stack([difference(Z) for Z in swapped]) / difference(other)
+
+    def _draw_inputs(self) -> tuple[Float[Tensor, "draws Q"], Float[Tensor, "draws P"]]:
+        """Draw latents from their prior, with the covariates of the same rows."""
+        rows = torch.randint(self.num_data, (_NUM_DRAWS,), device=self.mean.device)
+        known = KnownRows.of(self.rows_at(rows))
+        X = known.prior_of_latents(self.latent_dim, self.mean).expand((_NUM_DRAWS,)).sample()
+        return X, known.inputs(X)[:, self.latent_dim :]
+
+    def dimensions(self, threshold: float = 0.05) -> dict[int, tuple[str, ...]]:
         """Return the views that depend on each latent dimension: several for a shared one, one for a private one, or none.
 
-        A view depends on the dimensions whose relevance is at least ``threshold`` times the largest one of the view.
-
-        :param threshold: number between 0 and 1.
+        :param threshold: smallest :meth:`relevance` of a dimension on which a view depends, between 0 and 1.
         :raises ValueError: for another threshold, and as :meth:`relevance`.
-        :raises TypeError: as :meth:`relevance`.
         """
         if not 0.0 < threshold < 1.0:
-            raise ValueError(f"expected a threshold between 0 and 1, got {threshold}; 0.1 is a common choice")
-        relevance = {name: self.relevance(name) for name in self.columns}
-        relevant = {name: (value >= threshold * value.max()).tolist() for name, value in relevance.items()}
-        return {q: tuple(name for name in relevant if relevant[name][q]) for q in range(self.latent_dim)}
+            raise ValueError(f"expected a threshold between 0 and 1, got {threshold}; 0.05 is a common choice")
+        relevance = {name: self.relevance(name).tolist() for name in self.columns}
+        return {q: tuple(name for name, each in relevance.items() if each[q] >= threshold) for q in range(self.latent_dim)}
 
     @property
     def _parts(self) -> dict[str, SparseColumns]:
@@ -383,10 +401,17 @@ class MultiViewGPLVM(SparseRowModel):
     def _linear_latents(
         self, f: Tensor, known: KnownRows, method: InitialLatents, seed: int
     ) -> tuple[Float[Tensor, "N Q"], Float[Tensor, "N D"]]:
-        """Compute latents from views of equal total variance, whatever their numbers of columns."""
+        """Compute latents from views of equal total variance, in a rotation in which each view depends on few of them.
+
+        Priors of rows determine the rotation, if there are any.
+        """
         variance = column_moments(f)[1].square()
         scale = torch.cat([variance[columns].sum().sqrt().expand(len(variance[columns])) for columns in self.columns.values()])
         X, filled = super()._linear_latents(f / scale, known, method, seed)
+        if known.prior is None:
+            loadings = X.mT @ filled / len(X)
+            energies = [loadings[:, columns] @ loadings[:, columns].mT for columns in self.columns.values()]
+            X = X @ jointly_diagonalizing_rotation(torch.stack(energies)).to(X)
         return X, filled * scale
 
     def _initialize_functions(self, inputs: Tensor, function: Tensor, ridge: float, seed: int) -> None:
