@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import pyro.distributions as dist
 import torch
 from jaxtyping import Float
 from pyro.distributions import constraints
@@ -38,6 +39,7 @@ from pyro_lvgp.models.row_arguments import RowArguments
 __all__ = ["MultiViewGPLVM"]
 
 _MAX_DEFAULT_DIM, _NUM_INDUCING = 8, 50
+_NUM_STARTS = 5  # of the latents of rows whose view is predicted
 _NUM_DRAWS = 4096  # of pairs of latents, for relevances
 
 
@@ -240,8 +242,11 @@ class MultiViewGPLVM(SparseRowModel):
 
         .. math:: p(y^v_* \mid y^{\text{given}}_*) = \int p(y^v_* \mid x, u)\, q(x \mid y^{\text{given}}_*)\, q(u)\, dx\, du
 
-        The posterior of the latents is that of :meth:`infer_latents` with its default method.  For another one, pass the
-        result of ``infer_latents(guide, model.table(given), ...)`` as ``given``.
+        The posterior of the latents is that of :meth:`infer_latents` from five starts under the prior of the model, N(0, I),
+        if rows have no priors of their own.  The
+        default prior of :meth:`infer_latents`, fitted to training latents, makes intervals too narrow here: training latents
+        know their target.  For another posterior, pass the result of ``infer_latents(guide, model.table(given), ...)`` as
+        ``given``.
 
         :param guide: a fitted guide.
         :param view: name of the view.
@@ -261,7 +266,10 @@ class MultiViewGPLVM(SparseRowModel):
                     f"expected data of other views than the predicted one, got {view!r} too; leave it out, or impute(...) "
                     "missing entries"
                 )
-            inferred = self.infer_latents(guide, self.table(given), rows=rows, seed=0 if seed is None else seed)
+            has_prior = "prior_loc" in (*self._row_parts, *({} if rows is None else rows.parts()))
+            prior = None if has_prior else dist.Normal(torch.zeros_like(self.latent_candidates()[0]), 1.0).to_event(1)
+            options: Any = {"rows": rows, "prior": prior, "num_starts": _NUM_STARTS, "seed": 0 if seed is None else seed}
+            inferred = self.infer_latents(guide, self.table(given), **options)
             return self.predict_view(guide, view, inferred, rows=rows, num_samples=num_samples, seed=seed)
         draw_latents, num_rows = self._draws_of(given)
         known = self._checked_rows(rows, num_rows)

@@ -30,7 +30,7 @@ def fitted(views, latent_dim, num_steps=400, **options):
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_shared_and_private_dimensions_are_recovered_and_a_hidden_view_is_predicted():
     torch.manual_seed(1)
-    Z, views = shared_and_private(320)
+    Z, views = shared_and_private(260)
     train = {name: table[:200].clone() for name, table in views.items()}
     train["b"][:30] = torch.nan  # rows without view b
     model, guide = fitted(train, 3)
@@ -42,7 +42,7 @@ def test_shared_and_private_dimensions_are_recovered_and_a_hidden_view_is_predic
         assert abs(torch.corrcoef(torch.stack([X[:, position[names]], Z[30:200, z]]))[0, 1]) > 0.31
     # The view depends on the shared and on a private latent, of which the other view tells the first alone.
     new, truth = views["a"][200:], views["b"][200:]
-    predicted = model.predict_view(guide, "b", {"a": new}, seed=0)
+    predicted = model.predict_view(guide, "b", {"a": new}, num_samples=32, seed=0)
     explained = 1.0 - (predicted.mean - truth).square().mean() / truth.var(0).mean()
     assert 0.15 < explained < 0.8
     lower, upper = predicted.quantile([0.05, 0.95])
@@ -53,15 +53,15 @@ def test_shared_and_private_dimensions_are_recovered_and_a_hidden_view_is_predic
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_intervals_of_a_target_cover_it():
     torch.manual_seed(0)
-    x = torch.randn(400, 2)
-    views = {"inputs": smooth(x, 8) + 0.2 * torch.randn(400, 8), "target": smooth(x, 1) + 0.3 * torch.randn(400, 1)}
+    x = torch.randn(300, 2)
+    views = {"inputs": smooth(x, 8) + 0.2 * torch.randn(300, 8), "target": smooth(x, 1) + 0.3 * torch.randn(300, 1)}
     model, guide = fitted({name: table[:200] for name, table in views.items()}, 2)
     truth = views["target"][200:]
-    predicted = model.predict_view(guide, "target", {"inputs": views["inputs"][200:]}, seed=0)
+    predicted = model.predict_view(guide, "target", {"inputs": views["inputs"][200:]}, num_samples=32, seed=0)
     lower, upper = predicted.quantile([0.05, 0.95])
     coverage = ((truth >= lower) & (truth <= upper)).double().mean()
     assert abs(coverage - 0.9) < 4.0 * (0.09 / len(truth)) ** 0.5
-    assert (predicted.mean - truth).square().mean() < 0.3 * truth.var()  # the noise has the variance 0.09
+    assert (predicted.mean - truth).square().mean() < 0.4 * truth.var()  # of which noise is about 0.2
 
 
 def test_prediction_of_a_view_is_its_part_of_the_prediction_of_all():
@@ -74,7 +74,8 @@ def test_prediction_of_a_view_is_its_part_of_the_prediction_of_all():
     torch.testing.assert_close(label.mean, both.mean[:, model.columns["label"]])
     torch.testing.assert_close(label.log_prob(torch.ones(4, 2)), both.log_prob(torch.ones(4, 5))[:, 3:])
     given = {"sensors": torch.randn(4, 3)}
-    latents = model.infer_latents(guide, model.table(given), seed=1)
+    prior = dist.Normal(torch.zeros(Q), 1.0).to_event(1)
+    latents = model.infer_latents(guide, model.table(given), prior=prior, num_starts=5, seed=1)
     torch.testing.assert_close(
         model.predict_view(guide, "label", given, seed=1).mean, model.predict_view(guide, "label", latents, seed=1).mean
     )
