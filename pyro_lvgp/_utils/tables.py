@@ -25,6 +25,14 @@ def as_matrix(values: Any) -> Tensor:
         ) from error
 
 
+def index_of(values: Any) -> Any:
+    """Return the index of a data frame or a series; None for other values.
+
+    :param values: a table.
+    """
+    return values.index if hasattr(values, "reindex") else None
+
+
 def _described(values: Any) -> str:
     if hasattr(values, "select_dtypes"):
         return f"columns {values.select_dtypes(exclude=['number', 'bool']).columns.tolist()} of other types"

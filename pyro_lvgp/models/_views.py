@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyro_lvgp._utils.tables import as_matrix
+from pyro_lvgp._utils.tables import as_matrix, index_of
 
 _TAKEN = frozenset(dir(nn.ModuleDict))
 
@@ -102,7 +102,7 @@ def matrices(data: Mapping[str, Any]) -> dict[str, Tensor]:
 
 def _check_order(data: Mapping[str, Any]) -> None:
     """Raise if data frames or series have different indices, whose rows would not be the same."""
-    frames = {name: values.index for name, values in data.items() if hasattr(values, "reindex")}
+    frames = {name: index for name, values in data.items() if (index := index_of(values)) is not None}
     for (first, own), (name, index) in pairwise(frames.items()):
         if not index.equals(own):
             raise ValueError(

@@ -124,7 +124,8 @@ def jointly_diagonalizing_rotation(A: Float[Tensor, "V Q Q"], *, num_sweeps: int
     >>> torch.allclose((Q.T @ R).abs().sum(0), torch.ones(3), atol=1e-3)
     True
     """
-    A, dim = A.detach().cpu().double(), A.shape[-1]
+    like, dim = A, A.shape[-1]
+    A = A.detach().cpu().double()
     rotation = torch.eye(dim, dtype=torch.double)
     for _ in range(num_sweeps):
         largest = 0.0
@@ -139,7 +140,7 @@ def jointly_diagonalizing_rotation(A: Float[Tensor, "V Q Q"], *, num_sweeps: int
             largest = max(largest, abs(float(angle)))
         if largest < 1e-6:
             break
-    return rotation
+    return rotation.to(like)
 
 
 @names_types

@@ -43,7 +43,7 @@ _NUM_STARTS = 5  # of the latents of rows whose view is predicted
 _NUM_DRAWS = 4096  # of pairs of latents, for relevances
 
 
-class View(PyroModule):
+class _View(PyroModule):
     """Kernel and inducing points of a view.
 
     :param kernel: covariance of the functions of the view.
@@ -58,7 +58,7 @@ class View(PyroModule):
         self.inducing_points: Any = PyroParam(torch.randn(num_inducing, input_dim), constraints.real)
 
 
-class ViewStatistics(NamedTuple):
+class _ViewStatistics(NamedTuple):
     """Tensors on which log densities of rows depend besides the latents.
 
     :param views: tensors of each view.
@@ -156,7 +156,7 @@ class MultiViewGPLVM(SparseRowModel):
         self.views: Any = PyroModule[nn.ModuleDict]()
         self.event_dims = {"X": ("latent",), "y": ("output",)}
         for name in view_dims:
-            view = View(self._checked_kernel(kernels.get(name)), counts[name], latent_dim + self._covariate_dim)
+            view = _View(self._checked_kernel(kernels.get(name)), counts[name], latent_dim + self._covariate_dim)
             setattr(self.views, name, view)
             self.event_dims |= {f"u_{name}": (f"inducing_{name}",), f"views.{name}.kernel.lengthscale": ("latent",)}
 
@@ -301,7 +301,8 @@ class MultiViewGPLVM(SparseRowModel):
         :param view: name of the view.
         :raises ValueError: for another name, or parameters of the kernel with a prior.
 
-        Source: Sobol (2001), "Global sensitivity indices for nonlinear mathematical models".
+        Source: Sobol (2001), "Global sensitivity indices for nonlinear mathematical models and their Monte Carlo
+        estimates".
         """
         check_known([view], self.columns, "view")
         kernel = self.views[view].kernel
@@ -372,22 +373,22 @@ class MultiViewGPLVM(SparseRowModel):
         params = self.likelihood.join_params([each.likelihood for each in shared.values()])
         return LikelihoodPredictive(self.likelihood, f_mean, f_variance, self.likelihood_term, params)
 
-    def _statistics(self, y: Tensor, observed: Tensor, shared: dict[str, Shared], known: KnownRows) -> ViewStatistics:
+    def _statistics(self, y: Tensor, observed: Tensor, shared: dict[str, Shared], known: KnownRows) -> _ViewStatistics:
         views = {
             name: part.statistics(y[:, columns], observed[:, columns], shared[name], known.of_columns(columns))
             for (name, part), columns in zip(self._parts.items(), self.columns.values(), strict=True)
         }
-        return ViewStatistics(views, known)
+        return _ViewStatistics(views, known)
 
-    def _with_score(self, statistics: ViewStatistics) -> ViewStatistics:
+    def _with_score(self, statistics: _ViewStatistics) -> _ViewStatistics:
         views = {name: part.with_score(statistics.views[name]) for name, part in self._parts.items()}
         return statistics._replace(views={name: _without_prior(each) for name, each in views.items()})
 
-    def _log_likelihood(self, X: Tensor, statistics: ViewStatistics) -> Tensor:
+    def _log_likelihood(self, X: Tensor, statistics: _ViewStatistics) -> Tensor:
         views = [part.log_likelihood(X, statistics.views[name]) for name, part in self._parts.items()]
         return torch.stack(torch.broadcast_tensors(*views)).sum(0)
 
-    def score(self, latents: Mapping[str, Tensor], statistics: ViewStatistics) -> dict[str, Tensor]:
+    def score(self, latents: Mapping[str, Tensor], statistics: _ViewStatistics) -> dict[str, Tensor]:
         """Compute gradients of the summed :meth:`log_joint`.
 
         Views with a Gaussian likelihood and an RBF kernel have a closed form; others are differentiated automatically.
@@ -419,7 +420,7 @@ class MultiViewGPLVM(SparseRowModel):
         if known.prior is None:
             loadings = X.mT @ filled / len(X)
             energies = [loadings[:, columns] @ loadings[:, columns].mT for columns in self.columns.values()]
-            X = X @ jointly_diagonalizing_rotation(torch.stack(energies)).to(X)
+            X = X @ jointly_diagonalizing_rotation(torch.stack(energies))
         return X, filled * scale
 
     def _initialize_functions(self, inputs: Tensor, function: Tensor, ridge: float, seed: int) -> None:
