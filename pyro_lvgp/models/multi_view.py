@@ -1,6 +1,7 @@
 """Gaussian process latent variable model of several views of the same rows."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import pyro.distributions as dist
@@ -128,7 +129,7 @@ class MultiViewGPLVM(SparseRowModel):
         latent_dim: int,
         kernel: Mapping[str, Kernel] | None = None,
         *,
-        num_inducing: int | Mapping[str, int] = 50,
+        num_inducing: int | Mapping[str, int] = _NUM_INDUCING,
         likelihood: Mapping[str, Likelihood] | None = None,
         likelihood_term: LikelihoodTerm = "svgp",
         rows: RowArguments | None = None,
@@ -200,9 +201,10 @@ class MultiViewGPLVM(SparseRowModel):
         num_data = len(next(iter(tables.values())))
         make = {"kernel": kernel, "likelihood": likelihood, **as_kwargs(rows)}
         if latent_dim is None:
+            columns = slices(view_dims)
             with torch.no_grad(), seeded(seed):
-                plain = cls(num_data, view_dims, 1, likelihood=likelihood, num_inducing=1).to(like)
-                latent_dim = default_latent_dim(plain.likelihood, plain.table(data), rows, most=_MAX_DEFAULT_DIM)
+                joint = _joint_likelihood(columns, deepcopy(dict(likelihood or {}))).to(like)  # not yet parts of a model
+                latent_dim = default_latent_dim(joint, join(tables, columns).to(like), rows, most=_MAX_DEFAULT_DIM)
         if num_inducing is None:
             num_inducing = min(max(20, min(10 * latent_dim, 50)), num_data)
         model = cls(num_data, view_dims, latent_dim, num_inducing=num_inducing, **make).to(like)
@@ -243,10 +245,9 @@ class MultiViewGPLVM(SparseRowModel):
         .. math:: p(y^v_* \mid y^{\text{given}}_*) = \int p(y^v_* \mid x, u)\, q(x \mid y^{\text{given}}_*)\, q(u)\, dx\, du
 
         The posterior of the latents is that of :meth:`infer_latents` from five starts under the prior of the model, N(0, I),
-        if rows have no priors of their own.  The
-        default prior of :meth:`infer_latents`, fitted to training latents, makes intervals too narrow here: training latents
-        know their target.  For another posterior, pass the result of ``infer_latents(guide, model.table(given), ...)`` as
-        ``given``.
+        if rows have no priors of their own.  The default prior of :meth:`infer_latents`, fitted to training latents, which
+        depend on their targets, makes intervals too narrow.  For another posterior, pass the result of
+        ``infer_latents(guide, model.table(given), ...)`` as ``given``.
 
         :param guide: a fitted guide.
         :param view: name of the view.
