@@ -66,7 +66,7 @@ class Heterogeneous(Likelihood):
         """Iterate over the parts, with the parameter of each and its columns of the tensors.
 
         :param params: the tensor that :meth:`params` returns.
-        :param tensors: tensors [*batch, D or 1].
+        :param tensors: tensors ``[*batch, D or 1]``.
         """
         values = [None] * len(self.parts) if params is None else self._columns.split(params)
         columns = zip(*(self._columns.split(x) for x in tensors), strict=True)
