@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         load,
         save,
     )
-    from pyro_lvgp.models import GPVAE, BayesianGPLVM, RandomFeatureLVM, SparseGPVAE
+    from pyro_lvgp.models import GPVAE, BayesianGPLVM, MultiViewGPLVM, RandomFeatureLVM, SparseGPVAE
 
 __version__ = version("pyro-lvgp")
 
@@ -62,6 +62,7 @@ __all__ = [
     "ImportanceWeightedELBO",
     "MeanFieldELBO",
     "MeanFieldGuide",
+    "MultiViewGPLVM",
     "RandomFeatureGuide",
     "RandomFeatureLVM",
     "SparseGPVAE",
@@ -99,6 +100,7 @@ _HOMES = {
     "ImportanceWeightedELBO": "infer",
     "MeanFieldELBO": "infer",
     "MeanFieldGuide": "guides",
+    "MultiViewGPLVM": "models",
     "RandomFeatureGuide": "guides",
     "RandomFeatureLVM": "models",
     "SparseGPVAE": "models",

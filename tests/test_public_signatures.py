@@ -115,6 +115,7 @@ ONE, ROW = torch.ones(1), torch.ones(1, 2)
 VALID: dict[str, Callable[[], dict[str, Any]]] = {
     "AutoAnnealedLangevin": lambda: {"model": fitted()[0]},
     "BayesianGPLVM": lambda: {"num_data": N, "data_dim": D, "latent_dim": 2, "num_inducing": 4},
+    "MultiViewGPLVM": lambda: {"num_data": N, "view_dims": {"a": 2, "b": 1}, "latent_dim": 2, "num_inducing": 4},
     "RandomFeatureLVM": lambda: {"num_data": N, "data_dim": D, "latent_dim": 2},
     "GPVAE": lambda: {"kernel": kernels.RBF(1), "decoder": networks.MLP(1, D)},
     "SparseGPVAE": lambda: {"kernel": kernels.RBF(1), "decoder": networks.MLP(1, D), "inducing_points": T[::5].clone()},
@@ -245,6 +246,7 @@ VALID: dict[str, Callable[[], dict[str, Any]]] = {
     "plot_latents": lambda: {"mean": X},
     "plot_reconstructions": lambda: {"Y": torch.rand(2, 4), "Y_hat": torch.rand(2, 4), "image_shape": (2, 2)},
     "plot_ranks": lambda: {"ranks": {"x": site_ranks()}},
+    "plot_relevances": lambda: {"relevance": {"a": torch.ones(3)}},
     "plot_series": lambda: {"t": T[:, 0], "mean": Y},
 }
 

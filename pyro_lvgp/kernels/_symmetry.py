@@ -13,7 +13,14 @@ from pyro_lvgp.kernels.linear import Linear
 from pyro_lvgp.kernels.periodic import Cosine, Periodic
 from pyro_lvgp.kernels.stationary import RBF, Matern
 
-__all__ = ["KernelSymmetry", "SymmetryGroup", "is_rotation_invariant", "symmetry_of_columns", "symmetry_of_processes"]
+__all__ = [
+    "KernelSymmetry",
+    "SymmetryGroup",
+    "intersection",
+    "is_rotation_invariant",
+    "symmetry_of_columns",
+    "symmetry_of_processes",
+]
 
 SymmetryGroup = Literal["none", "signs", "signed permutations", "rotations"]
 _GROUPS: tuple[SymmetryGroup, ...] = ("none", "signs", "signed permutations", "rotations")  # each contains the earlier ones
@@ -48,7 +55,7 @@ def symmetry_of_columns(kernel: Kernel, name: str = "kernel") -> KernelSymmetry:
     if type(kernel) is _Constant:
         return KernelSymmetry("rotations", {})
     if type(kernel) in (Sum, Product):
-        return _intersection(symmetry_of_columns(part, f"{name}.kernels.{i}") for i, part in enumerate(kernel.kernels))
+        return intersection(symmetry_of_columns(part, f"{name}.kernels.{i}") for i, part in enumerate(kernel.kernels))
     if type(kernel) not in _OF_COLUMNS or kernel.active_dims is not None:
         return KernelSymmetry("none", {})
     names = _OF_COLUMNS[type(kernel)]
@@ -72,7 +79,7 @@ def symmetry_of_processes(kernel: Kernel, name: str = "kernel") -> KernelSymmetr
     if type(kernel) is _Constant:
         return KernelSymmetry("signed permutations", {})
     if type(kernel) in (Sum, Product):
-        return _intersection(symmetry_of_processes(part, f"{name}.kernels.{i}") for i, part in enumerate(kernel.kernels))
+        return intersection(symmetry_of_processes(part, f"{name}.kernels.{i}") for i, part in enumerate(kernel.kernels))
     if type(kernel) not in _OF_COLUMNS or len(kernel.batch_shape) > 1:
         return KernelSymmetry("signs", {})
     if kernel.batch_shape in ((), (1,)):  # one kernel for all
@@ -131,8 +138,11 @@ def _has_equal_density(prior: Distribution, value: torch.Tensor, other: torch.Te
     return abs(float(difference.detach())) < _TOLERANCE
 
 
-def _intersection(parts: Iterable[KernelSymmetry]) -> KernelSymmetry:
-    """Return the transformations that several kernels allow."""
+def intersection(parts: Iterable[KernelSymmetry]) -> KernelSymmetry:
+    """Return the transformations that several kernels allow.
+
+    :param parts: symmetries of the kernels.
+    """
     parts = list(parts)
     group = min((part.group for part in parts), key=_GROUPS.index)
     return KernelSymmetry(group, {name: axis for part in parts for name, axis in part.scales.items()})

@@ -62,43 +62,53 @@ class Heterogeneous(Likelihood):
         self.has_log_link = all(part.has_log_link for part in likelihoods)
         self.fill_value = _common_fill_value([part.fill_value for part in likelihoods], [y.support for y in entries])
 
-    def _by_part(self, params: Tensor | None, *tensors: Tensor) -> Iterator[tuple[Any, Tensor | None, tuple[Tensor, ...]]]:
-        """Iterate over the parts, with the parameter of each and its columns of the tensors."""
+    def by_part(self, params: Tensor | None, *tensors: Tensor) -> Iterator[tuple[Any, Tensor | None, tuple[Tensor, ...]]]:
+        """Iterate over the parts, with the parameter of each and its columns of the tensors.
+
+        :param params: the tensor that :meth:`params` returns.
+        :param tensors: tensors ``[*batch, D or 1]``.
+        """
         values = [None] * len(self.parts) if params is None else self._columns.split(params)
         columns = zip(*(self._columns.split(x) for x in tensors), strict=True)
         for part, has_params, value, inputs in zip(self.parts, self._has_params, values, columns, strict=True):
             yield part, value if has_params else None, inputs
 
     def params(self):
-        own = [part.params() for part in self.parts]
+        return self.join_params([part.params() for part in self.parts])
+
+    def join_params(self, own: Sequence[Tensor | None]) -> Tensor | None:
+        """Join the parameters of the parts to a value of :meth:`params`.
+
+        :param own: parameter of each part, None for a part without one.
+        """
         like = next((params for params in own if params is not None), None)
         if like is None:
             return None
         return self._columns.join([like.new_ones(1) if params is None else params for params in own])
 
     def distribution(self, f, params):
-        return _ByColumn(self._columns, [part.distribution(*inputs, own) for part, own, inputs in self._by_part(params, f)])
+        return _ByColumn(self._columns, [part.distribution(*inputs, own) for part, own, inputs in self.by_part(params, f)])
 
     def inverse_link(self, y):
-        return self._columns.join([part.inverse_link(*inputs) for part, _, inputs in self._by_part(None, y)])
+        return self._columns.join([part.inverse_link(*inputs) for part, _, inputs in self.by_part(None, y)])
 
     def initial_function(self, y):
-        return self._columns.join([part.initial_function(*inputs) for part, _, inputs in self._by_part(None, y)])
+        return self._columns.join([part.initial_function(*inputs) for part, _, inputs in self.by_part(None, y)])
 
     def init_from_data(self, y, f):
-        for part, _, inputs in self._by_part(None, y, f):
+        for part, _, inputs in self.by_part(None, y, f):
             part.init_from_data(*inputs)
 
     def expected_log_prob(self, y, mean, variance, params):
-        parts = self._by_part(params, y, mean, variance)
+        parts = self.by_part(params, y, mean, variance)
         return self._columns.join([part.expected_log_prob(*inputs, own) for part, own, inputs in parts])
 
     def log_predictive_density(self, y, mean, variance, params):
-        parts = self._by_part(params, y, mean, variance)
+        parts = self.by_part(params, y, mean, variance)
         return self._columns.join([part.log_predictive_density(*inputs, own) for part, own, inputs in parts])
 
     def moments(self, mean, variance, params):
-        parts = [part.moments(*inputs, own) for part, own, inputs in self._by_part(params, mean, variance)]
+        parts = [part.moments(*inputs, own) for part, own, inputs in self.by_part(params, mean, variance)]
         y_mean, y_variance = (self._columns.join(values) for values in zip(*parts, strict=True))
         return y_mean, y_variance
 
@@ -112,11 +122,11 @@ class Heterogeneous(Likelihood):
 
     def bound_noise(self, y, columns=None):
         columns = torch.arange(y.shape[-1], device=y.device) if columns is None else columns
-        for part, _, inputs in self._by_part(None, y, columns):
+        for part, _, inputs in self.by_part(None, y, columns):
             part.bound_noise(*inputs)
 
     def check(self, y):
-        for part, _, inputs in self._by_part(None, y):
+        for part, _, inputs in self.by_part(None, y):
             part.check(*inputs)
 
 
@@ -144,7 +154,7 @@ class _Columns(nn.Module):
             raise ValueError(f"expected {self.number} columns, those of all parts, got a tensor of shape {list(x.shape)}")
         return x.expand(*x.shape[:-1], self.number).index_select(-1, self.grouped).split(self.sizes, -1)
 
-    def join(self, values: Sequence[Shaped[Tensor, "*#batch #group"]]) -> Shaped[Tensor, "*batch D"]:
+    def join(self, values: Sequence[Shaped[Tensor, "*#batch _"]]) -> Shaped[Tensor, "*batch D"]:
         """Join the columns of all groups in the order of the data."""
         batch = torch.broadcast_shapes(*(x.shape[:-1] for x in values))
         columns = [x.expand(*batch, size) for x, size in zip(values, self.sizes, strict=True)]

@@ -6,6 +6,7 @@ from pyro_lvgp.models.initialization import cluster_centres, latent_mixture, lin
 from pyro_lvgp.models.latent_process_model import LatentProcessModel
 from pyro_lvgp.models.latent_variable_model import LatentVariableModel
 from pyro_lvgp.models.linear_gp_vae import LinearGPVAE
+from pyro_lvgp.models.multi_view import MultiViewGPLVM
 from pyro_lvgp.models.prediction import Prediction
 from pyro_lvgp.models.random_feature import RandomFeatureLVM
 from pyro_lvgp.models.row_arguments import RowArguments
@@ -17,6 +18,7 @@ __all__ = [
     "LatentProcessModel",
     "LatentVariableModel",
     "LinearGPVAE",
+    "MultiViewGPLVM",
     "Prediction",
     "RandomFeatureLVM",
     "RowArguments",

@@ -60,6 +60,18 @@ class KnownRows(NamedTuple):
         loc, scale = self.prior
         return -0.5 * (((X - loc) / scale).square() + (2.0 * math.pi * scale.square()).log()).sum(-1)
 
+    def prior_score(self, X: Float[Tensor, "*particles B Q"]) -> Float[Tensor, "*particles B Q"]:
+        """Compute the gradient of the log prior density of latents."""
+        if self.prior is None:
+            return -X
+        loc, scale = self.prior
+        return (loc - X) / scale.square()
+
+    def of_columns(self, columns: slice) -> "KnownRows":
+        """Return the quantities of some columns, without the priors of the latents."""
+        offset, variance = (x if x is None or x.shape[-1] == 1 else x[..., columns] for x in (self.offset, self.variance))
+        return self._replace(prior=None, offset=offset, variance=variance)
+
     def inputs(self, X: Float[Tensor, "*particles B Q"]) -> Float[Tensor, "*particles B columns"]:
         """Append the covariates to latents, as inputs of the functions."""
         if self.covariates is None:

@@ -1,5 +1,7 @@
 """Models of rows of observations that scatter around functions of latents."""
 
+from typing import Any
+
 import pyro
 import torch
 from jaxtyping import Float
@@ -142,7 +144,7 @@ class RowModel(LatentVariableModel):
         known = KnownRows.of(self.rows)
         with seeded(seed):  # the same draw of a parameter with a prior as below
             f = function_of_data(self.likelihood, Y, known)
-        X, filled = initial_latents(f, self.latent_dim, known, method, seed)
+        X, filled = self._linear_latents(f, known, method, seed)
         centre = f.nanmean(0)
         fitted = centre + _linear_fit(known, X, filled - centre)
         self.likelihood.init_from_data(Y, known.shift(fitted))
@@ -150,17 +152,26 @@ class RowModel(LatentVariableModel):
             self.mean = function_of_data(self.likelihood, Y, known).nanmean(0)
         return X if given is None else given, filled - centre
 
-    def _initialize_parameter(self, name: str, value: Tensor) -> Tensor:
+    def _linear_latents(
+        self, f: Tensor, known: KnownRows, method: InitialLatents, seed: int
+    ) -> tuple[Float[Tensor, "N Q"], Float[Tensor, "N D"]]:
+        """Compute latents by a linear model of values of f, whose missing entries it imputes."""
+        return initial_latents(f, self.latent_dim, known, method, seed)
+
+    def _initialize_parameter(self, name: str, value: Tensor, owner: Any = None, prefix: str = "") -> Tensor:
         """Set the initial value of a parameter, unless the parameter is frozen, or of the site of a parameter with a prior.
 
+        :param owner: module of the parameter; the model by default.
+        :param prefix: path of the module in the model, with a dot at its end.
         :returns: the initial value, that of the frozen parameter included.
         """
-        if name in self._pyro_samples:
-            self.initial_values[name] = value
+        owner = self if owner is None else owner
+        if name in owner._pyro_samples:
+            self.initial_values[f"{prefix}{name}"] = value
             return value
-        if getattr(self, f"{name}_unconstrained").requires_grad:
-            setattr(self, name, value)
-        return getattr(self, name)
+        if getattr(owner, f"{name}_unconstrained").requires_grad:
+            setattr(owner, name, value)
+        return getattr(owner, name)
 
     def _checked_latents(self, latents: Tensor) -> Tensor:
         """Scale given latents to the mean and variance of their prior; those of rows with a prior each stay as they are."""

@@ -1,5 +1,6 @@
 """Initial latents by linear models, inducing points by k-means, and mixture densities of latents by EM."""
 
+from itertools import combinations
 from typing import Literal, get_args
 
 import numpy as np
@@ -11,7 +12,14 @@ from torch import Tensor
 from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.progress import progress_bar
 
-__all__ = ["cluster_centres", "column_moments", "kaiser_dim", "latent_mixture", "linear_latents"]
+__all__ = [
+    "cluster_centres",
+    "column_moments",
+    "jointly_diagonalizing_rotation",
+    "kaiser_dim",
+    "latent_mixture",
+    "linear_latents",
+]
 
 InitialLatents = Literal["pca", "factor-analysis"]
 
@@ -99,6 +107,40 @@ def kaiser_dim(Y: Float[Tensor, "N D"], *, most: int) -> int:
     z = torch.nan_to_num((values - values.nanmean(0)) / (values - values.nanmean(0)).square().nanmean(0).sqrt())
     eigenvalues = torch.linalg.eigvalsh(z.mT @ z / (observed.mT @ observed).clamp_min(1.0))
     return min(max(int((eigenvalues > 1.0 + 1e-9).sum()), 1), most)
+
+
+def jointly_diagonalizing_rotation(A: Float[Tensor, "V Q Q"], *, num_sweeps: int = 50) -> Float[Tensor, "Q Q"]:
+    """Compute the orthogonal R for which the sum of squares of the diagonals of all ``R^T A_v R`` is largest.
+
+    Plane rotations by the angles of Cardoso and Souloumiac are applied to each pair of columns until none changes.
+
+    :param A: symmetric matrices.
+    :param num_sweeps: largest number of sweeps over all pairs.
+
+    Source: Cardoso and Souloumiac (1996), "Jacobi angles for simultaneous diagonalization".
+
+    >>> Q, _ = torch.linalg.qr(torch.randn(3, 3))
+    >>> R = jointly_diagonalizing_rotation(Q @ torch.diag_embed(torch.tensor([[1.0, 2.0, 0.0], [0.0, 3.0, 1.0]])) @ Q.T)
+    >>> torch.allclose((Q.T @ R).abs().sum(0), torch.ones(3), atol=1e-3)
+    True
+    """
+    like, dim = A, A.shape[-1]
+    A = A.detach().cpu().double()
+    rotation = torch.eye(dim, dtype=torch.double)
+    for _ in range(num_sweeps):
+        largest = 0.0
+        for p, q in combinations(range(dim), 2):
+            difference, product = A[:, p, p] - A[:, q, q], 2.0 * A[:, p, q]
+            cosine, sine = (difference.square() - product.square()).sum(), 2.0 * (difference * product).sum()
+            angle = 0.5 * torch.atan2(sine, cosine + torch.hypot(cosine, sine))
+            plane = torch.eye(dim, dtype=torch.double)
+            plane[[p, q], [p, q]] = angle.cos()
+            plane[p, q], plane[q, p] = -angle.sin(), angle.sin()
+            A, rotation = plane.mT @ A @ plane, rotation @ plane
+            largest = max(largest, abs(float(angle)))
+        if largest < 1e-6:
+            break
+    return rotation.to(like)
 
 
 @names_types

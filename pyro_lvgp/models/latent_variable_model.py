@@ -1,6 +1,6 @@
 """Base class of latent variable models of rows: predictions, imputations and latents of new rows under any guide."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import torch
@@ -78,9 +78,7 @@ class LatentVariableModel(LatentInference):
         :raises TypeError: for latents of another dtype than the model's.
         """
         check_sizes(num_samples=num_samples)
-        self._check_latents(X)
-        draw_latents = X.sample if isinstance(X, torch.distributions.Distribution) else lambda: X
-        num_rows = X.batch_shape[0] if isinstance(X, torch.distributions.Distribution) else len(cast(Tensor, X))
+        draw_latents, num_rows = self._draws_of(X)
         known = self._checked_rows(rows, num_rows)
         with eval_mode(self, guide), seeded(seed):
             draws = global_draws(self, guide, num_samples)
@@ -182,6 +180,13 @@ class LatentVariableModel(LatentInference):
             self._check_latents(latents, num_rows=len(Y))
             filled = self.predict(guide, latents, rows=rows, num_samples=num_samples, seed=seed)
         return filled.with_observed(Y)
+
+    def _draws_of(self, X: Latents) -> tuple[Callable[[], Tensor], int]:
+        """Return a function that draws latents, or returns given ones, and the number of rows; raise unless they fit."""
+        self._check_latents(X)
+        if isinstance(X, torch.distributions.Distribution):
+            return X.sample, X.batch_shape[0]
+        return lambda: cast(Tensor, X), len(cast(Tensor, X))
 
     def _prediction(
         self, rows: Iterator[LikelihoodPredictive], num_samples: int, num_rows: int, coords: Coords | None = None

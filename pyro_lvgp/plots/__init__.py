@@ -3,7 +3,7 @@
 from pyro_lvgp.plots._drawing import PALETTE
 from pyro_lvgp.plots.bounds import plot_bounds
 from pyro_lvgp.plots.images import plot_reconstructions
-from pyro_lvgp.plots.latents import plot_ard, plot_latents
+from pyro_lvgp.plots.latents import plot_ard, plot_latents, plot_relevances
 from pyro_lvgp.plots.ranks import plot_ranks
 from pyro_lvgp.plots.series import plot_field, plot_series
 
@@ -15,5 +15,6 @@ __all__ = [
     "plot_latents",
     "plot_ranks",
     "plot_reconstructions",
+    "plot_relevances",
     "plot_series",
 ]

@@ -1,13 +1,15 @@
 """Plots of latent means, and of the relevance of latent dimensions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import EllipseCollection
+from matplotlib.colors import LinearSegmentedColormap
 
 from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp.plots._drawing import (
+    INK,
     PALETTE,
     Array,
     as_array,
@@ -19,7 +21,9 @@ from pyro_lvgp.plots._drawing import (
     place_images,
 )
 
-__all__ = ["plot_ard", "plot_latents"]
+__all__ = ["plot_ard", "plot_latents", "plot_relevances"]
+
+_RELEVANCE_MAP = LinearSegmentedColormap.from_list("relevance", ["#FFFFFF", PALETTE[0]])
 
 
 @names_types
@@ -139,3 +143,53 @@ def _choose_dims(num: int, dims: Sequence[int] | None, relevance: Array | None) 
     if len(pair) != 2 or len(set(pair)) != 2 or not all(0 <= dim < num for dim in pair):
         raise ValueError(f"dims: expected two different dimensions among 0 … {num - 1}, got {dims}.")
     return [int(dim) for dim in pair], strength
+
+
+@names_types
+def plot_relevances(relevance: Mapping[str, Array], *, threshold: float = 0.05, ax: Axes | None = None) -> Axes:
+    r"""Plot the relevance of each latent dimension for each view, shared dimensions first.
+
+    A row of the picture is a view, a column a latent dimension, the number the relevance.  Below are the names of the views
+    that depend on the dimension: those whose relevance is at least ``threshold``.
+
+    :param relevance: [Q] relevances by view, such as ``{name: model.relevance(name) for name in model.columns}`` of a
+        :class:`~pyro_lvgp.models.MultiViewGPLVM`.
+    :param threshold: smallest relevance on which a view depends.
+    :param ax: axes to draw in; a new figure by default.
+    :raises ValueError: without views, for relevances that are negative, not finite or of other numbers of dimensions.
+
+    >>> from matplotlib import pyplot as plt
+    >>> ax = plot_relevances({"sensors": [0.7, 0.0, 0.4], "label": [0.0, 0.0, 1.0]})
+    >>> [text.get_text() for text in ax.get_xticklabels()]
+    ['2\nshared', '0\nsensors', '1\nunused']
+    >>> plt.close(ax.figure)
+    """
+    if not relevance:
+        raise ValueError("expected relevances of one view or more, got none; pass {name: model.relevance(name), ...}.")
+    rows = {name: as_array(values, f"relevance of {name!r}", 1) for name, values in relevance.items()}
+    num_dims = len(next(iter(rows.values())))
+    table = np.stack([check_shape(values, (num_dims,), f"relevance of {name!r}") for name, values in rows.items()])
+    if not (np.isfinite(table) & (table >= 0)).all():
+        raise ValueError(f"relevance: expected finite numbers ≥ 0, got {table}; pass those of model.relevance(name).")
+    used = table >= threshold
+    order = sorted(range(num_dims), key=lambda q: (-used[:, q].sum(), int(used[:, q].argmax()), -table[:, q].sum()))
+    ax = clean_axes(ax, (max(3.6, 0.9 * num_dims + 1.4), 0.55 * len(rows) + 1.1))
+    largest = max(table.max(), 1.0)
+    ax.imshow(table[:, order], cmap=_RELEVANCE_MAP, vmin=0.0, vmax=largest, aspect="auto")
+    for row, q in np.ndindex(table.shape):
+        value = table[row, order[q]]
+        ax.text(q, row, f"{value:.2f}", ha="center", va="center", color="white" if value > 0.55 * largest else INK)
+    ax.set_yticks(range(len(rows)), list(rows))
+    ax.set_xticks(range(num_dims), [f"{q}\n{_users(list(rows), used[:, q])}" for q in order])
+    ax.tick_params(length=0)
+    ax.spines[["left", "bottom"]].set_visible(False)
+    ax.set_xlabel("latent dimension")
+    return ax
+
+
+def _users(names: list[str], used: np.ndarray) -> str:
+    """Describe which views depend on a dimension."""
+    users = [name for name, is_used in zip(names, used, strict=True) if is_used]
+    if len(users) > 1:
+        return "shared" if len(users) == len(names) else ", ".join(users)
+    return users[0] if users else "unused"

@@ -13,13 +13,14 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from pyro_lvgp._utils.tables import as_matrix
 from pyro_lvgp._utils.validation import check_series, check_sizes
 from pyro_lvgp.diagnostics.model_selection import held_out_log_prob, shifted_folds
 from pyro_lvgp.kernels import Cosine, Kernel, Matern, Stack
 from pyro_lvgp.models import LinearGPVAE, Prediction
 from pyro_lvgp.models._separate_processes import SeparateProcesses
 from pyro_lvgp.sklearn._labels import as_coords, labels_of
-from pyro_lvgp.sklearn._series import TimeAxis, as_dates, as_matrix
+from pyro_lvgp.sklearn._series import TimeAxis, as_dates
 from pyro_lvgp.sklearn._stacked_series import mix, stack
 
 __all__ = ["GPVAERegressor"]

@@ -66,6 +66,7 @@ def test_list_names_every_benchmark_with_its_first_line(capsys):
         "srflvm_large",
         "srflvm_scaling",
         "srflvm_variants",
+        "views",
         "weather",
         "weather_years",
     ]

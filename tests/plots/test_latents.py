@@ -204,3 +204,24 @@ def test_errors():
     refuse(r"reconstruction: expected \[5, 16\]", plots.plot_reconstructions, Y, Y[:4], (4, 4))
     refuse("image_shape", plots.plot_reconstructions, Y, Y, (16,))
     refuse("num: expected 1 or more", plots.plot_reconstructions, Y, Y, (4, 4), num=0)
+
+
+def test_relevances_of_views_shared_dimensions_first():
+    relevance = {"a": torch.tensor([0.0, 0.6, 0.3]), "b": [0.7, 0.0, 0.5], "c": np.array([0.0, 0.0, 0.4])}
+    ax = plots.plot_relevances(relevance)
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["2\nshared", "1\na", "0\nb"]
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["a", "b", "c"]
+    table = np.array([[0.3, 0.6, 0.0], [0.5, 0.0, 0.7], [0.4, 0.0, 0.0]])
+    np.testing.assert_allclose(ax.get_images()[0].get_array(), table, rtol=1e-6)
+    assert [text.get_text() for text in ax.texts] == [f"{value:.2f}" for value in table.flat]
+    ax = plots.plot_relevances(relevance, threshold=0.45)
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["1\na", "2\nb", "0\nb"]
+
+
+@pytest.mark.parametrize(
+    ("relevance", "message"),
+    [({}, "one view or more"), ({"a": [0.1], "b": [0.1, 0.2]}, "shape"), ({"a": [-0.1]}, "≥ 0"), ({"a": [np.nan]}, "finite")],
+)
+def test_relevances_that_cannot_be_drawn(relevance, message):
+    with pytest.raises(ValueError, match=message):
+        plots.plot_relevances(relevance)

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 import torch
 
+from pyro_lvgp._utils.tables import as_matrix
 from pyro_lvgp.sklearn import GPLVMImputer, GPVAERegressor
-from pyro_lvgp.sklearn._series import TimeAxis, as_dates, as_matrix
+from pyro_lvgp.sklearn._series import TimeAxis, as_dates
 
 HOURS = pd.date_range("2024-03-01", periods=40, freq="h", tz="Europe/Berlin", name="hour")
 
