@@ -13,7 +13,7 @@ from pyro import poutine
 
 from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.infer import MeanFieldELBO, fit
-from pyro_lvgp.kernels import RBF, Cosine, Linear, Matern, Periodic
+from pyro_lvgp.kernels import RBF, Cosine, Linear, Matern, Periodic, RationalQuadratic, SpectralMixture
 from pyro_lvgp.likelihoods import Bernoulli, Binomial, Gaussian, LogNormal, NegativeBinomial, Poisson, StudentT
 from pyro_lvgp.models import BayesianGPLVM, LinearGPVAE
 from pyro_lvgp.ops.joint_sites import joint_log_normaliser
@@ -34,6 +34,8 @@ KERNELS = {
     "Periodic": Periodic(2),
     "Linear": Linear(2),
     "Cosine": Cosine(2),
+    "RationalQuadratic": RationalQuadratic(2),
+    "SpectralMixture": SpectralMixture(2, 2),
     "sum": RBF(2) + Linear(2),
     "product": RBF(2) * Periodic(2),
 }

@@ -18,7 +18,7 @@ from pyro_lvgp.ops.quasi_monte_carlo import antithetic_normals
 __all__ = ["update_sites"]
 
 _NUM_DRAWS = 64  # 4 for each latent dimension if that is more
-_PART_SIZE = 2**21  # values of a site in the draws that are in memory at once
+_PART_SIZE = 2**18  # values of a site in the draws that are in memory at once
 _GROWTH, _DECAY = 1.5, 0.5  # of the step size after an accepted and after a rejected step
 
 LogProb = Callable[[dict[str, Tensor]], Tensor]

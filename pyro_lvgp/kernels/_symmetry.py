@@ -8,10 +8,13 @@ from torch.distributions import Distribution
 
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.kernels.base import Kernel
+from pyro_lvgp.kernels.categorical import Categorical, Index
 from pyro_lvgp.kernels.composition import Product, Sum, _Constant
+from pyro_lvgp.kernels.embedded import Embedded
 from pyro_lvgp.kernels.linear import Linear
 from pyro_lvgp.kernels.periodic import Cosine, Periodic
-from pyro_lvgp.kernels.stationary import RBF, Matern
+from pyro_lvgp.kernels.spectral_mixture import SpectralMixture
+from pyro_lvgp.kernels.stationary import RBF, Matern, RationalQuadratic
 
 __all__ = [
     "KernelSymmetry",
@@ -26,12 +29,20 @@ SymmetryGroup = Literal["none", "signs", "signed permutations", "rotations"]
 _GROUPS: tuple[SymmetryGroup, ...] = ("none", "signs", "signed permutations", "rotations")  # each contains the earlier ones
 _TOLERANCE = 1e-4  # of log densities that are equal but for rounding
 # Parameters with one number for each column, or one for all.
-_OF_COLUMNS = {
+_OF_COLUMNS: dict[type[Kernel], tuple[str, ...]] = {
     RBF: ("lengthscale",),
+    RationalQuadratic: ("lengthscale",),
     Matern: ("lengthscale",),
     Linear: ("variance",),
     Periodic: ("lengthscale", "period"),
     Cosine: ("period",),
+}
+# Numbers of dimensions of the parameters after the batch shape, where they are not 0.
+_EVENT_DIMS: dict[type[Kernel], dict[str, int]] = {
+    **{kernel: dict.fromkeys(names, 1) for kernel, names in _OF_COLUMNS.items()},
+    SpectralMixture: {"weights": 1, "locs": 2, "scales": 2},
+    Categorical: {},
+    Index: {"factor": 2, "variance": 1},
 }
 
 
@@ -56,6 +67,8 @@ def symmetry_of_columns(kernel: Kernel, name: str = "kernel") -> KernelSymmetry:
         return KernelSymmetry("rotations", {})
     if type(kernel) in (Sum, Product):
         return intersection(symmetry_of_columns(part, f"{name}.kernels.{i}") for i, part in enumerate(kernel.kernels))
+    if type(kernel) is SpectralMixture and kernel.input_dim == 1 and kernel.active_dims is None:
+        return KernelSymmetry("signed permutations", {})
     if type(kernel) not in _OF_COLUMNS or kernel.active_dims is not None:
         return KernelSymmetry("none", {})
     names = _OF_COLUMNS[type(kernel)]
@@ -80,11 +93,22 @@ def symmetry_of_processes(kernel: Kernel, name: str = "kernel") -> KernelSymmetr
         return KernelSymmetry("signed permutations", {})
     if type(kernel) in (Sum, Product):
         return intersection(symmetry_of_processes(part, f"{name}.kernels.{i}") for i, part in enumerate(kernel.kernels))
-    if type(kernel) not in _OF_COLUMNS or len(kernel.batch_shape) > 1:
+    if type(kernel) is Embedded:
+        of_kernel = symmetry_of_processes(kernel.kernel, f"{name}.kernel")
+        if _size(kernel, "embedding", -3) in (0, 1):  # one embedding for all
+            return of_kernel
+        return intersection([of_kernel, _permutations(kernel, {"embedding": -3}, name)])
+    if type(kernel) not in _EVENT_DIMS or len(kernel.batch_shape) > 1:
         return KernelSymmetry("signs", {})
     if kernel.batch_shape in ((), (1,)):  # one kernel for all
         return KernelSymmetry("signed permutations", {})
-    axes = {part: -1 - (part in _OF_COLUMNS[type(kernel)]) for part in (*kernel._pyro_params, *kernel._pyro_samples)}
+    event_dims = _EVENT_DIMS[type(kernel)]
+    axes = {part: -1 - event_dims.get(part, 0) for part in (*kernel._pyro_params, *kernel._pyro_samples)}
+    return _permutations(kernel, axes, name)
+
+
+def _permutations(kernel: Kernel, axes: dict[str, int], name: str) -> KernelSymmetry:
+    """Return the signed permutations that permute axes of parameters, or changes of sign if the axes are not exchangeable."""
     if not all(_is_exchangeable(kernel, part, axis) for part, axis in axes.items()):
         return KernelSymmetry("signs", {})
     return KernelSymmetry("signed permutations", {f"{name}.{part}": axis for part, axis in axes.items()})

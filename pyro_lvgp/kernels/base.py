@@ -42,7 +42,8 @@ class Kernel(StandaloneModule):
     - :meth:`k`, the covariance function, and :meth:`k_diagonal`, its values k(x, x): pure functions of tensors, which receive
       checked inputs with the active columns only;
     - :meth:`params`, which reads the parameters, if there are any;
-    - :attr:`is_markov` and :meth:`state_space_model`, if functions of one input are Gauss–Markov processes.
+    - :attr:`is_markov` and :meth:`state_space_model`, if functions of one input are Gauss–Markov processes;
+    - :attr:`level_columns`, if columns are levels of categories, which inducing points must not leave.
 
     Sums, products, batches and error texts then work as for the kernels of this library.
 
@@ -161,6 +162,11 @@ class Kernel(StandaloneModule):
     def is_markov(self) -> bool:
         """Flag that functions of one input are Gauss–Markov processes, whose model :meth:`state_space_model` returns."""
         return False
+
+    @property
+    def level_columns(self) -> tuple[int, ...]:
+        """Columns of the inputs that the kernel reads as integer levels of categories."""
+        return ()
 
     def state_space_model(self, steps: Float[Tensor, "*#batch T"], params: KernelParams) -> StateSpaceModel:
         """Linear-Gaussian state-space model of the function at increasing inputs, for kernels with :attr:`is_markov`.

@@ -82,6 +82,10 @@ class Combination(Kernel):
         for k in self.kernels:
             k.check_columns(num_columns, name)
 
+    @property
+    def level_columns(self) -> tuple[int, ...]:
+        return tuple(sorted({column for k in self.kernels for column in k.level_columns}))
+
     # The parts are read without entering Pyro's context: a call of this kernel has entered that of its owner already.
     def params(self) -> KernelParams:
         return tuple(k.params() for k in self.kernels)

@@ -1,4 +1,4 @@
-"""Stationary kernels: squared exponential and Matérn."""
+"""Stationary kernels: squared exponential, rational quadratic and Matérn."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ from pyro_lvgp.kernels.base import KernelParams
 from pyro_lvgp.ops import covariance
 from pyro_lvgp.ops.state_space import StateSpaceModel, matern
 
-__all__ = ["RBF", "Matern"]
+__all__ = ["RBF", "Matern", "RationalQuadratic"]
 
 _COVARIANCE_METHODS = {"k", "covariance", "k_diagonal", "diagonal", "_select", "params"}
 
@@ -103,6 +103,64 @@ class RBF(_Stationary):
     def k(self, X: Tensor, Z: Tensor, params: KernelParams) -> Tensor:
         variance, lengthscale = params
         return covariance.rbf(X, Z, lengthscale, variance)
+
+
+class RationalQuadratic(_Stationary):
+    r"""Rational quadratic kernel, a mixture of squared exponential kernels of different lengthscales.
+
+    .. math:: k(x, z) = \sigma^2 \Bigl(1 + \frac{1}{2\alpha} \sum_q (x_q - z_q)^2 / \ell_q^2\Bigr)^{-\alpha}
+
+    The inverse squared lengthscales of the mixture have a gamma distribution of shape α.  For large α the kernel is
+    :class:`RBF`.
+
+    :param input_dim: number of columns on which the kernel acts.
+    :param alpha: α, of shape ``batch_shape``.
+    :param variance: σ², of shape ``batch_shape``.
+    :param lengthscale: ℓ in units of the inputs, of shape ``batch_shape + (input_dim,)``, or ``+ (1,)`` if not ``ard``.
+    :param ard: whether each column has a lengthscale of its own.
+    :param batch_shape: shape of a batch of kernels.
+    :param active_dims: indices of the columns on which the kernel acts; by default all columns.
+    :raises ValueError: if a parameter is not positive, or has the wrong shape.
+    :raises TypeError: if ``input_dim`` is no integer.
+
+    Source: Rasmussen and Williams (2006), eq. 4.19.
+
+    >>> RationalQuadratic(1, alpha=2.0)(torch.tensor([[0.0]]), torch.tensor([[0.0], [2.0]])).detach()
+    tensor([[1.0000, 0.2500]])
+    """
+
+    alpha: Tensor
+
+    def __init__(
+        self,
+        input_dim: int,
+        alpha: _Value = 1.0,
+        *,
+        variance: _Value = 1.0,
+        lengthscale: _Value = 1.0,
+        ard: bool = True,
+        batch_shape: Sequence[int] = (),
+        active_dims: Sequence[int] | None = None,
+    ) -> None:
+        columns = (input_dim if ard else 1,)
+        _Parametric.__init__(
+            self,
+            input_dim,
+            batch_shape,
+            active_dims,
+            {"variance": (variance, ()), "lengthscale": (lengthscale, columns), "alpha": (alpha, ())},
+        )
+
+    def params(self) -> KernelParams:
+        return *super().params(), self.alpha
+
+    def k(self, X: Tensor, Z: Tensor, params: KernelParams) -> Tensor:
+        variance, lengthscale, alpha = params
+        return covariance.rational_quadratic(X, Z, lengthscale, variance, alpha)
+
+    def k_diagonal(self, X: Tensor, params: KernelParams) -> Tensor:
+        variance, lengthscale, alpha = params
+        return super().k_diagonal(X, (variance.expand(torch.broadcast_shapes(variance.shape, alpha.shape)), lengthscale))
 
 
 class Matern(_Stationary):

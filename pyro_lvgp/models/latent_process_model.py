@@ -252,11 +252,15 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
     def example_arguments(self, shapes: Sequence[Sequence[int] | None]) -> tuple[Tensor | None, ...]:
         """Return inputs in equal steps, data at the ``fill_value`` of the likelihood, and indices, of given shapes.
 
+        Levels of categories are zero.
+
         :param shapes: shapes of x, y and idx.
         """
         x, y, *idx = shapes
         like = next(self.parameters())
-        inputs = torch.linspace(0.0, 1.0, x[-2])[:, None].expand(x).to(like) if x is not None else None
+        inputs = torch.linspace(0.0, 1.0, x[-2])[:, None].repeat(*x[:-2], 1, x[-1]).to(like) if x is not None else None
+        if inputs is not None:
+            inputs[..., list(self.kernel.level_columns)] = 0.0
         data = None if y is None else torch.full(tuple(y), float(self.likelihood.fill_value)).to(like)
         return (inputs, data, *(None if size is None else torch.arange(*size, device=like.device) for size in idx))
 

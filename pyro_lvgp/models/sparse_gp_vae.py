@@ -1,5 +1,6 @@
 """Gaussian-process variational autoencoder with inducing points."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -46,7 +47,9 @@ class SparseGPVAE(LatentProcessModel):
     :param decoder: as for ``GPVAE``.
     :param inducing_points: initial Z, such as :func:`~pyro_lvgp.models.cluster_centres` of the inputs: ``[M, P]`` for
         points shared by all processes and series; ``[Q, M, P]`` for those of each process; ``[B, 1, M, P]`` for those of each
-        series; or ``[B, Q, M, P]`` for those of each series and process.
+        series; or ``[B, Q, M, P]`` for those of each series and process.  Columns that the kernel reads as levels of
+        categories (:attr:`~pyro_lvgp.kernels.Kernel.level_columns`) have no gradient, so that levels stay as they are; take
+        the points from the rows of the data, as centres of clusters are between levels.
     :param likelihood: p(y | decoder(f)); ``Gaussian()`` by default.
     :param independent_dim: number R of latent dimensions that are independent from point to point.
     :param num_data: number of series, or of points of the one series; needed with mini-batches only.
@@ -55,8 +58,8 @@ class SparseGPVAE(LatentProcessModel):
         encoded points have weight 1, and the others represent all further data.  This is an unbiased estimate of the bound
         under a q(u) computed from a part of the data.  With 0 all points are encoded and scored, and the estimate is too high.
     :param jitter: jitter on the diagonal of k(Z, Z), relative to its mean.
-    :raises ValueError: if data or inducing points do not fit, or a mini-batch comes without ``num_data``, or is too small to
-        be divided.
+    :raises ValueError: if data or inducing points do not fit, a level of an inducing point is not an integer, or a mini-batch
+        comes without ``num_data``, or is too small to be divided.
 
     Source: section 3.4 of the GP-VAE thesis; Ashman et al. (2020), "Sparse Gaussian process variational autoencoders".
 
@@ -113,6 +116,7 @@ class SparseGPVAE(LatentProcessModel):
                 f"expected inducing points of the kernel's {latents[0]} latent processes, got those of {of_latents[0]} in "
                 f"{list(inducing_points.shape)}; those of series are [series, 1, points, columns]"
             )
+        _check_levels(inducing_points, self.kernel.level_columns)
         self.inducing_points: Any = PyroParam(inducing_points.clone(), constraints.real)
         self.held_out, self.jitter = held_out, jitter
         self.event_dims = {"u": ("inducing",), "f": ("latent",), "w": ("independent",), "y": ("output",)}
@@ -160,7 +164,7 @@ class SparseGPVAE(LatentProcessModel):
         :param y: data, of which only the shape is used.
         :param idx: indices of the mini-batch.
         """
-        Z = self.inducing_points
+        Z = _without_gradient(self.inducing_points, self.kernel.level_columns)
         if Z.dim() == 4:
             Z = (Z if idx is None else Z[idx]).unsqueeze(1)
             _check_series(Z, x, y)
@@ -235,6 +239,23 @@ class SparseGPVAE(LatentProcessModel):
         prior: Any = trace.nodes["u"]["fn"]
         f: Any = trace.nodes["f"]["fn"]
         return prior.base_dist.process.trajectories(shared["u"]).mT if joint else qmc_normal(num_samples, f)
+
+
+def _check_levels(Z: Tensor, columns: Sequence[int]) -> None:
+    """Raise if columns of the inducing points that are levels of categories have numbers that are no integers."""
+    for column in columns:
+        if column < Z.shape[-1] and not (Z[..., column] == Z[..., column].round()).all():
+            raise ValueError(
+                f"expected integer levels in column {column} of the inducing points, which the kernel reads as levels of a "
+                "category, got other numbers; take inducing points from the rows of the data, such as x[::10]"
+            )
+
+
+def _without_gradient(Z: Tensor, columns: Sequence[int]) -> Tensor:
+    """Return inducing points of which some columns have no gradient."""
+    if not columns:
+        return Z
+    return torch.stack([part.detach() if i in columns else part for i, part in enumerate(Z.unbind(-1))], -1)
 
 
 def _check_series(Z: Tensor, x: Tensor, y: Tensor | None) -> None:

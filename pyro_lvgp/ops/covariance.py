@@ -9,7 +9,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["cosine", "exact_squared_distance", "linear", "matern", "periodic", "rbf", "squared_distance"]
+__all__ = [
+    "cosine",
+    "exact_squared_distance",
+    "linear",
+    "matern",
+    "periodic",
+    "rational_quadratic",
+    "rbf",
+    "squared_distance",
+]
 
 
 def squared_distance(X: Float[Tensor, "*#batch N Q"], Z: Float[Tensor, "*#batch M Q"]) -> Float[Tensor, "*batch N M"]:
@@ -73,6 +82,31 @@ def rbf(
     tensor([[0.7358]])
     """
     return variance[..., None, None] * (-0.5 * _squared_distance_of_centred(*_centre_and_scale(lengthscale, X, Z))).exp()
+
+
+def rational_quadratic(
+    X: Float[Tensor, "*#batch N Q"],
+    Z: Float[Tensor, "*#batch M Q"],
+    lengthscale: Float[Tensor, "*#batch #Q"],
+    variance: Float[Tensor, "*#batch"],
+    alpha: Float[Tensor, "*#batch"],
+) -> Float[Tensor, "*batch N M"]:
+    """Rational quadratic covariance ``σ² (1 + Σ_q (x_q − z_q)² / (2 α ℓ_q²))^(−α)``.
+
+    :param X: N inputs.
+    :param Z: M inputs.
+    :param lengthscale: ℓ, one per column or one for all, in units of the inputs.
+    :param variance: σ².
+    :param alpha: α; the covariance tends to :func:`rbf` for large α.
+
+    Source: Rasmussen and Williams (2006), eq. 4.19.
+
+    >>> one = torch.tensor(1.0)
+    >>> rational_quadratic(torch.zeros(1, 1), torch.tensor([[0.0], [2.0]]), torch.ones(1), one, one)
+    tensor([[1.0000, 0.3333]])
+    """
+    squared, alpha = _squared_distance_of_centred(*_centre_and_scale(lengthscale, X, Z)), alpha[..., None, None]
+    return variance[..., None, None] * (-alpha * torch.log1p(squared / (2.0 * alpha))).exp()
 
 
 def matern(

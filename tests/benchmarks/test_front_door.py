@@ -57,6 +57,7 @@ def test_list_names_every_benchmark_with_its_first_line(capsys):
         "processes",
         "recordings",
         "robustness",
+        "rotated_mnist",
         "row_arguments",
         "schedules",
         "site_updates",

@@ -17,7 +17,20 @@ from pyro_lvgp.diagnostics import chains_to_arviz
 from pyro_lvgp.diagnostics._alignment import closest_transformation
 from pyro_lvgp.guides import MeanFieldGuide, RandomFeatureGuide, StructuredGPGuide
 from pyro_lvgp.infer import MeanFieldELBO, fit_restarts
-from pyro_lvgp.kernels import RBF, Cosine, Linear, Matern, Periodic, Stack
+from pyro_lvgp.kernels import (
+    RBF,
+    Categorical,
+    Cosine,
+    Embedded,
+    Index,
+    Linear,
+    Matern,
+    Periodic,
+    RationalQuadratic,
+    SpectralMixture,
+    Stack,
+)
+from pyro_lvgp.kernels._symmetry import symmetry_of_processes
 from pyro_lvgp.models import GPVAE, BayesianGPLVM, RandomFeatureLVM, RowArguments, SparseGPVAE
 from pyro_lvgp.networks import MLP, IndexNet
 
@@ -57,6 +70,11 @@ def of_kernels():
         "linear": (lambda: Linear(Q, variance=LENGTHSCALES), "signed permutations", signed_permutation()),
         "periodic": (
             lambda: Periodic(Q, period=LENGTHSCALES, lengthscale=LENGTHSCALES.flip(0)) * RBF(Q, ard=False),
+            "signed permutations",
+            signed_permutation(),
+        ),
+        "rational quadratic": (
+            lambda: RationalQuadratic(Q, lengthscale=LENGTHSCALES),
             "signed permutations",
             signed_permutation(),
         ),
@@ -111,6 +129,7 @@ def test_what_is_fixed_is_no_symmetry():
             return super().k(X, Z, params) + X[..., :1] * Z[..., :1].mT
 
     assert gplvm(Own(Q)).latent_symmetry().group == "none"
+    assert gplvm(SpectralMixture(Q)).latent_symmetry().group == "none"
     points = gplvm(RBF(Q, ard=False))
     points.inducing_points_unconstrained.requires_grad_(False)
     assert points.latent_symmetry().group == "none"
@@ -132,6 +151,32 @@ def test_what_is_fixed_is_no_symmetry():
             return super().forward(y, idx)
 
     assert Other(N, D, Q, num_inducing=5).latent_symmetry().group == "none"
+
+
+PROCESSES = {
+    "matern": lambda: Matern(1, lengthscale=LENGTHSCALES[:, None], batch_shape=(Q,), active_dims=[0]),
+    "rational quadratic": lambda: RationalQuadratic(1, LENGTHSCALES, batch_shape=(Q,), active_dims=[0]),
+    "spectral mixture": lambda: SpectralMixture(1, 2, scales=LENGTHSCALES[:, None, None], batch_shape=(Q,), active_dims=[0]),
+    "categorical": lambda: Categorical(variance=LENGTHSCALES, batch_shape=(Q,), active_dims=[1]),
+    "index": lambda: Index(4, 2, batch_shape=(Q,), active_dims=[1]),
+    "embedded": lambda: Embedded(RBF(2, batch_shape=(Q,)), 4, batch_shape=(Q,), active_dims=[1]),
+    "embedded once": lambda: Embedded(RBF(2, variance=LENGTHSCALES, batch_shape=(Q,)), 4, active_dims=[1]),
+}
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_the_prior_of_processes_is_permuted_with_the_parameters_of_a_kernel(name):
+    kernel = (PROCESSES[name]() * RBF(1, active_dims=[0])).double()
+    x = torch.stack([torch.linspace(0.0, 1.0, 6), torch.arange(6) % 4], -1).double()
+    before, symmetry, matrix = kernel(x).detach(), symmetry_of_processes(kernel), signed_permutation()
+    assert symmetry.group == "signed permutations"
+    order = matrix.abs().argmax(0)
+    for name, axis in symmetry.scales.items():
+        *path, parameter = name.split(".")[1:]
+        owner = kernel.get_submodule(".".join(path))
+        setattr(owner, parameter, getattr(owner, parameter).detach().index_select(axis, order))
+    assert not torch.allclose(kernel(x), before)
+    torch.testing.assert_close(kernel(x), before[order])
 
 
 @pytest.mark.parametrize("sparse", [False, True])

@@ -24,7 +24,7 @@ from pyro_lvgp import (
     fit,
 )
 from pyro_lvgp.infer import StructuredELBO, load, save
-from pyro_lvgp.kernels import RBF, Cosine, Linear, Matern, Periodic
+from pyro_lvgp.kernels import RBF, Cosine, Linear, Matern, Periodic, RationalQuadratic, SpectralMixture
 from pyro_lvgp.likelihoods import Bernoulli, Gaussian, Heterogeneous, NegativeBinomial, Ordinal, Poisson, StudentT
 from pyro_lvgp.networks import MLP, IndexNet, ZeroImputation
 
@@ -155,6 +155,7 @@ def test_a_model_without_a_guide_keeps_settings_frozen_parameters_and_the_random
         {"kernel": Periodic(Q, period=2.0)},
         {"kernel": Linear(Q) + Matern(Q, 2.5, ard=False)},
         {"kernel": Cosine(1, active_dims=[1]) * RBF(Q)},
+        {"kernel": RationalQuadratic(Q, 0.5) + SpectralMixture(Q, 2)},
         {"likelihood": Ordinal.from_data((torch.arange(N * D).reshape(N, D) % 4).float())},
         {"likelihood": Heterogeneous([(Gaussian(), [0, 1]), (Bernoulli(), [2])])},
         {"likelihood": NegativeBinomial(3.0)},

@@ -14,7 +14,17 @@ from pyro.nn import PyroSample
 
 from pyro_lvgp.guides import StructuredGPGuide
 from pyro_lvgp.infer import StructuredELBO
-from pyro_lvgp.kernels import RBF, Linear, Matern, Periodic, as_kernel
+from pyro_lvgp.kernels import (
+    RBF,
+    Cosine,
+    Index,
+    Linear,
+    Matern,
+    Periodic,
+    RationalQuadratic,
+    SpectralMixture,
+    as_kernel,
+)
 from pyro_lvgp.models import GPVAE
 from pyro_lvgp.networks import ZeroImputation
 from tests.helpers.points import rand
@@ -57,6 +67,29 @@ def test_agrees_with_gpytorch(gpytorch, ard, batch):
         torch.testing.assert_close(kernel(X, Z), scaled(X, Z).to_dense(), rtol=0, atol=1e-6)
         torch.testing.assert_close(kernel(X), scaled(X).to_dense(), rtol=0, atol=1e-6)
         torch.testing.assert_close(as_kernel(scaled)(X, Z), kernel(X, Z), rtol=0, atol=1e-6)
+
+
+def test_further_kernels_agree_with_gpytorch(gpytorch):
+    """Rational quadratic, cosine, spectral mixture and coregionalisation kernels."""
+    X, Z, theirs = rand(7, 1), rand(4, 1), gpytorch.kernels
+    ours = [
+        RationalQuadratic(1, 0.7, lengthscale=1.3).double(),
+        Cosine(1, period=0.9).double(),
+        SpectralMixture(1, 3, weights=torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)),
+    ]
+    others = [theirs.RQKernel().double(), theirs.CosineKernel().double(), theirs.SpectralMixtureKernel(3).double()]
+    others[0].alpha, others[0].lengthscale, others[1].period_length = 0.7, 1.3, 0.45  # GPyTorch has cos(πd/p)
+    others[2].mixture_weights, others[2].mixture_means, others[2].mixture_scales = (
+        ours[2].weights.detach(),
+        ours[2].locs.detach()[:, None],
+        ours[2].scales.detach()[:, None],
+    )
+    for kernel, other in zip(ours, others, strict=True):
+        torch.testing.assert_close(kernel(X, Z), other(X, Z).to_dense(), rtol=0.0, atol=1e-6)
+    index, other = Index(3, rank=2).double(), theirs.IndexKernel(3, rank=2).double()
+    other.covar_factor.data, other.var = index.factor.detach(), index.variance.detach()
+    levels = torch.tensor([[0], [2], [2], [1]])
+    torch.testing.assert_close(index(levels.double()), other.covar_matrix.to_dense()[levels, levels.mT], rtol=0.0, atol=1e-6)
 
 
 def test_linear_sum_and_product_agree_with_gpytorch(gpytorch):

@@ -12,14 +12,19 @@ from pyro_lvgp import kernels, likelihoods, networks
 from pyro_lvgp.kernels import RBF, Kernel, Matern
 from pyro_lvgp.likelihoods import Bernoulli, Gaussian, Likelihood, Ordinal
 
-X, Y = torch.randn(6, 2), torch.rand(6, 3)
+X, Y = torch.stack([torch.randn(6), torch.arange(6.0) % 3], -1), torch.rand(6, 3)
 KERNELS = {
+    "Categorical": lambda scale: kernels.Categorical(3, variance=scale, active_dims=[1]),
     "Cosine": lambda scale: kernels.Cosine(2, variance=scale),
+    "Embedded": lambda scale: kernels.Embedded(RBF(1, variance=scale), 3, active_dims=[1]),
+    "Index": lambda scale: kernels.Index(3, variance=scale, active_dims=[1]),
     "Linear": lambda scale: kernels.Linear(2, variance=scale),
     "Matern": lambda scale: Matern(2, 1.5, variance=scale),
     "Periodic": lambda scale: kernels.Periodic(2, variance=scale),
     "Product": lambda scale: RBF(2, variance=scale) * Matern(2, 1.5),
     "RBF": lambda scale: RBF(2, variance=scale),
+    "RationalQuadratic": lambda scale: kernels.RationalQuadratic(2, variance=scale),
+    "SpectralMixture": lambda scale: kernels.SpectralMixture(2, 3, weights=scale),
     "Stack": lambda scale: kernels.Stack(RBF(2, variance=scale), Matern(2, 0.5)),
     "Sum": lambda scale: RBF(2, variance=scale) + Matern(2, 0.5),
 }
