@@ -80,9 +80,9 @@ class SparseStructuredGPGuide(StructuredGPGuide):
     With the model's ``held_out`` the bound is an unbiased estimate of that of a q(u) conditioned on a part of the batch.  The
     bound is unbiased with mini-batches of series, and with a free q(u).
 
-    In evaluation mode, in which ``predict``, ``impute``, ``forecast`` and :meth:`condition` run, the sites of an encoder are
-    the start of natural-gradient steps of size ρ on the bound of each series, as for a :class:`StructuredGPGuide`.  The sites
-    of all data together are a Gaussian factor of the whitened inducing values v with precision H and information h.  With the
+    With ``num_eval_site_updates`` the sites of an encoder are the start of natural-gradient steps of size ρ on the bound of
+    each series in evaluation mode, in which ``predict``, ``impute``, ``forecast`` and :meth:`condition` run, as for a
+    :class:`StructuredGPGuide`.  The sites of all data together are a Gaussian factor of the whitened inducing values v with precision H and information h.  With the
     conditional means :math:`A^T v` of f, the means m and variances v of q(f), and :math:`L = E_q[\log p(y \mid f)]`,
 
     .. math::
@@ -103,8 +103,8 @@ class SparseStructuredGPGuide(StructuredGPGuide):
     :param init_scale: initial scale of a free q(u), and of mean-field Gaussians.
     :param create_plates: as for Pyro's autoguides, for the mean-field sites.
     :param num_site_updates: number of updates of the sites of encoders in training mode, through which gradients flow.
-    :param num_eval_site_updates: their number in evaluation mode; 0 takes the sites of the encoder.  There are no updates for
-        a free q(u), for a model that is no :class:`~pyro_lvgp.infer.protocols.HasPointLikelihood` and
+    :param num_eval_site_updates: their number in evaluation mode; 0 takes the sites of the encoder, those of training.
+        There are no updates for a free q(u), for a model that is no :class:`~pyro_lvgp.infer.protocols.HasPointLikelihood` and
         :class:`~pyro_lvgp.infer.protocols.HasConditionalSite`, with other latents of points that are not in ``encoders``, or
         with other latents of points in a mini-batch of the points of one series.
     :param site_step_size: largest step size ρ of an update.
@@ -142,7 +142,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         init_scale: float = 0.1,
         create_plates: Callable[..., Any] | None = None,
         num_site_updates: int = 0,
-        num_eval_site_updates: int = 20,
+        num_eval_site_updates: int = 0,
         site_step_size: float = 1.0,
     ):
         if given is None:

@@ -47,12 +47,12 @@ def make_data(model, *series):
     return x, y
 
 
-def make_guide(model, encoder=None, **options):
+def make_guide(model, encoder=None, num_eval_site_updates=20, **options):
     latent_dim = model.kernel.batch_shape[0]
     encoders = {"u": encoder or Constant(latent_dim)}
     if model.independent_dim:
         encoders["w"] = Constant(model.independent_dim, 5.0, 0.01)
-    return SparseStructuredGPGuide(model, encoders=encoders, **options).eval()
+    return SparseStructuredGPGuide(model, encoders=encoders, num_eval_site_updates=num_eval_site_updates, **options).eval()
 
 
 def titsias(model, x, y, weight=1.0):
