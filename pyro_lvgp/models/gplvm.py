@@ -18,7 +18,8 @@ from pyro_lvgp._utils.cholesky import safe_cholesky
 from pyro_lvgp._utils.control_flow import holds, is_recording
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
-from pyro_lvgp._utils.validation import check_tensors, check_values
+from pyro_lvgp._utils.tables import Table, as_tensor, labels_of
+from pyro_lvgp._utils.validation import check_values
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, LikelihoodTerm, ObservedRows
 from pyro_lvgp.infer.elbo.handlers import Moments, sample_moments
 from pyro_lvgp.infer.protocols import LatentSymmetry
@@ -185,7 +186,7 @@ class BayesianGPLVM(RowModel):
     @classmethod
     def from_data(
         cls,
-        Y: Float[Tensor, "N D"],
+        Y: Table,
         latent_dim: int | None = None,
         kernel: Kernel | None = None,
         *,
@@ -199,7 +200,8 @@ class BayesianGPLVM(RowModel):
 
         The default kernel and noise are for columns of about unit variance: standardise real-valued data first.
 
-        :param Y: all data, NaN where missing.
+        :param Y: all data, NaN where missing: a tensor or a table (:func:`~pyro_lvgp.tables.as_tensor`), which has the
+            precision of the model, and labels of columns that further tables must have too.
         :param latent_dim: number of latent dimensions; by default that of the priors of ``rows``, or else as many as
             correlations of the columns, without effects of covariates, have eigenvalues above 1, but at most 5 (Kaiser's
             rule).
@@ -214,7 +216,7 @@ class BayesianGPLVM(RowModel):
         :param seed: seed of the initial values.
         :raises ValueError: for data that cannot be used, sizes that are not positive or do not fit, or a rank with another
             likelihood than the default one.
-        :raises TypeError: if the data are no tensor of a floating-point dtype.
+        :raises TypeError: for a tensor of integers.
 
         >>> model = BayesianGPLVM.from_data(torch.randn(40, 6))
         >>> model.num_data, model.data_dim, type(model.likelihood).__name__, model.likelihood.rank
@@ -222,7 +224,7 @@ class BayesianGPLVM(RowModel):
 
         Source: Kaiser (1960), "The application of electronic computers to factor analysis".
         """
-        check_tensors([Y])
+        columns, Y = labels_of(Y).columns, as_tensor(Y, name="Y")
         if Y.dim() != 2:
             raise ValueError(f"expected data of shape [rows, columns], got {list(Y.shape)}; flatten images to rows")
         check_values(Y, name="Y")
@@ -239,7 +241,9 @@ class BayesianGPLVM(RowModel):
         if num_inducing is None:
             num_inducing = min(max(20, min(10 * latent_dim, 50)), N)
         model = cls(N, D, latent_dim, kernel, num_inducing=num_inducing, likelihood=likelihood, **as_kwargs(rows))
-        return model.to(Y).initialize(Y, seed=seed)
+        model = model.to(Y).initialize(Y, seed=seed)
+        model._columns = columns
+        return model
 
     log_joint_forward = forward  # the method whose log density log_joint returns, see infer.protocols.HasLogJoint
 
@@ -360,7 +364,7 @@ class BayesianGPLVM(RowModel):
     @pyro_lock
     def initialize(
         self,
-        Y: Float[Tensor, "N D"],
+        Y: Table,
         *,
         method: InitialLatents = "pca",
         latents: Float[Tensor, "N Q"] | None = None,
@@ -374,7 +378,7 @@ class BayesianGPLVM(RowModel):
         ``u = (A Aᵀ + ridge I)⁻¹ A (f − c)``.  Frozen inducing points (``requires_grad_(False)``) do not change, and inducing
         points with a prior have their initial value in guides.
 
-        :param Y: all data, NaN where missing.
+        :param Y: all data, NaN where missing: a tensor or a table (:func:`~pyro_lvgp.tables.as_tensor`).
         :param method: ``"pca"`` or ``"factor-analysis"``.
         :param latents: initial latents instead, such as a neighbour embedding; columns are standardised.
         :param ridge: noise variance of the ridge regression, relative to the prior variance of f.

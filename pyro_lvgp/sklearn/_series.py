@@ -1,4 +1,4 @@
-"""Inputs and data of series as tensors: from arrays, data frames and dates."""
+"""Dates as inputs of series."""
 
 import datetime
 from typing import Any, NamedTuple
@@ -71,27 +71,3 @@ def as_dates(values: Any) -> Any:
     if index.hasnans:
         raise ValueError(f"expected a date for each row, got {int(index.isna().sum())} missing ones; drop these rows")
     return index if index.tz is None else index.tz_convert("UTC").tz_localize(None)
-
-
-def as_matrix(values: Any) -> Tensor:
-    """Return numbers as a tensor of double precision, NaN where missing.
-
-    :param values: tensor, array, nested list, series or data frame, also with missing values of pandas.
-    :raises ValueError: for values that are not numbers.
-    """
-    if torch.is_tensor(values):
-        return values.double()
-    try:
-        if hasattr(values, "to_numpy") and hasattr(values, "isna"):
-            return torch.tensor(values.to_numpy(dtype=np.float64, na_value=np.nan))
-        return torch.tensor(np.asarray(values, dtype=np.float64))
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"expected numbers, got {_described(values)}; drop columns of text, and pass dates as the inputs X"
-        ) from error
-
-
-def _described(values: Any) -> str:
-    if hasattr(values, "select_dtypes"):
-        return f"columns {values.select_dtypes(exclude=['number', 'bool']).columns.tolist()} of other types"
-    return f"values of type {getattr(values, 'dtype', type(values).__name__)}"
