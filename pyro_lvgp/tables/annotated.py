@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.tables import Table, as_tensor
 from pyro_lvgp.models import RowArguments
 
@@ -27,6 +28,7 @@ class Cells(NamedTuple):
     categories: dict[str, list]
 
 
+@names_types
 def from_anndata(
     adata: Any,
     *,
@@ -49,9 +51,9 @@ def from_anndata(
     :param covariates: names of columns of ``obs``, of numbers or of categories, such as batches.
     :param weight: name of a column of ``obs``; None for none.
     :param categories: ``categories`` of the training cells, for further cells, which need not be of all categories.
-    :raises KeyError: for a layer or a column that the object does not have.
     :raises TypeError: for another object.
-    :raises ValueError: for a column of text, or a category that the training cells do not have.
+    :raises ValueError: for a layer or a column that the object does not have, a column of text, or a category that the
+        training cells do not have.
 
     >>> import pandas
     >>> from anndata import AnnData  # doctest: +SKIP
@@ -68,7 +70,7 @@ def from_anndata(
             f"expected adata to be an anndata.AnnData object, got {type(adata).__name__}; models take other tables themselves"
         )
     if layer is not None and layer not in adata.layers:
-        raise KeyError(f"expected a layer of {sorted(adata.layers)}, got {layer!r}; None is X")
+        raise ValueError(f"expected a layer of {sorted(adata.layers)}, got {layer!r}; leave it out for X")
     table = adata.to_df(layer=layer)
     values = as_tensor(table, name="the layer")
     used: dict[str, list] = {}
@@ -86,7 +88,7 @@ def from_anndata(
 
 def _column(adata: Any, name: str) -> Any:
     if name not in adata.obs:
-        raise KeyError(f"expected a column of obs, {adata.obs.columns.tolist()}, got {name!r}")
+        raise ValueError(f"expected a column of obs, {adata.obs.columns.tolist()}, got {name!r}; add it to adata.obs")
     return adata.obs[name]
 
 
@@ -107,6 +109,7 @@ def _indicators(name: str, column: Any, given: Mapping[str, Sequence], used: dic
     return torch.tensor(np.stack([(column == category).to_numpy() for category in used[name]], 1), dtype=torch.double)
 
 
+@names_types
 def write_latents(adata: Any, latents: Tensor | Distribution | Table, key: str = "X_lvgp") -> None:
     """Write the latents of cells into ``obsm``, where the tools of single cells find them.
 
@@ -116,8 +119,11 @@ def write_latents(adata: Any, latents: Tensor | Distribution | Table, key: str =
     :param latents: latents [N, Q] of all cells, such as ``guide.median(Y)["X"]``, or their distribution, such as
         ``guide.stored_posterior("X")`` or that of ``infer_latents``.
     :param key: name in ``obsm``.
+    :raises TypeError: for another object.
     :raises ValueError: for latents of another number of cells, or that are not finite.
     """
+    if not (hasattr(adata, "obsm") and hasattr(adata, "n_obs")):
+        raise TypeError(f"expected adata to be an anndata.AnnData object, got {type(adata).__name__}; pass one")
     moments = {key: latents.mean, f"{key}_stddev": latents.stddev} if isinstance(latents, Distribution) else {key: latents}
     arrays = {name: as_tensor(value, name="latents").numpy(force=True) for name, value in moments.items()}
     for values in arrays.values():

@@ -38,7 +38,11 @@ def test_one_part_of_a_prior_completes_the_other():
     ("arguments", "error", "text"),
     [
         ({"weight": ["a", "b"]}, ValueError, "expected weight to be a table of numbers, got list"),
-        ({"prior_scale": 1.0}, TypeError, "expected prior_scale to be a table of numbers, got 1.0 of type float; pass prior_loc"),
+        (
+            {"prior_scale": 1.0},
+            TypeError,
+            "expected prior_scale to be a table of numbers, got 1.0 of type float; pass prior_loc",
+        ),
         ({"covariates": ones(N, 2).long()}, TypeError, "expected covariates of a floating-point dtype"),
         ({"covariates": ones(N)}, ValueError, r"expected covariates of shape \[rows, columns\], got \[6\]"),
         ({"weight": ones(N, 1)}, ValueError, r"expected weight of shape \[rows\]"),

@@ -78,9 +78,9 @@ def test_what_does_not_fit(cells):
         BayesianGPLVM.from_data(cells)
     with pytest.raises(TypeError, match=r"expected adata to be an anndata.AnnData object, got DataFrame"):
         from_anndata(cells.obs)
-    with pytest.raises(KeyError, match=r"expected a layer of \['counts'\], got 'raw'"):
+    with pytest.raises(ValueError, match=r"expected a layer of \['counts'\], got 'raw'"):
         from_anndata(cells, layer="raw")
-    with pytest.raises(KeyError, match=r"expected a column of obs, .* got 'type'"):
+    with pytest.raises(ValueError, match=r"expected a column of obs, .* got 'type'"):
         from_anndata(cells, covariates=["type"])
     with pytest.raises(ValueError, match=r"numbers or categories in obs\['donor'\].*call adata.strings_to_categoricals\(\)"):
         from_anndata(cells, covariates=["donor"])
