@@ -33,8 +33,8 @@ LATENT_DIM, NUM_INDUCING, NUM_CELLS, NUM_STEPS, NUM_EPOCHS = 10, 30, 1000, 800, 
 NUM_DRAWS = 8  # of the latents, for predictive densities
 PUBLISHED: list[Row] = []
 NOTES = f"""\
-Simulated counts of 200 genes in {NUM_CELLS} cells of six types from three batches (`pyro_lvgp.datasets.single_cells`), of which
-a tenth of the entries is hidden from all methods. Library sizes are the sums of all counts of a cell; all methods but "without
+Simulated counts of 200 genes in {NUM_CELLS} cells of six types from three batches (`pyro_lvgp.datasets.single_cells`). A
+tenth of the entries is hidden from all methods. Library sizes are the sums of all counts of a cell; all methods but "without
 row arguments" are given them, and the batches. Latents have {LATENT_DIM} dimensions.
 The Bayesian GPLVM has {NUM_INDUCING} inducing points and a dispersion of each gene, and takes {NUM_STEPS} steps of Adam of 128
 cells, with a learning rate of 0.02 that falls to zero. "encoder" amortises the latents by a network with a hidden layer of 128

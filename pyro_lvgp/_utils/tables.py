@@ -133,7 +133,7 @@ def _as_array(table: Table, name: str) -> np.ndarray:
     elif hasattr(table, "get_column") or hasattr(table, "get_chunks"):
         table = _from_polars(table)
     if isinstance(table, np.ma.MaskedArray):
-        table = table.astype(_precision([table.dtype])).filled(np.nan)
+        table = np.ma.filled(table.astype(_precision([table.dtype])), np.nan)
     if hasattr(table, "iloc"):
         return _from_pandas(table, name)
     try:

@@ -1,7 +1,7 @@
 """Base class of latent variable models of rows: predictions, imputations and latents of new rows under any guide."""
 
-from collections.abc import Iterator
-from typing import cast
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import torch
 from jaxtyping import Int
@@ -19,7 +19,7 @@ from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
 from pyro_lvgp.models._given_latents import as_kwargs, global_draws, observed_rows, predictor, rows_given
 from pyro_lvgp.models._latent_inference import LatentInference
 from pyro_lvgp.models._latent_rows import Guide, Latents
-from pyro_lvgp.models.prediction import Coords, Prediction
+from pyro_lvgp.models.prediction import Prediction
 from pyro_lvgp.models.row_arguments import RowArguments
 
 __all__ = ["LatentVariableModel"]
@@ -204,10 +204,10 @@ class LatentVariableModel(LatentInference):
         )
 
 
-def _labelled(labels: Labels) -> tuple[tuple[str, str], Coords]:
+def _labelled(labels: Labels) -> tuple[tuple[str, str], dict[str, tuple[Sequence[str], Any]]]:
     """Return the dimensions and coordinates of a prediction of rows."""
     dims = labels.dims or ("data", "output")
-    return dims, labels.coords(dims)
+    return dims, dict(labels.coords(dims))
 
 
 def _entries(y: LikelihoodPredictive) -> LikelihoodPredictive:

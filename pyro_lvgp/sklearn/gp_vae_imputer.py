@@ -8,6 +8,7 @@ from jaxtyping import Float
 from sklearn.base import OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
+from pyro_lvgp._utils.tables import labels_of
 from pyro_lvgp.sklearn._rows import RowsEstimator, fill_missing
 from pyro_lvgp.sklearn.gp_vae import GPVAERegressor
 

@@ -65,7 +65,8 @@ def test_latents_go_back(cells):
     write_latents(cells, guide.stored_posterior("X"))
     np.testing.assert_array_equal(cells.obsm["X_lvgp"], guide.median()["X"].numpy(force=True))
     assert (cells.obsm["X_lvgp_stddev"] > 0).all()
-    write_latents(cells, model.infer_latents(guide, table, rows=rows), key="X_new")
+    options = {"rows": rows, "num_steps": 1, "max_components": 1}
+    write_latents(cells, model.infer_latents(guide, table, **options), key="X_new")
     assert cells.obsm["X_new"].shape == (N, 2)
     filled = model.impute(guide, table).to_pandas()
     assert filled.index.equals(cells.obs_names)
