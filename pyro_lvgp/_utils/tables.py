@@ -106,11 +106,15 @@ def as_tensor(table: Table, *, like: Tensor | None = None, name: str = "the tabl
 def numeric_table(table: Table, name: str = "X") -> Any:
     """Convert a table to an array, or to a data frame if its columns have labels, of numbers that scikit-learn takes.
 
+    Arrays and lists are returned as they are.
+
     :param table: the table, as for :func:`as_tensor`.
     :param name: name of the table in errors.
     """
     if isinstance(table, Tensor):
         return table.numpy(force=True)
+    if isinstance(table, np.ndarray | list) and not isinstance(table, np.ma.MaskedArray):
+        return table  # scikit-learn has errors of its own for these
     values, labels = _as_array(table, name), labels_of(table)
     if labels.columns is None or values.ndim != 2:
         return values
