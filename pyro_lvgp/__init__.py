@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         ops,
         plots,
         sklearn,
+        tables,
     )
     from pyro_lvgp.datasets import load_dataset
     from pyro_lvgp.diagnostics import to_arviz
@@ -87,6 +88,7 @@ __all__ = [
     "plots",
     "save",
     "sklearn",
+    "tables",
     "to_arviz",
 ]
 

@@ -13,6 +13,7 @@ from matplotlib import pyplot as plt
 
 ROOT = Path(__file__).parent.parent
 NEEDS_DATA = {"datasets.md": "oilflow"}
+NEEDS_PACKAGE = {"single_cells.md": "anndata"}
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$(?:\n\n```text\n(?P<output>.*?)^```$)?", re.DOTALL | re.MULTILINE)
 # The S of "S. " is to reStructuredText the number of a list with nothing in it.
 ENUMERATOR = re.compile(r":(?:param|returns|raises)[^:\n]*: *(?:[A-Za-z#]|[ivxlcdm]+|[IVXLCDM]+|\d+)[.)]\s")
@@ -42,6 +43,8 @@ def _own_process(tmp_path, monkeypatch):
 def test_page_runs(page):
     if Path(page).name in NEEDS_DATA and not os.environ.get("PYRO_LVGP_DATA"):
         pytest.skip("PYRO_LVGP_DATA names no folder")
+    if package := NEEDS_PACKAGE.get(Path(page).name):
+        pytest.importorskip(package)
     text = (ROOT / page).read_text("utf-8")
     namespace = {"__name__": "page"}
     for block in BLOCK.finditer(text):

@@ -23,6 +23,7 @@ LAYERS = {
     "sklearn": 8,
     "plots": 8,
     "datasets": 8,
+    "tables": 8,
     "diagnostics": 7,
     "models": 6,
     "guides": 6,

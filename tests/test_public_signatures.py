@@ -92,6 +92,10 @@ def site_ranks() -> SiteRanks:
     return SiteRanks(np.array([0, 3]), (), points, points, points - 0.6, points + 0.6, 0.8)
 
 
+def annotated() -> Any:
+    return pytest.importorskip("anndata").AnnData(Y.numpy())
+
+
 def components() -> conjugate.NormalInverseWishart:
     return conjugate.NormalInverseWishart(torch.zeros(2, 2), torch.ones(2), torch.eye(2).expand(2, 2, 2), 5.0 * torch.ones(2))
 
@@ -245,6 +249,11 @@ VALID: dict[str, Callable[[], dict[str, Any]]] = {
     "ghcn_daily": lambda: {"stations": "none", "years": [2000], "download": False},
     "load_dataset": lambda: {"name": "bridges", "download": False},
     "s_curve": lambda: {"num_data": 5, "data_dim": 3},
+    "single_cells": lambda: {"num_cells": 5, "num_genes": 3},
+    "Cells": lambda: {"table": Y, "rows": None, "categories": {}},
+    "as_tensor": lambda: {"table": Y},
+    "from_anndata": lambda: {"adata": annotated()},
+    "write_latents": lambda: {"adata": annotated(), "latents": torch.zeros(N, 2)},
     "plot_ard": lambda: {"relevance": torch.ones(3)},
     "plot_bounds": lambda: {"histories": {"a": [1.0, 2.0]}},
     "plot_field": lambda: {"places": X, "values": torch.zeros(N)},

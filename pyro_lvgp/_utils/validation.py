@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_AS_TENSOR = "use torch.as_tensor(np.asarray(...))"  # for lists, arrays and data frames
+_AS_TENSOR = "use pyro_lvgp.tables.as_tensor(...)"  # for lists, arrays and data frames
 
 
 def check_data(Y: Tensor, data_dim: int, *, like: Tensor, name: str = "y") -> None:

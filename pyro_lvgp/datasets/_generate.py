@@ -156,6 +156,82 @@ def bouncing_balls(
     )
 
 
+@names_types
+def single_cells(
+    num_cells: int = 1500,
+    num_genes: int = 200,
+    *,
+    num_types: int = 6,
+    num_batches: int = 3,
+    batch_effect: float | int = 0.5,
+    dispersion: float | int = 2.0,
+    seed: int = 0,
+) -> Dataset:
+    """Counts of the transcripts of genes in cells of several types, from several batches, sequenced to several depths.
+
+    The state of a cell is that of its type, a draw from N(0, I) of four dimensions, plus N(0, 0.3² I).  The logarithm of the
+    expression of a gene is the sum of a mean from N(0, 1), of a Gaussian process of the state with a squared exponential
+    kernel of lengthscale 3 and unit variance, and of an effect of the batch from N(0, batch_effect²).  Expected counts are in
+    proportion to the expression, with a sum over genes that is the depth of the cell, log-normal with median 500 and standard
+    deviation 0.5.  Counts are negative binomial, with variance ``m + m² / dispersion`` at mean m.
+
+    :param num_cells: number of cells N.
+    :param num_genes: number of genes D.
+    :param num_types: number of types of cells.
+    :param num_batches: number of batches, to which cells are assigned at random.
+    :param batch_effect: standard deviation of the effects of batches on the logarithm of the expression.
+    :param dispersion: dispersion r of the counts.
+    :param seed: seed of the random generator; the global random state of NumPy is not changed.
+    :return: ``Y`` [N, D] (int64), ``type`` [N], ``batch`` [N], ``depth`` [N], ``state`` [N, 4], ``mean`` [N, D].
+    :raises ValueError: if a size or the dispersion is not positive, or the effect is negative or not finite.
+    :raises TypeError: if a size is no integer.
+
+    Source: Lopez et al. (2018), "Deep generative modeling for single-cell transcriptomics", for depths, batches and the
+    distribution of counts.
+
+    >>> data = single_cells(20, 5)
+    >>> data.Y.shape, data["type"].shape, data.state.shape
+    ((20, 5), (20,), (20, 4))
+    """
+    check_sizes(num_cells=num_cells, num_genes=num_genes, num_types=num_types, num_batches=num_batches)
+    if not 0 <= batch_effect < math.inf or not 0 < dispersion < math.inf:
+        raise ValueError(
+            f"expected a batch_effect of 0 or more and a positive dispersion, got {batch_effect} and {dispersion}."
+        )
+    rng = np.random.default_rng(seed)
+    kind, batch = rng.integers(num_types, size=num_cells), rng.integers(num_batches, size=num_cells)
+    state = rng.standard_normal((num_types, 4))[kind] + 0.3 * rng.standard_normal((num_cells, 4))
+    frequencies, phase = rng.standard_normal((4, 300)) / 3.0, rng.uniform(0.0, 2.0 * np.pi, 300)
+    functions = np.cos(state @ frequencies + phase) @ rng.standard_normal((300, num_genes)) * (2.0 / 300) ** 0.5
+    effects = batch_effect * rng.standard_normal((num_batches, num_genes))
+    expression = np.exp(rng.standard_normal(num_genes) + functions + effects[batch])
+    depth = 500.0 * np.exp(0.5 * rng.standard_normal(num_cells))
+    mean = depth[:, None] * expression / expression.sum(1, keepdims=True)
+    return Dataset(
+        "single_cells",
+        {
+            "Y": rng.negative_binomial(dispersion, dispersion / (dispersion + mean)),
+            "type": kind,
+            "batch": batch,
+            "depth": depth,
+            "state": state,
+            "mean": mean,
+        },
+        f"Simulated counts of genes in cells of {num_types} types from {num_batches} batches, seed {seed}.",
+        {
+            "Y": "counts: cell × gene",
+            "type": "type of the cell",
+            "batch": "batch of the cell",
+            "depth": "expected sum of the counts of the cell",
+            "state": "true state of the cell [dimensionless]",
+            "mean": "expected counts: cell × gene",
+        },
+        "Lopez et al., Deep generative modeling for single-cell transcriptomics, Nature Methods 15 (2018)",
+        "generated: none needed",
+        "pyro_lvgp.datasets.single_cells",
+    )
+
+
 def _kernel(X: Float[np.ndarray, "N Q"]) -> Float[np.ndarray, "N N"]:
     """Compute the covariance matrix of the S-curve's functions."""
     difference = X[:, None] - X[None]

@@ -82,8 +82,9 @@ class SparseStructuredGPGuide(StructuredGPGuide):
 
     With ``num_eval_site_updates`` the sites of an encoder are the start of natural-gradient steps of size ρ on the bound of
     each series in evaluation mode, in which ``predict``, ``impute``, ``forecast`` and :meth:`condition` run, as for a
-    :class:`StructuredGPGuide`.  The sites of all data together are a Gaussian factor of the whitened inducing values v with precision H and information h.  With the
-    conditional means :math:`A^T v` of f, the means m and variances v of q(f), and :math:`L = E_q[\log p(y \mid f)]`,
+    :class:`StructuredGPGuide`.  The sites of all data together are a Gaussian factor of the whitened inducing values v
+    with precision H and information h.  With the conditional means :math:`A^T v` of f, the means m and variances v of
+    q(f), and :math:`L = E_q[\log p(y \mid f)]`,
 
     .. math::
 

@@ -10,11 +10,11 @@ from typing import Any, Literal
 import torch
 from pyro.infer import ELBO
 from pyro.optim import PyroOptim
-from torch import Tensor
 
 from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
+from pyro_lvgp._utils.tables import Table
 from pyro_lvgp.infer._compile_setting import Compile
 from pyro_lvgp.infer._fit_result import FitResult
 from pyro_lvgp.infer._fit_state import FitState
@@ -35,7 +35,7 @@ MAX_STEPS = 100_000  # of a fit that ends when the bound has converged
 def fit(
     model: Callable[..., Any],
     guide: Callable[..., Any],
-    *args: Tensor,
+    *args: Table,
     loss: ELBO | None = None,
     optim: PyroOptim | Sequence[Block] | None = None,
     num_steps: int | Literal["auto"] = 1000,
@@ -68,7 +68,8 @@ def fit(
 
     :param model: a Pyro model.
     :param guide: a Pyro guide.
-    :param args: arguments of both: tensors with a row for each datum; NaN marks missing entries of the last.  Without
+    :param args: arguments of both: tensors with a row for each datum; NaN marks missing entries of the last.  Models of rows
+        take tables too (:func:`~pyro_lvgp.tables.as_tensor`).  Without
         mini-batches, tensors without dimensions too.
     :param loss: bound to maximise; ``Trace_ELBO()`` by default, or ``TraceMeanField_ELBO()`` with blocks.
     :param optim: a Pyro optimiser, ``JointAdam(lr=0.01)`` by default; or a sequence of blocks of parameters that are

@@ -11,6 +11,7 @@ from pyro.optim import PyroOptim
 from torch import Tensor, nn
 
 from pyro_lvgp._utils.distributed import ProcessGroup
+from pyro_lvgp._utils.tables import Table
 from pyro_lvgp._utils.validation import check_sizes, check_tensors
 from pyro_lvgp.infer._compile_setting import Compile, make_bound, uses_graph
 from pyro_lvgp.infer._fit_result import FitResult
@@ -20,7 +21,7 @@ from pyro_lvgp.infer._svi import CheckedSVI
 from pyro_lvgp.infer.block import Block
 from pyro_lvgp.infer.block_coordinate import BlockCoordinateVI
 from pyro_lvgp.infer.optim import JointAdam
-from pyro_lvgp.infer.protocols import ChecksData, TakesMiniBatches
+from pyro_lvgp.infer.protocols import ChecksData, TakesMiniBatches, TakesTables
 
 __all__ = ["FitState", "Stateful"]
 
@@ -81,7 +82,7 @@ class FitState:
         self,
         model: Callable[..., Any],
         guide: Callable[..., Any],
-        *args: Tensor,
+        *args: Table,
         loss: ELBO | None = None,
         optim: PyroOptim | Sequence[Block] | None = None,
         num_steps: int = 1000,
@@ -91,6 +92,9 @@ class FitState:
         seed: int | None = 0,
     ):
         check_sizes(least=0, num_steps=num_steps)
+        if isinstance(model, TakesTables) and not isinstance(model, type):
+            _check_num_tensors(model.as_data, args)
+            args = model.as_data(*args)
         check_tensors(args)
         args = tuple(arg.clone() if arg.is_inference() else arg for arg in args)  # autograd takes no inference tensors
         _check_model_and_guide(model, guide, args)
@@ -182,7 +186,7 @@ def _check_model_and_guide(model: Callable[..., Any], guide: Callable[..., Any],
         model.check(*args)
 
 
-def _check_num_tensors(check: Callable[..., Any], args: tuple[Tensor, ...]) -> None:
+def _check_num_tensors(check: Callable[..., Any], args: tuple[Table, ...]) -> None:
     """Raise unless the number of tensors is that of the arguments of the model's ``check``."""
     try:
         inspect.signature(check).bind(*args)

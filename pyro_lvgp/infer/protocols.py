@@ -47,6 +47,7 @@ __all__ = [
     "SamplesGlobals",
     "SubsamplesPoints",
     "TakesMiniBatches",
+    "TakesTables",
 ]
 
 
@@ -172,6 +173,17 @@ class ChecksData(Protocol):
         """Raise if the data cannot be used.
 
         :param args: arguments of the model.
+        """
+
+
+@runtime_checkable
+class TakesTables(Protocol):
+    """Model that converts tables of data, such as data frames, to tensors."""
+
+    def as_data(self, *args: Any) -> tuple[Tensor, ...]:
+        """Return the arguments of the model as tensors of its dtype and device.
+
+        :param args: arguments of the model, tensors or tables.
         """
 
 

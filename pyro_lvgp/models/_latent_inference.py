@@ -15,6 +15,7 @@ from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.eval_mode import eval_mode
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
+from pyro_lvgp._utils.tables import Table
 from pyro_lvgp._utils.validation import check_index, check_sizes, check_values
 from pyro_lvgp.infer.protocols import HasStoredPosteriors
 from pyro_lvgp.models._given_latents import global_draws, predictor, rows_given
@@ -37,7 +38,7 @@ class LatentInference(LatentRows):
     def infer_latents(
         self,
         guide: Guide,
-        Y: Float[Tensor, "B D"],
+        Y: Table,
         *,
         rows: RowArguments | None = None,
         method: Method | None = None,
@@ -65,7 +66,7 @@ class LatentInference(LatentRows):
         weight.
 
         :param guide: a fitted guide, over whose globals the objective is averaged.
-        :param Y: new rows, NaN where missing.
+        :param Y: new rows, NaN where missing: a tensor or a table (:func:`~pyro_lvgp.tables.as_tensor`).
         :param rows: what is known of the new rows.  Each row then has its own prior, if ``rows`` has priors.
         :param method: ``"laplace"``, the default, or ``"variational"``, the default under a guide with an encoder for ``X``.
         :param prior: p(x) of one row.  By default :meth:`training_prior`, if the guide stores the latents of training rows,
@@ -92,6 +93,7 @@ class LatentInference(LatentRows):
             raise ValueError(f"expected method in {get_args(Method)}, got {method!r}")
         # Both methods need gradients in every grad mode of the caller, and draw parameters that have a prior.
         with torch.inference_mode(False), torch.enable_grad(), seeded(seed), eval_mode(self, guide):
+            (Y,) = self.as_data(Y)
             self._check_rows(Y)
             check_values(Y, columns=False, name="Y")
             Y = Y.clone()  # autograd does not save tensors of inference mode
@@ -120,7 +122,7 @@ class LatentInference(LatentRows):
             options: Any = {"num_steps": num_steps, "max_components": max_components, "by_row": known is not None}
             return by_laplace(entries, Y, prior, start, num_starts, **options)
 
-    def training_prior(self, guide: Guide, Y: Float[Tensor, "N D"] | None = None, *, seed: int = 0) -> dist.MixtureSameFamily:
+    def training_prior(self, guide: Guide, Y: Table | None = None, *, seed: int = 0) -> dist.MixtureSameFamily:
         """Fit a mixture of Gaussians to draws of the training latents, as prior of new rows' latents in :meth:`infer_latents`.
 
         It has a Gaussian for 25 rows, and 20 at most, fitted to three draws of each latent by
@@ -135,6 +137,7 @@ class LatentInference(LatentRows):
             store latents.
         """
         if Y is not None:
+            (Y,) = self.as_data(Y)
             self._check_rows(Y)
             check_index(None, len(Y), self.num_data)
             self._check_are_training_rows(guide, Y, None)

@@ -13,6 +13,7 @@ from pyro.infer.autoguide.initialization import init_to_median
 from torch import Tensor
 
 from pyro_lvgp._utils.abstract import AbstractModuleMeta
+from pyro_lvgp._utils.tables import Labels, Table, as_tensor, check_columns, labels_of
 from pyro_lvgp._utils.unique_names import UniquelyNamed
 from pyro_lvgp._utils.validation import check_data, check_values
 from pyro_lvgp.infer.protocols import HasEncoders
@@ -20,7 +21,7 @@ from pyro_lvgp.models._own_sites import OwnSites
 from pyro_lvgp.models.row_arguments import RowArguments
 
 Guide = Callable[..., Any]
-Latents = Float[Tensor, "B Q"] | TorchDistributionMixin
+Latents = Float[Tensor, "B Q"] | TorchDistributionMixin | Table
 
 
 class LatentRows(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
@@ -38,6 +39,7 @@ class LatentRows(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
         super().__init__()
         self.num_data, self.data_dim, self.latent_dim = num_data, data_dim, latent_dim
         self.initial_values: dict[str, Tensor] = {}
+        self._column_labels: Any = None  # labels of the columns of the training data
 
     @abstractmethod
     def forward(self, y: Float[Tensor, "B D"] | None = None, idx: Int[Tensor, " B"] | None = None) -> Tensor:
@@ -88,6 +90,25 @@ class LatentRows(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
     def _replaced_rows(self, idx: Tensor, rows: RowArguments) -> RowArguments | None:
         """Arguments of training rows, of which some are replaced."""
         return self._checked_rows(rows, len(idx))
+
+    def as_data(self, Y: Table) -> tuple[Float[Tensor, "N D"]]:
+        """Convert a table of rows to a tensor of the model's dtype and device; tensors are returned as they are.
+
+        :param Y: tensor, array, data frame, sparse matrix or other table (:func:`~pyro_lvgp.tables.as_tensor`).
+        :raises ValueError: if columns have other labels, or another order of them, than those of the training data.
+        """
+        check_columns(labels_of(Y).columns, self._column_labels, "Y")
+        return (as_tensor(Y, like=self.latent_candidates(), name="Y"),)
+
+    def _as_latents(self, X: Latents) -> Latents:
+        """Convert a table of latents to a tensor; return tensors and distributions as they are."""
+        is_distribution = isinstance(X, torch.distributions.Distribution)
+        return X if is_distribution else as_tensor(X, like=self.latent_candidates(), name="X")
+
+    def _labels(self, table: Table) -> Labels:
+        """Return the labels of the rows and columns of predictions: those of a table, and of columns in training."""
+        dims, index, columns = labels_of(table)
+        return Labels(dims, index, self._column_labels if columns is None else columns)
 
     def _check_rows(self, Y: Tensor) -> None:
         """Raise unless Y has the model's number of columns, dtype and device, and is in the support of its likelihood."""

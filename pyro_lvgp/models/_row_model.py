@@ -9,6 +9,7 @@ from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
 from pyro_lvgp._utils.seeding import seeded
+from pyro_lvgp._utils.tables import Table, labels_of
 from pyro_lvgp._utils.validation import check_data, check_index, check_sizes, check_tensors, check_values
 from pyro_lvgp.infer._row_weights import WeightedPlate
 from pyro_lvgp.likelihoods import Likelihood, as_likelihood
@@ -131,15 +132,16 @@ class RowModel(LatentVariableModel):
             self._check_entries(y)
         return ~torch.isnan(y)
 
-    def _initialize_linear(
-        self, Y: Tensor, method: InitialLatents, latents: Tensor | None, seed: int
-    ) -> tuple[Tensor, Tensor]:
+    def _initialize_linear(self, Y: Table, method: InitialLatents, latents: Tensor | None, seed: int) -> tuple[Tensor, Tensor]:
         """Initial latents, and the values of f in a linear model of the data, less their column means.
 
         The column means become ``mean``, and the likelihood is initialised from the linear model.  The latents are those of
         the linear model if none are given.
         """
+        self._column_labels = None
+        labels, (Y,) = labels_of(Y), self.as_data(Y)
         self.check(Y)
+        self._column_labels = labels.columns
         given = None if latents is None else self._checked_latents(latents)
         known = KnownRows.of(self.rows)
         with seeded(seed):  # the same draw of a parameter with a prior as below

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.pyro_lock import pyro_lock
+from pyro_lvgp._utils.tables import Table
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, LikelihoodTerm, ObservedRows
 from pyro_lvgp.kernels import Kernel, as_kernel
 from pyro_lvgp.models._known_rows import KnownRows
@@ -137,7 +138,7 @@ class SparseRowModel(RowModel):
     @pyro_lock
     def initialize(
         self: _Model,
-        Y: Float[Tensor, "N D"],
+        Y: Table,
         *,
         method: InitialLatents = "pca",
         latents: Float[Tensor, "N Q"] | None = None,
@@ -151,7 +152,7 @@ class SparseRowModel(RowModel):
         ``u = (A Aᵀ + ridge I)⁻¹ A (f − c)``.  Frozen inducing points (``requires_grad_(False)``) do not change, and inducing
         points with a prior have their initial value in guides.
 
-        :param Y: all data, NaN where missing.
+        :param Y: all data, NaN where missing: a tensor or a table (:func:`~pyro_lvgp.tables.as_tensor`).
         :param method: ``"pca"`` or ``"factor-analysis"``.
         :param latents: initial latents instead, such as a neighbour embedding; columns are standardised.
         :param ridge: noise variance of the ridge regression, relative to the prior variance of f.

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyro_lvgp._utils.tables import as_matrix, index_of
+from pyro_lvgp._utils.tables import as_tensor, labels_of
 
 _TAKEN = frozenset(dir(nn.ModuleDict))
 
@@ -79,10 +79,7 @@ def matrices(data: Mapping[str, Any]) -> dict[str, Tensor]:
         )
     found: dict[str, Tensor] = {}
     for name, values in data.items():
-        try:
-            table = as_matrix(values)
-        except ValueError as error:
-            raise ValueError(f"view {name!r}: {error}") from error
+        table = as_tensor(values, name=f"view {name!r}").double()
         table = table[:, None] if table.dim() == 1 else table
         if table.dim() != 2 or not table.numel():
             raise ValueError(
@@ -102,7 +99,7 @@ def matrices(data: Mapping[str, Any]) -> dict[str, Tensor]:
 
 def _check_order(data: Mapping[str, Any]) -> None:
     """Raise if data frames or series have different indices, whose rows would not be the same."""
-    frames = {name: index for name, values in data.items() if (index := index_of(values)) is not None}
+    frames = {name: index for name, values in data.items() if (index := labels_of(values).index) is not None}
     for (first, own), (name, index) in pairwise(frames.items()):
         if not index.equals(own):
             raise ValueError(

@@ -10,7 +10,8 @@ from pyro.nn import PyroParam
 from torch import Tensor
 
 from pyro_lvgp._utils.seeding import seeded
-from pyro_lvgp._utils.validation import check_tensors, check_values
+from pyro_lvgp._utils.tables import Table, as_tensor, labels_of
+from pyro_lvgp._utils.validation import check_values
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, LikelihoodTerm
 from pyro_lvgp.infer.protocols import LatentSymmetry
 from pyro_lvgp.kernels import Kernel
@@ -105,7 +106,7 @@ class BayesianGPLVM(SparseRowModel):
     @classmethod
     def from_data(
         cls,
-        Y: Float[Tensor, "N D"],
+        Y: Table,
         latent_dim: int | None = None,
         kernel: Kernel | None = None,
         *,
@@ -119,7 +120,8 @@ class BayesianGPLVM(SparseRowModel):
 
         The default kernel and noise are for columns of about unit variance: standardise real-valued data first.
 
-        :param Y: all data, NaN where missing.
+        :param Y: all data, NaN where missing: a tensor or a table (:func:`~pyro_lvgp.tables.as_tensor`), which has the
+            precision of the model, and labels of columns that further tables must have too.
         :param latent_dim: number of latent dimensions; by default that of the priors of ``rows``, or else as many as
             correlations of the columns, without effects of covariates, have eigenvalues above 1, but at most 5 (Kaiser's
             rule).
@@ -134,7 +136,7 @@ class BayesianGPLVM(SparseRowModel):
         :param seed: seed of the initial values.
         :raises ValueError: for data that cannot be used, sizes that are not positive or do not fit, or a rank with another
             likelihood than the default one.
-        :raises TypeError: if the data are no tensor of a floating-point dtype.
+        :raises TypeError: for a tensor of integers.
 
         >>> model = BayesianGPLVM.from_data(torch.randn(40, 6))
         >>> model.num_data, model.data_dim, type(model.likelihood).__name__, model.likelihood.rank
@@ -142,7 +144,7 @@ class BayesianGPLVM(SparseRowModel):
 
         Source: Kaiser (1960), "The application of electronic computers to factor analysis".
         """
-        check_tensors([Y])
+        columns, Y = labels_of(Y).columns, as_tensor(Y, name="Y")
         if Y.dim() != 2:
             raise ValueError(f"expected data of shape [rows, columns], got {list(Y.shape)}; flatten images to rows")
         check_values(Y, name="Y")
@@ -159,7 +161,9 @@ class BayesianGPLVM(SparseRowModel):
         if num_inducing is None:
             num_inducing = min(max(20, min(10 * latent_dim, 50)), N)
         model = cls(N, D, latent_dim, kernel, num_inducing=num_inducing, likelihood=likelihood, **as_kwargs(rows))
-        return model.to(Y).initialize(Y, seed=seed)
+        model = model.to(Y).initialize(Y, seed=seed)
+        model._column_labels = columns
+        return model
 
     @property
     def _columns(self) -> SparseColumns:

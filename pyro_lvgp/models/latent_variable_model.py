@@ -1,10 +1,10 @@
 """Base class of latent variable models of rows: predictions, imputations and latents of new rows under any guide."""
 
-from collections.abc import Callable, Iterator
-from typing import cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from pyro import poutine
 from torch import Tensor
 
@@ -13,12 +13,13 @@ from pyro_lvgp._utils.eval_mode import eval_mode
 from pyro_lvgp._utils.progress import progress_bar
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
+from pyro_lvgp._utils.tables import Labels, Table, labels_of
 from pyro_lvgp._utils.validation import check_index, check_sizes
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
 from pyro_lvgp.models._given_latents import as_kwargs, global_draws, observed_rows, predictor, rows_given
 from pyro_lvgp.models._latent_inference import LatentInference
 from pyro_lvgp.models._latent_rows import Guide, Latents
-from pyro_lvgp.models.prediction import Coords, Prediction
+from pyro_lvgp.models.prediction import Prediction
 from pyro_lvgp.models.row_arguments import RowArguments
 
 __all__ = ["LatentVariableModel"]
@@ -68,7 +69,8 @@ class LatentVariableModel(LatentInference):
         """Predict y at latent positions, or averaged over a distribution of them.
 
         :param guide: a fitted guide.
-        :param X: latent positions [B, Q], or a distribution over them, such as :meth:`infer_latents` returns.
+        :param X: latent positions [B, Q], a tensor or a table, whose index the prediction has; or a distribution over them,
+            such as :meth:`infer_latents` returns.
         :param rows: covariates, exposures and standard errors of the predicted rows, of each or one for all, if the training
             rows have them; priors and weights have no effect here.
         :param num_samples: posterior draws, the components of the mixture.
@@ -78,19 +80,20 @@ class LatentVariableModel(LatentInference):
         :raises TypeError: for latents of another dtype than the model's.
         """
         check_sizes(num_samples=num_samples)
+        labels = self._labels(None)._replace(index=labels_of(X).index)
         draw_latents, num_rows = self._draws_of(X)
         known = self._checked_rows(rows, num_rows)
         with eval_mode(self, guide), seeded(seed):
             draws = global_draws(self, guide, num_samples)
             predicted = (rows_given(self, globals_, draw_latents(), known) for globals_ in draws)
-            return self._prediction(predicted, num_samples, num_rows)
+            return self._prediction(predicted, num_samples, num_rows, labels)
 
     @names_types
     @pyro_lock
     def reconstruct(
         self,
         guide: Guide,
-        Y: Float[Tensor, "B D"],
+        Y: Table,
         idx: Int[Tensor, " B"] | None = None,
         *,
         rows: RowArguments | None = None,
@@ -100,7 +103,7 @@ class LatentVariableModel(LatentInference):
         """Predict training rows from their own latents.
 
         :param guide: a fitted guide.
-        :param Y: training rows.
+        :param Y: training rows, a tensor or a table (:func:`~pyro_lvgp.tables.as_tensor`), whose labels the prediction has.
         :param idx: their indices; None for all rows.
         :param rows: arguments in place of those that the rows have in training, such as covariates of one batch for all.
         :param num_samples: posterior draws, the components of the mixture.
@@ -108,6 +111,7 @@ class LatentVariableModel(LatentInference):
         :raises ValueError: if ``num_samples`` is not positive, the rows do not fit, or the guide lacks a latent site.
         """
         check_sizes(num_samples=num_samples)
+        labels, (Y,) = self._labels(Y), self.as_data(Y)
         self._check_rows(Y)
         check_index(idx, len(Y), self.num_data)
         self._check_are_training_rows(guide, Y, idx)
@@ -122,11 +126,12 @@ class LatentVariableModel(LatentInference):
                     yield observed_rows(model.get_trace(None, idx, **as_kwargs(known)), draw.nodes)
 
         with eval_mode(self, guide), seeded(seed):
-            return self._prediction(predicted(), num_samples, len(Y), {"data": (("data",), idx)})
+            labels = labels if labels.index is not None else labels._replace(index=idx)
+            return self._prediction(predicted(), num_samples, len(Y), labels)
 
     @names_types
     @pyro_lock
-    def predictive(self, guide: Guide, X: Float[Tensor, "B Q"], *, rows: RowArguments | None = None) -> LikelihoodPredictive:
+    def predictive(self, guide: Guide, X: Table, *, rows: RowArguments | None = None) -> LikelihoodPredictive:
         r"""Predictive distribution p(y | x) of each entry, of batch shape [B, D] and differentiable in X.
 
         For a :class:`~pyro_lvgp.likelihoods.RowLikelihood` it is that of each row, of batch shape [B] and event shape [D].
@@ -141,6 +146,7 @@ class LatentVariableModel(LatentInference):
             latent site.
         :raises TypeError: for latents of another dtype than the model's.
         """
+        X = self._as_latents(X)
         self._check_latents(X)
         known = self._checked_rows(rows, len(X))
         with eval_mode(self, guide):
@@ -151,7 +157,7 @@ class LatentVariableModel(LatentInference):
     def impute(
         self,
         guide: Guide,
-        Y: Float[Tensor, "B D"],
+        Y: Table,
         idx: Int[Tensor, " B"] | None = None,
         *,
         latents: Latents | None = None,
@@ -165,7 +171,7 @@ class LatentVariableModel(LatentInference):
         its latents.  See :meth:`Prediction.with_observed`.
 
         :param guide: a fitted guide.
-        :param Y: rows, NaN where missing.
+        :param Y: rows, NaN where missing: a tensor or a table, as for :meth:`reconstruct`.
         :param idx: indices of the rows among the training rows; None for all training rows.
         :param latents: latents of new rows, from :meth:`infer_latents`; ``idx`` then has no effect.
         :param rows: as for :meth:`predict` with latents, and else as for :meth:`reconstruct`.
@@ -175,30 +181,38 @@ class LatentVariableModel(LatentInference):
         """
         if latents is None:
             filled = self.reconstruct(guide, Y, idx, rows=rows, num_samples=num_samples, seed=seed)
-        else:
-            self._check_rows(Y)
-            self._check_latents(latents, num_rows=len(Y))
-            filled = self.predict(guide, latents, rows=rows, num_samples=num_samples, seed=seed)
+            return filled.with_observed(*self.as_data(Y))
+        labels, (Y,), latents = self._labels(Y), self.as_data(Y), self._as_latents(latents)
+        self._check_rows(Y)
+        self._check_latents(latents, num_rows=len(Y))
+        filled = self.predict(guide, latents, rows=rows, num_samples=num_samples, seed=seed)
+        filled.dims, filled.coords = _labelled(labels)
         return filled.with_observed(Y)
 
     def _draws_of(self, X: Latents) -> tuple[Callable[[], Tensor], int]:
         """Return a function that draws latents, or returns given ones, and the number of rows; raise unless they fit."""
+        X = self._as_latents(X)
         self._check_latents(X)
         if isinstance(X, torch.distributions.Distribution):
             return X.sample, X.batch_shape[0]
         return lambda: cast(Tensor, X), len(cast(Tensor, X))
 
-    def _prediction(
-        self, rows: Iterator[LikelihoodPredictive], num_samples: int, num_rows: int, coords: Coords | None = None
-    ) -> Prediction:
+    def _prediction(self, rows: Iterator[LikelihoodPredictive], num_samples: int, num_rows: int, labels: Labels) -> Prediction:
         """Mixture of the entries' distributions over draws, of which only moments are stored if the mixture is too large."""
+        dims, coords = _labelled(labels)
         return Prediction(
             (_entries(row) for row in rows),
             hold_parts=num_samples * num_rows * self.data_dim <= Prediction.max_size,
             fill_value=self.likelihood.fill_value,
-            dims=("data", "output"),
+            dims=dims,
             coords=coords,
         )
+
+
+def _labelled(labels: Labels) -> tuple[tuple[str, str], dict[str, tuple[Sequence[str], Any]]]:
+    """Return the dimensions and coordinates of a prediction of rows."""
+    dims = labels.dims or ("data", "output")
+    return dims, dict(labels.coords(dims))
 
 
 def _entries(y: LikelihoodPredictive) -> LikelihoodPredictive:

@@ -15,6 +15,7 @@ from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.eval_mode import eval_mode
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
+from pyro_lvgp._utils.tables import labels_of
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, LikelihoodTerm
 from pyro_lvgp.infer.protocols import LatentSymmetry
@@ -284,7 +285,7 @@ class MultiViewGPLVM(SparseRowModel):
         with eval_mode(self, guide), seeded(seed):
             draws = global_draws(self, guide, num_samples)
             predicted = (of_view(rows_given(self, globals_, draw_latents(), known)) for globals_ in draws)
-            return self._prediction(predicted, num_samples, num_rows)
+            return self._prediction(predicted, num_samples, num_rows, labels_of(given)._replace(columns=None))
 
     @torch.no_grad()
     def relevance(self, view: str) -> Float[Tensor, " Q"]:

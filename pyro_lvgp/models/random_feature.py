@@ -17,6 +17,7 @@ from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.control_flow import holds
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import normal_draws, seeded
+from pyro_lvgp._utils.tables import Table
 from pyro_lvgp._utils.validation import check_data
 from pyro_lvgp.conjugate.feature_regression import gaussian_sites
 from pyro_lvgp.distributions.diagonal_mixture import DiagonalMixture
@@ -293,7 +294,7 @@ class RandomFeatureLVM(RowModel):
     @pyro_lock
     def initialize(
         self,
-        Y: Float[Tensor, "N D"],
+        Y: Table,
         *,
         method: InitialLatents = "pca",
         latents: Float[Tensor, "N Q"] | None = None,
@@ -304,7 +305,7 @@ class RandomFeatureLVM(RowModel):
         The initial ``kernel_variance`` is the mean square of the centred data on the scale of f, unless it is frozen
         (``requires_grad_(False)``).  If it has a prior, this is the initial value in guides.
 
-        :param Y: all data, NaN where missing.
+        :param Y: all data, NaN where missing: a tensor or a table (:func:`~pyro_lvgp.tables.as_tensor`).
         :param method: ``"pca"`` or ``"factor-analysis"``.
         :param latents: initial latents instead, such as a neighbour embedding; columns are standardised.
         :param seed: seed of the linear model and of the choice of rows whose latents are :meth:`latent_candidates`.

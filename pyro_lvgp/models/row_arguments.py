@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from pyro_lvgp._utils.tables import Table, as_tensor
+
 __all__ = ["RowArguments"]
 
 
@@ -33,13 +35,15 @@ class RowArguments:
     :class:`~pyro_lvgp.models.RandomFeatureLVM`.  Those of other rows are arguments of ``predict``, ``predictive``,
     ``infer_latents`` and ``impute``, where one row of them stands for all.
 
+    Each is a tensor or a table, such as columns of a data frame (:func:`~pyro_lvgp.tables.as_tensor`).
+
     :param prior_loc: prior means [N, Q].
     :param prior_scale: prior standard deviations [N, Q], or one number.
     :param covariates: covariates [N, P].
     :param exposure: exposures [N] or [N, D].
     :param standard_error: standard errors [N] or [N, D], 0 for none.
     :param weight: weights [N], 0 or more.
-    :raises TypeError: for arguments that are no tensors of floating point.
+    :raises TypeError: for tensors of integers.
     :raises ValueError: for another shape, numbers of rows that differ, or entries that are infinite, NaN or out of range.
 
     >>> time = torch.linspace(-1.0, 1.0, 5)
@@ -53,14 +57,18 @@ class RowArguments:
     covariates.
     """
 
-    prior_loc: Float[Tensor, "N Q"] | None = None
-    prior_scale: Float[Tensor, "N Q"] | float | None = None
-    covariates: Float[Tensor, "N P"] | None = None
-    exposure: Float[Tensor, " N"] | Float[Tensor, "N D"] | None = None
-    standard_error: Float[Tensor, " N"] | Float[Tensor, "N D"] | None = None
-    weight: Float[Tensor, " N"] | None = None
+    prior_loc: Float[Tensor, "N Q"] | Table | None = None
+    prior_scale: Float[Tensor, "N Q"] | float | Table | None = None
+    covariates: Float[Tensor, "N P"] | Table | None = None
+    exposure: Float[Tensor, " N"] | Float[Tensor, "N D"] | Table | None = None
+    standard_error: Float[Tensor, " N"] | Float[Tensor, "N D"] | Table | None = None
+    weight: Float[Tensor, " N"] | Table | None = None
 
     def __post_init__(self) -> None:
+        for name in _NAMES:
+            value = getattr(self, name)
+            if value is not None and not (name == "prior_scale" and isinstance(value, float | int)):
+                self._set(name, as_tensor(value, name=name))
         scale, loc = self.prior_scale, self.prior_loc
         if isinstance(scale, float | int) and not isinstance(scale, bool) and isinstance(loc, Tensor):
             self._set("prior_scale", torch.full_like(loc, scale))
@@ -152,8 +160,8 @@ def _checked(name: str, value: Any) -> Tensor:
     """Return an argument as a matrix, weights as a vector; raise if it cannot be used."""
     if not isinstance(value, Tensor):
         raise TypeError(
-            f"expected {name} to be a torch.Tensor, got {value!r} of type {type(value).__name__}; use "
-            "torch.as_tensor(np.asarray(...))"
+            f"expected {name} to be a table of numbers, got {value!r} of type {type(value).__name__}; pass prior_loc too, of "
+            "whose shape one number becomes a table"
         )
     if value.dtype not in (torch.float32, torch.float64):
         raise TypeError(

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_array, check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from pyro_lvgp._utils.seeding import seeded
@@ -83,7 +83,7 @@ class LatentTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsE
         """
         check_sizes(max_iter=self.max_iter)
         device = as_device(self.device)
-        X = validate_data(self, X, ensure_min_samples=2, **CHECKS)
+        X = self._validated(X, ensure_min_samples=2)
         check_values(torch.tensor(X), rows=False, name="X")
         is_observed = ~np.isnan(X).all(1)
         if is_observed.sum() < 2:
@@ -170,7 +170,7 @@ class LatentTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsE
     def _scaled(self, X: Any) -> tuple[Float[Tensor, "N D"], Bool[Tensor, " N"]]:
         """Check new rows and scale them; return them, and whether each has an observed entry."""
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False, **CHECKS)
+        X = self._validated(X, reset=False)
         check_values(torch.tensor(X), rows=False, columns=False, name="X")
         Y = torch.tensor(self.scaler_.transform(X)).to(self.model_.latent_candidates())
         return Y, ~Y.isnan().all(1)

@@ -8,8 +8,10 @@ import torch
 from jaxtyping import Bool, Float
 from sklearn.base import BaseEstimator
 from sklearn.utils import Tags
+from sklearn.utils.validation import validate_data
 from torch import Tensor
 
+from pyro_lvgp._utils.tables import Table, numeric_table
 from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.infer import FitResult, JointAdam, LRSchedule, MeanFieldELBO, fit
 from pyro_lvgp.models import BayesianGPLVM, Prediction
@@ -20,9 +22,17 @@ CHECKS: dict[str, Any] = {"dtype": [np.float64, np.float32], "ensure_all_finite"
 class RowsEstimator(BaseEstimator):
     """Base of estimators of rows in either precision, NaN where missing."""
 
+    def _validated(self, X: Table, **settings: Any) -> Float[np.ndarray, "N D"]:
+        """Check a table and the names of its columns, and return it as an array, NaN where missing.
+
+        :param X: the table (:func:`~pyro_lvgp.tables.as_tensor`).
+        :param settings: arguments of ``sklearn.utils.validation.validate_data``.
+        """
+        return validate_data(self, numeric_table(X), **settings, **CHECKS)
+
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
+        tags.input_tags.allow_nan = tags.input_tags.sparse = True
         if tags.transformer_tags is not None:
             tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags

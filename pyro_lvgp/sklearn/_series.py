@@ -1,4 +1,4 @@
-"""Inputs and data of series as tensors: from arrays, data frames and dates."""
+"""Dates as inputs of series."""
 
 import datetime
 from typing import Any, NamedTuple

@@ -13,13 +13,12 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from pyro_lvgp._utils.tables import as_matrix
+from pyro_lvgp._utils.tables import Labels, as_tensor, labels_of
 from pyro_lvgp._utils.validation import check_series, check_sizes
 from pyro_lvgp.diagnostics.model_selection import held_out_log_prob, shifted_folds
 from pyro_lvgp.kernels import Cosine, Kernel, Matern, Stack
 from pyro_lvgp.models import LinearGPVAE, Prediction
 from pyro_lvgp.models._separate_processes import SeparateProcesses
-from pyro_lvgp.sklearn._labels import as_coords, labels_of
 from pyro_lvgp.sklearn._series import TimeAxis, as_dates
 from pyro_lvgp.sklearn._stacked_series import mix, stack
 
@@ -116,9 +115,9 @@ class GPVAERegressor(BaseEstimator):
         dates = as_dates(X)
         self._axis = None if dates is None else TimeAxis.of(dates)
         self.time_unit_ = None if self._axis is None else self._axis.unit
-        x, data = self._as_inputs(X), as_matrix(y)
+        x, data = self._as_inputs(X), as_tensor(y, name="y").double()
         check_series(x, data)
-        rows, self._columns = labels_of(y)
+        _, rows, self._columns = labels_of(y)
         self._rows = X if rows is None and dates is not None else rows
         self._inputs, self._spread, self._cycle = x, _spread(x), self._period(x)
         x = x / self._spread
@@ -165,7 +164,7 @@ class GPVAERegressor(BaseEstimator):
         pooled = mix(predictions, *self._shares, is_empty)
         pooled.coords["x"] = (("points", "input"), inputs)
         own_rows = None if self._axis is None else X
-        pooled.coords |= as_coords(pooled.dims, (self._rows if X is None else own_rows, self._columns))
+        pooled.coords |= Labels(None, self._rows if X is None else own_rows, self._columns).coords(pooled.dims)
         return pooled
 
     def _as_inputs(self, X: Any) -> Float[Tensor, "N P"]:
@@ -176,7 +175,7 @@ class GPVAERegressor(BaseEstimator):
             raise ValueError(f"expected {expected} as inputs, as in fit, got {got}")
         if self._axis is not None:
             return self._axis.numbers(dates)
-        x = as_matrix(X)
+        x = as_tensor(X, name="X").double()
         return x[:, None] if x.dim() == 1 else x
 
     def _period(self, x: Float[Tensor, "N P"]) -> float | None:

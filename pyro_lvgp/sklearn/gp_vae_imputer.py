@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 from sklearn.base import OneToOneFeatureMixin, TransformerMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
-from pyro_lvgp.sklearn._labels import labels_of
-from pyro_lvgp.sklearn._rows import CHECKS, RowsEstimator, fill_missing
+from pyro_lvgp._utils.tables import labels_of
+from pyro_lvgp.sklearn._rows import RowsEstimator, fill_missing
 from pyro_lvgp.sklearn.gp_vae import GPVAERegressor
 
 __all__ = ["GPVAEImputer"]
@@ -71,8 +71,8 @@ class GPVAEImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         :raises ValueError: for columns without observed entries, infinite entries, an index that is neither dates nor numbers,
             or fewer rows than folds need.
         """
-        index, _ = labels_of(X)
-        X = validate_data(self, X, ensure_min_samples=2, **CHECKS)
+        index = labels_of(X).index
+        X = self._validated(X, ensure_min_samples=2)
         inputs = np.arange(len(X)) if index is None else index
         options: Any = {"n_folds": self.n_folds, "max_iter": self.max_iter, "verbose": self.verbose}
         self.regressor_ = GPVAERegressor(period=self.period, **options).fit(inputs, X)
@@ -89,8 +89,8 @@ class GPVAEImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         :param return_std: whether to return the predictive standard deviations too, zero for observed entries.
         """
         check_is_fitted(self)
-        index, _ = labels_of(X)
-        X = validate_data(self, X, reset=False, **CHECKS)
+        index = labels_of(X).index
+        X = self._validated(X, reset=False)
         inputs = np.arange(len(X)) if index is None else index
         points = None if self._is_fitted_table(inputs, X) else inputs
         rows = np.full(len(X), np.isnan(X).any())  # the regressor predicts all rows

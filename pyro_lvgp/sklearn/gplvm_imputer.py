@@ -12,18 +12,18 @@ from numpy.random import RandomState
 from pyro.distributions import Normal
 from sklearn.base import OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from pyro_lvgp._utils.seeding import normal_draws, seeded
+from pyro_lvgp._utils.tables import Labels, labels_of
 from pyro_lvgp._utils.validation import check_sizes, check_values
 from pyro_lvgp.diagnostics import stacking_weights
 from pyro_lvgp.distributions import WarpedNormal, YeoJohnsonTransform
 from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.models import BayesianGPLVM, Prediction
-from pyro_lvgp.sklearn._labels import Labels, as_coords, labels_of
 from pyro_lvgp.sklearn._pyro_state import own_parameters
-from pyro_lvgp.sklearn._rows import CHECKS, RowsEstimator, fill_missing, fit_gplvm
+from pyro_lvgp.sklearn._rows import RowsEstimator, fill_missing, fit_gplvm
 
 __all__ = ["GPLVMImputer"]
 
@@ -136,7 +136,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         check_sizes(max_iter=self.max_iter, batch_size=self.batch_size)
         if self.n_folds is not None:
             check_sizes(n_folds=self.n_folds)
-        X = validate_data(self, X, ensure_min_samples=_LEAST_ROWS, **CHECKS)
+        X = self._validated(X, ensure_min_samples=_LEAST_ROWS)
         check_values(torch.tensor(X), rows=False, name="X")
         Y = torch.tensor(X[~np.isnan(X).all(1)])
         if len(Y) < _LEAST_ROWS:
@@ -239,21 +239,21 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         """
         check_is_fitted(self)
         labels = labels_of(X)
-        return self._predictive(validate_data(self, X, reset=False, **CHECKS), labels)
+        return self._predictive(self._validated(X, reset=False), labels)
 
     def _predictive(self, X: np.ndarray, labels: Labels) -> Prediction:
         """Predict the entries of rows that were validated."""
         Y = torch.tensor(X, dtype=torch.float64)
         check_values(Y, rows=False, columns=False, name="X")
         T = self.warp_(Y)
-        predictions, weights = [], []
+        predictions, weights, dims = [], [], labels.dims or _DIMS
         for size, fits in self.fits_.items():
             shares = self._factors[size]
             chosen = shares > _LEAST_WEIGHT * shares.sum()
             factors = torch.tensor(_FACTORS).double()[chosen], (shares / shares[chosen].sum())[chosen]
             for fitted in fits:
                 y = WarpedNormal(*self._moments(fitted, T), self.warp_, *factors)
-                predictions.append(Prediction([y], dims=_DIMS, coords=as_coords(_DIMS, labels)))
+                predictions.append(Prediction([y], dims=dims, coords=labels.coords(dims)))
                 weights.append(self.weights_[size])
         return Prediction.pool(predictions, weights).with_observed(Y)
 
@@ -266,9 +266,9 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         :param return_std: whether to return the predictive standard deviations too, zero for observed entries.
         """
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False, **CHECKS)
+        X = self._validated(X, reset=False)
         rows = np.isnan(X).any(1)
-        return fill_missing(X, rows, lambda: self._predictive(X[rows], (None, None)), return_std=return_std)
+        return fill_missing(X, rows, lambda: self._predictive(X[rows], Labels()), return_std=return_std)
 
 
 def _points(q: Any, number: int) -> Float[Tensor, "S B Q"]:

@@ -60,6 +60,7 @@ def test_list_names_every_benchmark_with_its_first_line(capsys):
         "rotated_mnist",
         "row_arguments",
         "schedules",
+        "single_cells",
         "site_updates",
         "soak",
         "speed",

@@ -5,7 +5,7 @@ import pytest
 from scipy.special import expit
 from sklearn.utils import check_random_state
 
-from pyro_lvgp.datasets import bouncing_balls, s_curve
+from pyro_lvgp.datasets import bouncing_balls, s_curve, single_cells
 
 
 def test_s_curve_sizes_seed_and_noise():
@@ -104,3 +104,32 @@ def test_s_curve_may_be_a_point(likelihood):
     data = s_curve(1, 4, likelihood=likelihood)
     assert (data.Y.shape, data.X.shape, data.F.shape, data.t.shape) == ((1, 4), (1, 2), (1, 4), (1,))
     assert all(np.isfinite(data[name]).all() for name in data)
+
+
+def test_single_cells_have_the_stated_counts_and_depths():
+    data, again = single_cells(1000, 100, seed=3), single_cells(1000, 100, seed=3)
+    np.testing.assert_array_equal(data.Y, again.Y)
+    mean = data["mean"]
+    np.testing.assert_allclose(mean.sum(1), data.depth)
+    standardised = (data.Y - mean) / np.sqrt(mean + mean**2 / 2.0)
+    # 100,000 residuals of unit variance.
+    assert abs(standardised.mean()) < 5 / 100_000**0.5
+    kurtosis = (standardised**4).mean()
+    assert abs((standardised**2).mean() - 1.0) < 5 * (kurtosis / 100_000) ** 0.5
+    log_depth = np.log(data.depth / 500.0)
+    assert abs(log_depth.mean()) < 5 * 0.5 / 1000**0.5
+    assert abs(log_depth.std() - 0.5) < 5 * 0.5 / 2000**0.5
+
+
+def test_effects_of_batches_are_additive_on_the_logarithm():
+    with_effects, without = single_cells(300, 20, seed=1), single_cells(300, 20, batch_effect=0.0, seed=1)
+    logs = np.log(with_effects["mean"]) - np.log(without["mean"])
+    for batch in range(3):  # but for the sum over genes, a number of each cell
+        cells = logs[with_effects.batch == batch]
+        np.testing.assert_allclose(cells - cells[:, :1], np.broadcast_to((cells - cells[:, :1])[0], cells.shape), atol=1e-9)
+
+
+@pytest.mark.parametrize("wrong", [{"num_cells": 0}, {"batch_effect": -1.0}, {"dispersion": 0.0}])
+def test_cells_out_of_range(wrong):
+    with pytest.raises(ValueError, match="expected"):
+        single_cells(**wrong)

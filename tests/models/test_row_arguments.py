@@ -37,8 +37,12 @@ def test_one_part_of_a_prior_completes_the_other():
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        ({"weight": [1.0, 2.0]}, TypeError, "expected weight to be a torch.Tensor"),
-        ({"prior_scale": 1.0}, TypeError, "expected prior_scale to be a torch.Tensor"),
+        ({"weight": ["a", "b"]}, ValueError, "expected weight to be a table of numbers, got list"),
+        (
+            {"prior_scale": 1.0},
+            TypeError,
+            "expected prior_scale to be a table of numbers, got 1.0 of type float; pass prior_loc",
+        ),
         ({"covariates": ones(N, 2).long()}, TypeError, "expected covariates of a floating-point dtype"),
         ({"covariates": ones(N)}, ValueError, r"expected covariates of shape \[rows, columns\], got \[6\]"),
         ({"weight": ones(N, 1)}, ValueError, r"expected weight of shape \[rows\]"),

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 import torch
 
-from pyro_lvgp._utils.tables import as_matrix
 from pyro_lvgp.sklearn import GPLVMImputer, GPVAERegressor
 from pyro_lvgp.sklearn._series import TimeAxis, as_dates
+from pyro_lvgp.tables import as_tensor
 
 HOURS = pd.date_range("2024-03-01", periods=40, freq="h", tz="Europe/Berlin", name="hour")
 
@@ -73,13 +73,13 @@ def test_other_values_are_no_dates(values):
 def test_tables_with_missing_values_of_pandas_are_numbers():
     mixed = pd.DataFrame({"a": pd.array([True, None], dtype="boolean"), "b": [1, 2], "c": [None, 2.5]})
     expected = torch.tensor([[1.0, 1.0, torch.nan], [torch.nan, 2.0, 2.5]], dtype=torch.float64)
-    torch.testing.assert_close(as_matrix(mixed), expected, equal_nan=True)
+    torch.testing.assert_close(as_tensor(mixed), expected, equal_nan=True)
 
 
 def test_what_does_not_fit_is_named(frame):
-    with pytest.raises(ValueError, match=r"expected numbers, got columns \['c'\] of other types; drop columns of text"):
+    with pytest.raises(ValueError, match=r"expected numbers in the columns of y, .* got others in \['c'\]; drop them"):
         quick().fit(frame.index, frame.assign(c="x"))
-    with pytest.raises(ValueError, match="expected numbers, got values of type list"):
+    with pytest.raises(ValueError, match="expected y to be a table of numbers, got list"):
         quick().fit(frame.index, [["x"]] * 40)
     with pytest.raises(ValueError, match="expected a date for each row, got 4 missing ones; drop these rows"):
         quick().fit(frame.index.where(np.arange(40) > 3), frame)

@@ -55,7 +55,7 @@ class TestBadInput:
             model.impute(guide, Y[:5] + 1.0)
 
     def test_latents_of_another_kind(self, Y):
-        with pytest.raises(TypeError, match=r"expected data to be tensors, got list; use torch.as_tensor"):
+        with pytest.raises(TypeError, match=r"expected data to be tensors, got list; use pyro_lvgp.tables.as_tensor"):
             make_model().initialize(Y, latents=[[0.0] * Q] * N)
 
     def test_no_latents_to_predict_at(self, Y):
@@ -68,7 +68,7 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("X", "error", "match"),
         [
-            (np.zeros((2, Q)), TypeError, "expected X to be a torch.Tensor, got ndarray; use torch.as_tensor"),
+            (np.full((2, Q), "x"), ValueError, "expected X to be a table of numbers, got ndarray"),
             (torch.zeros(2, Q).float(), TypeError, "expected X of the model's dtype torch.float64, got torch.float32"),
             (torch.zeros(2, Q + 1).double(), ValueError, rf"expected X of shape \[rows, {Q}\], got \[2, {Q + 1}\]"),
             (torch.full((2, Q), torch.nan).double(), ValueError, r"expected finite latents, .* infer_latents\(...\)"),
@@ -89,7 +89,7 @@ class TestBadInput:
             (lambda Y: Y[0], ValueError, r"got \[3\]"),
             (lambda Y: Y[:0], ValueError, "one row or more, got none"),
             (lambda Y: Y[:5], ValueError, "mini-batch with its indices"),
-            (lambda Y: Y.numpy(), TypeError, "torch.as_tensor"),
+            (lambda Y: Y.numpy(), TypeError, "pyro_lvgp.tables.as_tensor"),
             (lambda Y: Y.long(), TypeError, r"floating-point .* got torch.int64; use .float\(\)"),
             (lambda Y: Y.half(), TypeError, r"torch.float32 or torch.float64, got torch.float16; use .float\(\)"),
             (lambda Y: Y.float(), TypeError, "model's dtype torch.float64, got torch.float32"),
