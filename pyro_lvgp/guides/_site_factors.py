@@ -1,7 +1,7 @@
 """Factors of a guide's posterior that are products of a prior and of Gaussian sites, as the updates of sites take them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from pyro_lvgp.ops import site_updates, sparse_sites
 from pyro_lvgp.ops.site_updates import NaturalSites
 from pyro_lvgp.ops.sparse_sites import Sites
 
-__all__ = ["Factor", "InducingFactor", "PointFactor"]
+__all__ = ["Factor", "InducingFactor", "PointFactor", "expand_to"]
 
 _LEAST_RELATIVE_PRECISION = 1e-6  # of a site relative to its prior, so that the mean of the site is finite
 
@@ -179,3 +179,11 @@ class InducingFactor(Factor):
         return Sites(
             sites.precision + step[..., None] * (H - sites.precision), sites.information + step * (h - sites.information)
         )
+
+
+def expand_to(prior: Any, plates: Mapping[int, int]) -> Any:
+    """Expand a prior to plates of these dimensions and sizes."""
+    batch = [1] * max([0, *(-dim - len(prior.batch_shape) for dim in plates)]) + list(prior.batch_shape)
+    for dim, size in plates.items():
+        batch[dim] = size
+    return prior.expand(batch)

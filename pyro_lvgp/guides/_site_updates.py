@@ -93,8 +93,7 @@ def update_sites(
     step = torch.full_like(state.bound, step_size).detach()
     for _ in range(num_updates):
         moved = {
-            name: factors[name].step(*expansion, align_series(step, expansion.mean))
-            for name, expansion in state.factors.items()
+            name: factors[name].step(*expansion, _align(step, expansion.mean)) for name, expansion in state.factors.items()
         }
         state, is_accepted = _select(state, _expand(factors, _of_updated(factors, moved, start), draws, weighted))
         step = torch.where(is_accepted, (_GROWTH * step).clamp(max=step_size), _DECAY * step)
@@ -185,13 +184,13 @@ def _select(old: _State, new: _State) -> tuple[_State, Bool[Tensor, "*series"]]:
 
     def where(x: Any, z: Any) -> Any:
         if isinstance(x, Tensor):
-            return torch.where(align_series(is_accepted, x), x, z)
+            return torch.where(_align(is_accepted, x), x, z)
         return type(x)(*(where(a, b) for a, b in zip(x, z, strict=True)))
 
     factors = {name: where(expansion, old.factors[name]) for name, expansion in new.factors.items()}
     return _State(where(new.bound, old.bound), factors), is_accepted
 
 
-def align_series(of_series: Tensor, x: Tensor) -> Tensor:
+def _align(of_series: Tensor, x: Tensor) -> Tensor:
     """Append dimensions of size 1 to a tensor with one entry for each series."""
     return of_series.reshape(of_series.shape + (1,) * (x.dim() - of_series.dim()))

@@ -19,8 +19,8 @@ from pyro_lvgp._utils.validation import check_inputs, check_values
 from pyro_lvgp.distributions.normal import without_independent
 from pyro_lvgp.distributions.sparse_gaussian_process import InducingValues, SparseProcess, inducing_posterior
 from pyro_lvgp.guides._handlers import ReplacePriors
-from pyro_lvgp.guides._site_factors import Factor, InducingFactor
-from pyro_lvgp.guides.structured import StructuredGPGuide, expand_to
+from pyro_lvgp.guides._site_factors import Factor, InducingFactor, expand_to
+from pyro_lvgp.guides.structured import StructuredGPGuide
 from pyro_lvgp.infer.elbo.handlers import MarginalizeOwnGaussians, marginalizes_gaussians
 from pyro_lvgp.infer.protocols import HasConditionalSite, HasInducingPoints, HasProcessSite
 from pyro_lvgp.networks import NeighbourNet, OffsetNet

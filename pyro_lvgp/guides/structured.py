@@ -25,7 +25,7 @@ from pyro_lvgp.distributions.markov import StateSpacePosterior
 from pyro_lvgp.guides._encodings import align_encoding, check_layout, gaussian_prior
 from pyro_lvgp.guides._handlers import AllDrawn, HideObserved, ReplacePriors, StopAfterLatents
 from pyro_lvgp.guides._model_guide import ModelGuide, plates_of
-from pyro_lvgp.guides._site_factors import Factor, PointFactor
+from pyro_lvgp.guides._site_factors import Factor, PointFactor, expand_to
 from pyro_lvgp.guides._site_updates import update_sites
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
 from pyro_lvgp.infer._sites import max_plate_nesting
@@ -438,11 +438,3 @@ class StructuredGPGuide(ModelGuide):
     def _is_marginalized(self, prior: Any) -> bool:
         """Return whether quantiles of other sites marginalise the site with this prior; else it is fixed at its median."""
         return False
-
-
-def expand_to(prior: Any, plates: Mapping[int, int]) -> Any:
-    """Expand a prior to plates of these dimensions and sizes."""
-    batch = [1] * max([0, *(-dim - len(prior.batch_shape) for dim in plates)]) + list(prior.batch_shape)
-    for dim, size in plates.items():
-        batch[dim] = size
-    return prior.expand(batch)
