@@ -14,6 +14,8 @@ __all__ = ["Compiled", "compile_graph"]
 
 Compiled = Callable[..., Sequence[Tensor | None]]
 
+_LOG = logging.getLogger("pyro_lvgp")
+
 
 @torch.no_grad()
 def compile_graph(
@@ -30,7 +32,8 @@ def compile_graph(
     :param graph: tensor operations, recorded by :func:`~pyro_lvgp._compile.recording.record_pure`.
     :param tensors: arguments for which the results are compared.
     :param backend: backend of ``torch.compile``, or ``"torchscript"``, whose interpreter runs the operations one by one
-        without Python, with the same results to the last bit on a CPU, after less than a second.
+        without Python, with the same results to the last bit on a CPU, after less than a second; from Python if TorchScript
+        cannot trace all of them.
     :param options: options of a backend of ``torch.compile``.  The defaults for ``"inductor"`` are the random numbers of
         torch's own generators, since the compiler's are float32, and on the CPU a C++ wrapper around the kernels.
         ``{"triton.cudagraphs": True}`` launches all kernels of a GPU at once, as a CUDA graph, which does not allow operations
@@ -73,7 +76,10 @@ def compile_graph(
 
 
 def _script(graph: GraphModule, tensors: Sequence[Tensor]) -> Compiled:
-    """Convert a graph to TorchScript; its operations are those of the graph, since the interpreter fuses none on a CPU."""
+    """Convert a graph to TorchScript; its operations are those of the graph, since the interpreter fuses none on a CPU.
+
+    A graph with an operation that TorchScript cannot trace, such as gradients of convolutions, is returned as it is.
+    """
     (results,) = graph.graph.output_node().args
     assert isinstance(results, list | tuple)
     positions = [i for i, result in enumerate(results) if result is not None]
@@ -91,7 +97,13 @@ def _script(graph: GraphModule, tensors: Sequence[Tensor]) -> Compiled:
 
     # Views, since a tensor that is passed twice would be one input.
     views = tuple(tensor.view_as(tensor) for tensor in tensors)
-    scripted: Any = torch.jit.trace(Present(), views, check_trace=False)
+    try:
+        scripted: Any = torch.jit.trace(Present(), views, check_trace=False)
+    except RuntimeError as error:
+        if "unsupported argument type in the JIT tracer" not in str(error):
+            raise
+        _LOG.info("TorchScript cannot trace all operations of a step; the recorded operations are run from Python instead")
+        return graph
 
     def run(*tensors: Tensor) -> list[Tensor | None]:
         found: list[Tensor | None] = [None] * len(results)

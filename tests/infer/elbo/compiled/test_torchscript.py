@@ -4,6 +4,7 @@ import pyro
 import pytest
 import torch
 from pyro.infer import Trace_ELBO
+from torch import nn
 
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide, RandomFeatureGuide, StructuredGPGuide
 from pyro_lvgp.infer import Callback, Checkpoint, CompiledELBO, ImportanceWeightedELBO, MeanFieldELBO, StructuredELBO, fit
@@ -26,6 +27,14 @@ def gpvae(Y):
     return model, guide, (torch.linspace(0.0, 1.0, N)[:, None], Y), StructuredELBO()
 
 
+def convolutions(Y):
+    """With an operation that TorchScript cannot trace, the gradient of a convolution."""
+    decoder = nn.Sequential(nn.Linear(Q, D), nn.Unflatten(-1, (1, D)), nn.Conv1d(1, 1, 3, padding=1), nn.Flatten(-2))
+    model = GPVAE(Matern(1, 1.5, batch_shape=(Q,)), decoder)
+    guide = StructuredGPGuide(model, encoders={"f": IndexNet(D, Q)})
+    return model, guide, (torch.linspace(0.0, 1.0, N)[:, None], Y), StructuredELBO()
+
+
 def random_features(Y):
     model = RandomFeatureLVM(N, D, Q).initialize(Y)
     return model, RandomFeatureGuide(model), (Y,), Trace_ELBO()
@@ -44,6 +53,7 @@ CASES = {
     ),
     "random features": random_features,
     "GP-VAE": gpvae,
+    "convolutions": convolutions,
 }
 
 
