@@ -5,29 +5,17 @@ import pytest
 import torch
 from torch import nn
 
-from pyro_lvgp.guides import SparseStructuredGPGuide, StructuredGPGuide, structured
+from pyro_lvgp.guides import SparseStructuredGPGuide, StructuredGPGuide
 from pyro_lvgp.infer import MeanFieldELBO, StructuredELBO
 from pyro_lvgp.kernels import RBF
 from pyro_lvgp.likelihoods import Gaussian, Poisson
 from pyro_lvgp.models import GPVAE, SparseGPVAE
 from pyro_lvgp.networks import MLP, IndexNet
+from tests.helpers.site_updates import Constant, N, make_data
 from tests.helpers.sparse_processes import assert_close, encoded, function, posterior, told_to_points
 
 pytestmark = pytest.mark.usefixtures("float64")
-N, M, D, B = 30, 6, 4, 3
-
-
-class Constant(nn.Module):
-    """An encoder that ignores the data."""
-
-    def __init__(self, latent_dim, loc=100.0, scale=1e-3):
-        super().__init__()
-        self.latent_dim = latent_dim
-        self.loc, self.scale = nn.Parameter(torch.tensor(loc)), nn.Parameter(torch.tensor(scale))
-
-    def forward(self, y):
-        shape = (*y.shape[:-1], self.latent_dim)
-        return self.loc.expand(shape), self.scale.expand(shape)
+M, D, B = 6, 4, 3
 
 
 def make_model(latent_dim=1, likelihood=None, decoder=None, points=M, **options):
@@ -35,16 +23,6 @@ def make_model(latent_dim=1, likelihood=None, decoder=None, points=M, **options)
     decoder = decoder or nn.Linear(latent_dim + options.get("independent_dim", 0), D)
     Z = torch.linspace(0.0, 1.0, points)[:, None]
     return SparseGPVAE(kernel, decoder, Z, likelihood or Gaussian(0.05, data_dim=D), **options)
-
-
-def make_data(model, *series):
-    """Draws of the model with gaps: three entries, five entries of an output, and two whole rows."""
-    x = torch.linspace(0.0, 1.0, N)[:, None]
-    with torch.no_grad():
-        y = model(x.expand(*series, N, 1))
-    y[..., 3, :3] = y[..., 10:15, 0] = torch.nan
-    y[..., 20:22, :] = torch.nan
-    return x, y
 
 
 def make_guide(model, encoder=None, num_eval_site_updates=20, **options):
@@ -73,21 +51,6 @@ def titsias(model, x, y, weight=1.0):
     residual = (y - model.decoder.bias)[seen]
     fit = torch.distributions.MultivariateNormal(torch.zeros(len(S)), S).log_prob(residual)
     return mean, covariance, fit - 0.5 * (precision * (kff - A.square().sum(0))).sum()
-
-
-@pytest.fixture
-def bounds(monkeypatch):
-    """Bounds of the updates of each call of a guide."""
-    found = []
-
-    def recording(*args, **kwargs):
-        updated, of_steps = update_sites(*args, **kwargs)
-        found.append(torch.stack(of_steps))
-        return updated, of_steps
-
-    update_sites = structured.update_sites
-    monkeypatch.setattr(structured, "update_sites", recording)
-    return found
 
 
 @encoded

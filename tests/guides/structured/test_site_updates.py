@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from pyro_lvgp.distributions import GaussianProcess
-from pyro_lvgp.guides import StructuredGPGuide, structured
+from pyro_lvgp.guides import StructuredGPGuide
 from pyro_lvgp.infer import StructuredELBO, fit
 from pyro_lvgp.infer.protocols import HasPointLikelihood
 from pyro_lvgp.kernels import RBF, Matern
@@ -21,10 +21,11 @@ from pyro_lvgp.likelihoods import Bernoulli, Gaussian, NegativeBinomial, Poisson
 from pyro_lvgp.models import GPVAE
 from pyro_lvgp.networks import MLP, IndexNet
 from pyro_lvgp.ops.quadrature import gauss_hermite
+from tests.helpers.site_updates import Constant, N, make_data
 from tests.helpers.structured import posterior_of, two_processes
 
 pytestmark = pytest.mark.usefixtures("float64")
-N, D = 30, 4
+D = 4
 LIKELIHOODS = {
     "Gaussian": lambda: Gaussian(0.05, data_dim=D),
     "StudentT": lambda: StudentT(0.2),
@@ -34,33 +35,10 @@ LIKELIHOODS = {
 }
 
 
-class Constant(nn.Module):
-    """An encoder that ignores the data."""
-
-    def __init__(self, latent_dim, loc=100.0, scale=1e-3):
-        super().__init__()
-        self.latent_dim = latent_dim
-        self.loc, self.scale = nn.Parameter(torch.tensor(loc)), nn.Parameter(torch.tensor(scale))
-
-    def forward(self, y):
-        shape = (*y.shape[:-1], self.latent_dim)
-        return self.loc.expand(shape), self.scale.expand(shape)
-
-
 def make_model(latent_dim, decoder=None, likelihood=None, *, kernel=RBF, **options):
     kernel = kernel(1, lengthscale=0.2, batch_shape=(latent_dim,))
     total = latent_dim + options.get("independent_dim", 0)
     return GPVAE(kernel, decoder or nn.Linear(total, D), likelihood or Gaussian(0.05, data_dim=D), **options)
-
-
-def make_data(model, *series):
-    """Draws of the model with gaps: three entries, five entries of an output, and two whole rows."""
-    x = torch.linspace(0.0, 1.0, N)[:, None]
-    with torch.no_grad():
-        y = model(x.expand(*series, N, 1))
-    y[..., 3, :3] = y[..., 10:15, 0] = torch.nan
-    y[..., 20:22, :] = torch.nan
-    return x, y
 
 
 def make_guide(model, encoder=None, **options):
@@ -81,21 +59,6 @@ def exact(model, x, y):
     gain = torch.linalg.solve(S, loadings @ K).T
     evidence = MultivariateNormal(torch.zeros(len(S)), S).log_prob(residual)
     return gain @ residual, K - gain @ loadings @ K, evidence
-
-
-@pytest.fixture
-def bounds(monkeypatch):
-    """Bounds of the updates of each call of a guide."""
-    found = []
-
-    def recording(*args, **kwargs):
-        updated, of_steps = update_sites(*args, **kwargs)
-        found.append(torch.stack(of_steps))
-        return updated, of_steps
-
-    update_sites = structured.update_sites
-    monkeypatch.setattr(structured, "update_sites", recording)
-    return found
 
 
 @pytest.mark.parametrize("encoder", [(100.0, 1e-3), (0.0, 1.0), (-2.0, 30.0)], ids=str)
