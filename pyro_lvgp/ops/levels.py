@@ -56,7 +56,7 @@ def coregionalisation(
 
     :param x: levels of N points, from 0 to L − 1.
     :param z: levels of M points.
-    :param factor: W.
+    :param factor: factor W of the covariance of levels.
     :param variance: κ.
 
     Source: Bonilla, Chai and Williams (2007), "Multi-task Gaussian process prediction"; Alvarez, Rosasco and Lawrence (2012),

@@ -11,7 +11,7 @@ from benchmarks.tasks import single_cells
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_all_methods_are_scored(monkeypatch):
-    monkeypatch.setattr(single_cells, "NUM_CELLS", 40)
+    monkeypatch.setattr(single_cells, "NUM_CELLS", 140)
     monkeypatch.setattr(single_cells, "NUM_DRAWS", 2)
     latents = {}
     measurements = list(single_cells.measure(0, num_steps=2, num_epochs=1, latents=latents))
@@ -20,7 +20,7 @@ def test_all_methods_are_scored(monkeypatch):
     held_out = {method: value for (method, metric), value in scores.items() if metric.startswith("held-out")}
     assert len(held_out) == 5
     assert max(held_out, key=held_out.get) == "true means"
-    assert all(X.shape == (40, 10) for X in latents.values())
+    assert all(X.shape == (140, 10) for X in latents.values())
     assert scores["VAE", "time / VAE's"] == 1.0
 
 

@@ -232,7 +232,7 @@ def test_what_is_no_tensor_is_refused(y, unchecked):
         lambda: held_out_nll(candidates, y.numpy(), folds),
         lambda: held_out_nll(candidates, y, folds.numpy()),
     ):
-        with pytest.raises(TypeError, match=r"expected data to be tensors, got ndarray; use torch.as_tensor"):
+        with pytest.raises(TypeError, match=r"expected data to be tensors, got ndarray; use pyro_lvgp.tables.as_tensor"):
             use()
 
 

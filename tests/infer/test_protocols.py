@@ -18,6 +18,7 @@ from pyro_lvgp.models import GPVAE, BayesianGPLVM, RandomFeatureLVM, SparseGPVAE
 from pyro_lvgp.networks import MLP, ZeroImputation
 
 OF_ROWS = {
+    "TakesTables",
     "HasExampleData",
     "ChecksData",
     "HasEventDims",

@@ -323,7 +323,9 @@ class TestErrors:
 
     def test_what_is_no_tensor(self, Net, unchecked):
         for y in (np.zeros((6, D), dtype=np.float32), None):
-            with pytest.raises(TypeError, match=r"expected data to be tensors, got (ndarray|NoneType); use torch.as_tensor"):
+            with pytest.raises(
+                TypeError, match=r"expected data to be tensors, got (ndarray|NoneType); use pyro_lvgp.tables.as_tensor"
+            ):
                 Net(D, Q)(y)
 
 

@@ -31,7 +31,7 @@ class _Largest(TorchDispatchMode):
 @encoded
 def test_memory_is_linear_in_the_points(form):
     """A training step, a prediction, a conditioning: no tensor beyond N times a small number."""
-    num_data, num_inducing, width = 200_000, 6, 8
+    num_data, num_inducing, width = 50_000, 6, 8
     x, y = torch.rand(num_data, 1), torch.randn(num_data, 1)
     net = IndexNet(1, 1, (width,), feature_dim=width)
     net = told_to_points(form, net, 1, num_nearest=2, hidden_dims=(width,))

@@ -12,8 +12,10 @@ from tests.infer.fit._models import N, make_pair
 @pytest.mark.usefixtures("unchecked")
 def test_arguments_of_another_kind(Y):
     model, guide = make_pair(Y)
-    with pytest.raises(TypeError, match=r"expected data to be tensors, got ndarray; use torch.as_tensor"):
-        fit(model, guide, Y.numpy(), progress=False)
+    with pytest.raises(TypeError, match=r"expected data to be tensors, got ndarray; use pyro_lvgp.tables.as_tensor"):
+        fit(lambda y: model(y), guide, Y.numpy(), progress=False)
+    with pytest.raises(ValueError, match=r"expected Y to be a table of numbers, got str"):
+        fit(model, guide, "Y", progress=False)
     for args in ((), (Y, torch.arange(N))):
         with pytest.raises(TypeError, match=rf"expected all data \(Y\), got {len(args)} tensor\(s\)"):
             fit(model, guide, *args, progress=False)
