@@ -19,6 +19,16 @@ from pyro_lvgp._utils.validation import check_inputs, check_values
 from pyro_lvgp.distributions.normal import without_independent
 from pyro_lvgp.distributions.sparse_gaussian_process import InducingValues, SparseProcess, inducing_posterior
 from pyro_lvgp.guides._handlers import ReplacePriors
+from pyro_lvgp.guides._inducing_sites import (
+    PointSites,
+    aggregate,
+    by_series,
+    check_series,
+    nearest,
+    product,
+    projected,
+    weight_of_points,
+)
 from pyro_lvgp.guides._site_factors import Factor, InducingFactor, expand_to
 from pyro_lvgp.guides.structured import StructuredGPGuide
 from pyro_lvgp.infer.elbo.handlers import MarginalizeOwnGaussians, marginalizes_gaussians
@@ -28,19 +38,6 @@ from pyro_lvgp.ops import sparse_sites
 from pyro_lvgp.ops.sparse_sites import Sites
 
 __all__ = ["Memory", "SparseStructuredGPGuide"]
-
-
-class _PointSites(NamedTuple):
-    """Gaussian sites on linear functions of the whitened inducing values, with a dimension for the plate of the points.
-
-    :param G: coefficients of the linear functions, one column for each.
-    :param precision: precision of each site.
-    :param information: precision times mean of each site.
-    """
-
-    G: Float[Tensor, "*#batch M R"]
-    precision: Float[Tensor, "*#batch R"]
-    information: Float[Tensor, "*#batch R"]
 
 
 class Memory(NamedTuple):
@@ -209,14 +206,14 @@ class SparseStructuredGPGuide(StructuredGPGuide):
                     f"and latents of points at {sorted(others)}; take num_site_updates=0"
                 )
             return {}
-        sites, batch = _aggregate(self._point_sites(u, process, args)), expand_to(priors[u], plates).batch_shape
+        sites, batch = aggregate(self._point_sites(u, process, args)), expand_to(priors[u], plates).batch_shape
         precision, information = (
             part.expand(batch + part.shape[-num_dims:]) for part, num_dims in zip(sites, (2, 1), strict=True)
         )
         memory = self._memory_sites()
         if memory is not None:
-            _check_series(memory, information)
-        has_data = (_weight(process, y) > 0.0).squeeze((-3, -2))
+            check_series(memory, information)
+        has_data = (weight_of_points(process, y) > 0.0).squeeze((-3, -2))
         return {
             f: InducingFactor(process, Sites(precision, information), memory, has_data),
             **{name: self._point_factor(name, expand_to(prior, plates), args) for name, prior in others.items()},
@@ -236,13 +233,13 @@ class SparseStructuredGPGuide(StructuredGPGuide):
             return super()._posterior(name, prior, args, updated)
         memory = self._memory_sites()
         if updated:
-            sites = _product(memory, updated[self.model.conditional_site])
+            sites = product(memory, updated[self.model.conditional_site])
             loc, scale_tril = (part.to(process.L) for part in inducing_posterior(sites))
         else:
             point_sites = self._point_sites(name, process, args)
             loc, scale_tril = inducing_posterior(
-                _product(memory, _aggregate(point_sites)),
-                lambda: _product(memory, _aggregate(_PointSites(*(part.double() for part in point_sites)))),
+                product(memory, aggregate(point_sites)),
+                lambda: product(memory, aggregate(PointSites(*(part.double() for part in point_sites)))),
             )
         return dist.MultivariateNormal(loc, scale_tril=scale_tril).expand(prior.batch_shape)
 
@@ -254,12 +251,12 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         self._check_memory()
         return Sites(self.memory.precision, self.memory.information)
 
-    def _point_sites(self, name: str, process: SparseProcess, args: tuple) -> _PointSites:
+    def _point_sites(self, name: str, process: SparseProcess, args: tuple) -> PointSites:
         """Compute the sites of the data on the inducing values."""
         encoder, y = attrgetter(name)(self.encoders), self._data(args)
         if isinstance(encoder, OffsetNet | NeighbourNet):
-            return _nearest(process, encoder, y, name)
-        return _projected(process, self._encode(name, y), y, name)
+            return nearest(process, encoder, y, name)
+        return projected(process, self._encode(name, y), y, name)
 
     @torch.no_grad()
     @pyro_lock
@@ -290,7 +287,7 @@ class SparseStructuredGPGuide(StructuredGPGuide):
                 self._move(inducing_points)
                 old, process = process, self._process(args)[1]
                 self._transfer_memory(old, process)
-            sites = _product(self._memory_sites(), self._sites_of_data(name, process, args))
+            sites = product(self._memory_sites(), self._sites_of_data(name, process, args))
         except Exception:
             self.memory = memory
             if inducing_points is not None:
@@ -306,14 +303,14 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         # In float32 the rounding errors of I − CᵀC times high precisions would change the posterior.
         in_double = Sites(self.memory.precision.double().unsqueeze(-4), self.memory.information.double().unsqueeze(-3))
         transferred = sparse_sites.transfer(in_double, process.double().whitened_covariance(old.double()))
-        sites = _by_series(Sites(*(part.to(process.L) for part in transferred)))
+        sites = by_series(Sites(*(part.to(process.L) for part in transferred)))
         self.memory = Memory(self.model.inducing_points.detach().clone(), *sites)
 
     def _sites_of_data(self, name: str, process: SparseProcess, args: tuple) -> Sites:
         """Compute the sites of data on the inducing values, at the medians of mean-field sites."""
         with eval_mode(self), seeded(0), poutine.block():
             updated, _ = self._update_sites(self._at_medians(args), args, {})
-            return updated[self.model.conditional_site] if updated else _aggregate(self._point_sites(name, process, args))
+            return updated[self.model.conditional_site] if updated else aggregate(self._point_sites(name, process, args))
 
     def _check_memory(self) -> None:
         """Raise if the model's inducing points are not those of the memory."""
@@ -412,78 +409,3 @@ def _process_of(prior: Any) -> SparseProcess | None:
     """Return the process of a prior over inducing values; None for any other prior."""
     prior = without_independent(prior)
     return prior.process if isinstance(prior, InducingValues) else None
-
-
-def _projected(process: SparseProcess, encoding: tuple[Tensor, Tensor], y: Tensor, name: str) -> _PointSites:
-    """Project sites on f at the data on the inducing values."""
-    loc, scale = (part.mT.unsqueeze(-3) for part in encoding)
-    _check(name, process, loc, -2)
-    return _PointSites(process.A, *_natural(loc, scale.square(), _weight(process, y)))
-
-
-def _nearest(process: SparseProcess, encoder: OffsetNet | NeighbourNet, y: Tensor, name: str) -> _PointSites:
-    """Sum over data sites on the inducing values nearest to each datum; a ``NeighbourNet`` gives them by sites on f."""
-    index = sparse_sites.nearest(process.similarity, min(encoder.num_nearest, process.num_inducing))
-    loc, scale = encoder(y[..., None, None, :, :], process.offsets(index))
-    _check(name, process, loc, -1)
-    loc, variance = _by_process(loc), _by_process(scale).square()
-    gain, conditional_variance = variance.new_ones(()), variance.new_zeros(())
-    if isinstance(encoder, NeighbourNet):
-        gain, conditional_variance = process.given_single_value(index)
-    precision, information = _natural(loc, variance + conditional_variance, _weight(process, y)[..., None])
-    natural = gain.square() * precision, gain * information
-    return _PointSites(process.L.mT, *(sparse_sites.sum_at(index, part, process.num_inducing) for part in natural))
-
-
-def _weight(process: SparseProcess, y: Tensor) -> Tensor:
-    """Return the weight of each point, [*series, 1, 1, N]: N/B in a mini-batch, and zero without observed entries."""
-    return ((~torch.isnan(y)).any(-1).to(y) * process.weight)[..., None, None, :]
-
-
-def _natural(loc: Tensor, variance: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute precision and information of sites; both are zero where the weight is."""
-    precision = torch.where(weight > 0.0, weight / variance, 0.0)
-    return precision, precision * loc
-
-
-def _by_process(x: Tensor) -> Tensor:
-    """Convert encodings [*, q, N, T, Q] of offsets, q = Q or q = 1 if processes share their points, to [*, Q, N, T]."""
-    if x.shape[-4] == 1:
-        return x.transpose(-4, -1).squeeze(-1)
-    return x.diagonal(dim1=-4, dim2=-1).movedim(-1, -3)
-
-
-def _check(name: str, process: SparseProcess, loc: Tensor, dim: int) -> None:
-    """Raise unless the dimension of an encoding has the size of the number of processes."""
-    if loc.shape[dim] != process.num_latents:
-        raise ValueError(
-            f"expected sites of {process.num_latents} processes for {name!r}, got an encoding of {loc.shape[dim]}; encoders "
-            "return loc and scale [..., latent dimensions]"
-        )
-
-
-def _product(memory: Sites | None, new: Sites) -> Sites:
-    """Multiply sites by adding natural parameters; a memory of one series broadcasts over all."""
-    if memory is None:
-        return new
-    _check_series(memory, new.information)
-    return Sites(memory.precision + new.precision, memory.information + new.information)
-
-
-def _check_series(memory: Sites, information: Tensor) -> None:
-    """Raise unless a memory is of one series, or of as many as there are in the information of new data."""
-    if memory.information.shape[:-2] not in ((), information.shape[:-2]):
-        raise ValueError(
-            f"expected the {len(memory.information)} series of the guide's memory, got {list(information.shape[:-2])}; "
-            "pass all of them, with rows of NaN for series without new data"
-        )
-
-
-def _aggregate(point_sites: _PointSites) -> Sites:
-    """Return the product of the sites of all points, [*series, Q, M]."""
-    return _by_series(sparse_sites.aggregate(*point_sites))
-
-
-def _by_series(sites: Sites) -> Sites:
-    """Remove the dimension of the plate of the points, to [*series, Q, M]."""
-    return Sites(sites.precision.squeeze(-4), sites.information.squeeze(-3))
