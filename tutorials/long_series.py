@@ -116,7 +116,8 @@ def make(method: Any = "auto") -> tuple[GPVAE, StructuredGPGuide]:
     kernel = Matern(1, 0.5, lengthscale=4.0, batch_shape=batch)
     kernel += Matern(1, 1.5, lengthscale=60.0, variance=0.2, batch_shape=batch)
     model = GPVAE(kernel, nn.Linear(NUM_LATENTS, num_stations), Gaussian(0.3, data_dim=num_stations)).double()
-    return model, StructuredGPGuide(model, encoders={"f": FactorNet(num_stations, NUM_LATENTS).double()}, method=method)
+    encoder = FactorNet(num_stations, NUM_LATENTS).double()
+    return model, StructuredGPGuide(model, encoders={"f": encoder}, method=method, num_eval_site_updates=0)
 
 
 # %% [markdown]

@@ -90,7 +90,7 @@ def fill(recording: Recording, corruption: Corruption | None, num_steps: int) ->
     decoder = nn.Linear(SMOOTH + WHITE, num_electrodes)
     model = GPVAE(kernel, decoder, Gaussian(0.1, data_dim=num_electrodes), independent_dim=WHITE).double()
     encoders = {"f": IndexNet(num_electrodes, SMOOTH).double(), "w": IndexNet(num_electrodes, WHITE).double()}
-    guide = StructuredGPGuide(model, encoders=encoders)
+    guide = StructuredGPGuide(model, encoders=encoders, num_eval_site_updates=0)
     loss = StructuredELBO(corruption=corruption, max_plate_nesting=1)
     history = fit(model, guide, recording.t, recording.seen, loss=loss, num_steps=num_steps, callbacks=[LRSchedule("cosine")])
     predicted = model.predict(guide, recording.t, recording.seen, num_samples=200)

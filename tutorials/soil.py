@@ -77,7 +77,7 @@ def train(survey: Survey, num_steps: int) -> tuple[GPVAE, StructuredGPGuide]:
     decoder, likelihood = nn.Linear(SMOOTH + LOCAL, len(METALS)), Gaussian(0.1, data_dim=len(METALS))
     model = GPVAE(kernel, decoder, likelihood, independent_dim=LOCAL).double()
     encoders = {"f": IndexNet(len(METALS), SMOOTH).double(), "w": IndexNet(len(METALS), LOCAL).double()}
-    guide = StructuredGPGuide(model, encoders=encoders)
+    guide = StructuredGPGuide(model, encoders=encoders, num_eval_site_updates=0)
     loss = StructuredELBO(corruption=mask_like_rows, max_plate_nesting=1)
     fit(model, guide, survey.places, survey.seen, loss=loss, num_steps=num_steps, callbacks=[LRSchedule("cosine")])
     return model, guide
