@@ -11,7 +11,7 @@ from pyro_lvgp.networks import NeighbourNet, OffsetNet
 from pyro_lvgp.ops import sparse_sites
 from pyro_lvgp.ops.sparse_sites import Sites
 
-__all__ = ["PointSites", "aggregate", "by_series", "check_series", "nearest", "product", "projected", "weight_of_points"]
+__all__ = ["PointSites", "aggregate", "by_series", "nearest", "product", "projected", "weight_of_points"]
 
 
 class PointSites(NamedTuple):
@@ -79,17 +79,12 @@ def product(memory: Sites | None, new: Sites) -> Sites:
     """Multiply sites by adding natural parameters; a memory of one series broadcasts over all."""
     if memory is None:
         return new
-    check_series(memory, new.information)
-    return Sites(memory.precision + new.precision, memory.information + new.information)
-
-
-def check_series(memory: Sites, information: Tensor) -> None:
-    """Raise unless a memory is of one series, or of as many as there are in the information of new data."""
-    if memory.information.shape[:-2] not in ((), information.shape[:-2]):
+    if memory.information.shape[:-2] not in ((), new.information.shape[:-2]):
         raise ValueError(
-            f"expected the {len(memory.information)} series of the guide's memory, got {list(information.shape[:-2])}; "
+            f"expected the {len(memory.information)} series of the guide's memory, got {list(new.information.shape[:-2])}; "
             "pass all of them, with rows of NaN for series without new data"
         )
+    return Sites(memory.precision + new.precision, memory.information + new.information)
 
 
 def aggregate(point_sites: PointSites) -> Sites:

@@ -12,7 +12,8 @@ from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
 from pyro_lvgp.distributions.normal import without_independent
 from pyro_lvgp.distributions.sparse_gaussian_process import SparseProcess, inducing_posterior
-from pyro_lvgp.ops import site_updates, sparse_sites
+from pyro_lvgp.guides._inducing_sites import PointSites, aggregate, product
+from pyro_lvgp.ops import site_updates
 from pyro_lvgp.ops.site_updates import NaturalSites
 from pyro_lvgp.ops.sparse_sites import Sites
 
@@ -159,9 +160,7 @@ class InducingFactor(Factor):
         return Sites(*map(torch.zeros_like, self.sites))
 
     def _normal(self, sites: Sites) -> MultivariateNormal:
-        if self._memory is not None:
-            sites = Sites(*map(torch.add, sites, self._memory))
-        loc, scale_tril = inducing_posterior(sites)
+        loc, scale_tril = inducing_posterior(product(self._memory, sites))
         return MultivariateNormal(loc, scale_tril=scale_tril, validate_args=False)
 
     def multiply(self, sites: Sites) -> _InducingPosterior:
@@ -174,8 +173,7 @@ class InducingFactor(Factor):
 
     def step(self, sites: Sites, mean: Tensor, gradient: Tensor, curvature: Tensor, step: Tensor) -> Sites:
         precision, information = (x.mT.unsqueeze(-3).double() for x in (curvature, gradient + curvature * mean))
-        new = sparse_sites.aggregate(self.process.A.double(), precision, information)
-        H, h = new.precision.squeeze(-4), new.information.squeeze(-3)
+        H, h = aggregate(PointSites(self.process.A.double(), precision, information))
         return Sites(
             sites.precision + step[..., None] * (H - sites.precision), sites.information + step * (h - sites.information)
         )

@@ -23,7 +23,6 @@ from pyro_lvgp.guides._inducing_sites import (
     PointSites,
     aggregate,
     by_series,
-    check_series,
     nearest,
     product,
     projected,
@@ -210,12 +209,9 @@ class SparseStructuredGPGuide(StructuredGPGuide):
         precision, information = (
             part.expand(batch + part.shape[-num_dims:]) for part, num_dims in zip(sites, (2, 1), strict=True)
         )
-        memory = self._memory_sites()
-        if memory is not None:
-            check_series(memory, information)
         has_data = (weight_of_points(process, y) > 0.0).squeeze((-3, -2))
         return {
-            f: InducingFactor(process, Sites(precision, information), memory, has_data),
+            f: InducingFactor(process, Sites(precision, information), self._memory_sites(), has_data),
             **{name: self._point_factor(name, expand_to(prior, plates), args) for name, prior in others.items()},
         }
 

@@ -1,6 +1,6 @@
 """Stationary kernels: squared exponential, rational quadratic and Matérn."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -32,6 +32,7 @@ class _Stationary(_Parametric):
         ard: bool,
         batch_shape: Sequence[int],
         active_dims: Sequence[int] | None,
+        scalars: Mapping[str, _Value] | None = None,
         **per_column: _Value,
     ) -> None:
         columns = (input_dim if ard else 1,)
@@ -40,7 +41,11 @@ class _Stationary(_Parametric):
             input_dim,
             batch_shape,
             active_dims,
-            {"variance": (variance, ()), **{name: (value, columns) for name, value in vectors.items()}},
+            {
+                "variance": (variance, ()),
+                **{name: (value, columns) for name, value in vectors.items()},
+                **{name: (value, ()) for name, value in (scalars or {}).items()},
+            },
         )
 
     def params(self) -> KernelParams:
@@ -142,13 +147,14 @@ class RationalQuadratic(_Stationary):
         batch_shape: Sequence[int] = (),
         active_dims: Sequence[int] | None = None,
     ) -> None:
-        columns = (input_dim if ard else 1,)
-        _Parametric.__init__(
-            self,
+        super().__init__(
             input_dim,
-            batch_shape,
-            active_dims,
-            {"variance": (variance, ()), "lengthscale": (lengthscale, columns), "alpha": (alpha, ())},
+            variance=variance,
+            lengthscale=lengthscale,
+            ard=ard,
+            batch_shape=batch_shape,
+            active_dims=active_dims,
+            scalars={"alpha": alpha},
         )
 
     def params(self) -> KernelParams:
