@@ -371,6 +371,9 @@ class RandomFeatureModel(Protocol):
     def offsets(self, rows: Any = None) -> Tensor:
         """Return the constants of the functions of rows."""
 
+    def likelihood_params(self, rows: Any = None) -> Tensor | None:
+        """Read the parameter of the likelihood of rows."""
+
     def features(
         self, X: Float[Tensor, "*#batch N Q"], omega: Float[Tensor, "*#batch F Q"], rows: Any = None
     ) -> Float[Tensor, "*batch N L"]:

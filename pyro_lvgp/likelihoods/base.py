@@ -58,6 +58,9 @@ class Likelihood(StandaloneModule):
     #: Whether f is the logarithm of a factor of y, so that the logarithm of an exposure is added to f.
     has_log_link: bool = False
 
+    #: Whether :meth:`add_variance` is defined, so that entries may have known standard errors.
+    has_gaussian_noise: bool = False
+
     _num_points = 20  # by default
 
     def __init__(self, *, num_points: int | None = None):
@@ -72,6 +75,19 @@ class Likelihood(StandaloneModule):
         Call it once in a model, since a prior draws a value at each read.
         """
         return None
+
+    def add_variance(self, params: Tensor, variance: Float[Tensor, "N #D"]) -> Tensor:
+        """Return the parameter of rows with further Gaussian noise of known variances.
+
+        :param params: the tensor that :meth:`params` returns.
+        :param variance: variances of each row, such as squares of standard errors.
+        :returns: a value of ``params`` for these rows.
+        :raises NotImplementedError: unless ``has_gaussian_noise``.
+        """
+        raise NotImplementedError(
+            f"expected a likelihood with Gaussian noise for known variances, got {type(self).__name__}; use Gaussian() or "
+            "LowRankGaussian()"
+        )
 
     @abstractmethod
     def distribution(self, f: Float[Tensor, "*batch"], params: Tensor | None) -> TorchDistributionMixin:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyro_lvgp._utils.control_flow import holds
 from pyro_lvgp.likelihoods.base import Likelihood, WithParameter
-from pyro_lvgp.ops.expected_log_likelihood import Quadratic, gaussian_quadratic
+from pyro_lvgp.ops.expected_log_likelihood import Quadratic, gaussian_quadratic, heteroscedastic_quadratic
 from pyro_lvgp.ops.student_t import expected_log_student_t, log_student_t_plus_normal
 
 __all__ = ["Gaussian", "LogNormal", "StudentT", "as_likelihood"]
@@ -80,8 +80,13 @@ class Gaussian(_AdditiveNoise):
     tensor(0.2500)
     """
 
+    has_gaussian_noise = True
+
     def __init__(self, variance: float | Tensor = 0.3, *, data_dim: int | None = None):
         super().__init__("variance", variance, data_dim)
+
+    def add_variance(self, params, variance):
+        return params + variance
 
     def distribution(self, f, params):
         return dist.Normal(f, params.sqrt())
@@ -120,6 +125,7 @@ class Gaussian(_AdditiveNoise):
         u_scale_tril: Float[Tensor, "D M M"] | None,
         params: Tensor,
         incomplete: Int[Tensor, " R"] | None,
+        variance: Float[Tensor, "N #D"] | None = None,
     ) -> Quadratic:
         """Compute :func:`~pyro_lvgp.ops.expected_log_likelihood.gaussian_quadratic` at the noise variances.
 
@@ -129,9 +135,13 @@ class Gaussian(_AdditiveNoise):
         :param u_scale_tril: Cholesky factors of their covariances.
         :param params: the tensor that :meth:`params` returns.
         :param incomplete: indices of the rows with missing entries; None for all rows.
+        :param variance: variances of each row that are added to those of the noise.
         """
-        precision = params.reciprocal().expand(*params.shape[:-1], residual.shape[-1])
-        return gaussian_quadratic(residual, observed, precision, u, u_scale_tril, incomplete)
+        precision = (params if variance is None else params.unsqueeze(-2) + variance).reciprocal()
+        precision = precision.expand(*precision.shape[:-1], residual.shape[-1])
+        if variance is None:
+            return gaussian_quadratic(residual, observed, precision, u, u_scale_tril, incomplete)
+        return heteroscedastic_quadratic(residual, observed, precision, u, u_scale_tril)
 
 
 class LogNormal(_WithNoise):

@@ -85,6 +85,8 @@ class LowRankGaussian(RowLikelihood):
     Source: Bishop (2006), section 12.2.4; Rasmussen and Williams (2006), section 2.7, for a linear model beside a process.
     """
 
+    has_gaussian_noise = True
+
     def __init__(self, rank: int, data_dim: int, *, variance: float | Tensor = 0.3, seed: int = 0):
         super().__init__()
         if not 0 <= rank <= data_dim:
@@ -105,6 +107,10 @@ class LowRankGaussian(RowLikelihood):
         """Read the parameters of the residuals, as rows [r + 2, D]: their mean 0, Wᵀ, and the diagonal of Ψ."""
         factor, diagonal = self.cov_factor, self.cov_diag
         return _Residual(torch.zeros_like(diagonal), factor, diagonal).pack()
+
+    def add_variance(self, params, variance):
+        residual = _Residual.unpack(params)
+        return residual._replace(cov_diag=residual.cov_diag + variance).pack()
 
     def check_outputs(self, data_dim, params):
         if data_dim != self.data_dim:
@@ -162,6 +168,7 @@ class LowRankGaussian(RowLikelihood):
         u_scale_tril: Float[Tensor, "D M M"] | None,
         params: Tensor,
         incomplete: Int[Tensor, " R"] | None,
+        variance: Float[Tensor, "N #D"] | None = None,
     ) -> Quadratic:
         """Compute :func:`~pyro_lvgp.ops.low_rank.low_rank_quadratic`, the expected log likelihood of rows of a sparse process.
 
@@ -171,9 +178,10 @@ class LowRankGaussian(RowLikelihood):
         :param u_scale_tril: Cholesky factors of their covariances.
         :param params: the tensor that :meth:`params` returns.
         :param incomplete: indices of the rows with missing entries; None for all rows.
+        :param variance: variances of each row that are added to the diagonal of Ψ.
         """
         _, factor, diagonal = _Residual.unpack(params)
-        return low_rank.low_rank_quadratic(residual, observed, factor, diagonal, u, u_scale_tril, incomplete)
+        return low_rank.low_rank_quadratic(residual, observed, factor, diagonal, u, u_scale_tril, incomplete, variance)
 
     @torch.no_grad()
     def init_from_data(self, y, f):

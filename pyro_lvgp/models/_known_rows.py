@@ -9,7 +9,7 @@ from jaxtyping import Float
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
-from pyro_lvgp.likelihoods import Gaussian, Likelihood
+from pyro_lvgp.likelihoods import Likelihood
 from pyro_lvgp.models.initialization import InitialLatents, kaiser_dim, linear_latents
 from pyro_lvgp.models.row_arguments import RowArguments
 
@@ -82,9 +82,9 @@ class KnownRows(NamedTuple):
         """Add the logarithms of exposures to means of functions."""
         return f_mean if self.offset is None else f_mean + self.offset
 
-    def widen(self, params: Tensor | None) -> Tensor | None:
-        """Add the squares of standard errors to the parameter of the likelihood, a noise variance."""
-        return params if self.variance is None or params is None else params + self.variance
+    def params_of(self, likelihood: Likelihood, params: Tensor | None) -> Tensor | None:
+        """Add the squares of standard errors to the noise variances in the parameter of a likelihood."""
+        return params if self.variance is None or params is None else likelihood.add_variance(params, self.variance)
 
 
 _NOTHING = KnownRows()
@@ -102,9 +102,10 @@ def check_training_rows(rows: RowArguments, num_data: int, data_dim: int, latent
             f"expected a likelihood with a log link for exposures, such as Poisson() or NegativeBinomial(), got "
             f"{type(likelihood).__name__}; leave out exposure, or divide the data by it"
         )
-    if rows.standard_error is not None and type(likelihood) is not Gaussian:
+    if rows.standard_error is not None and not likelihood.has_gaussian_noise:
         raise TypeError(
-            f"expected a Gaussian() likelihood for standard errors, got {type(likelihood).__name__}; leave out standard_error"
+            f"expected a likelihood with Gaussian noise for standard errors, Gaussian() or LowRankGaussian(), got "
+            f"{type(likelihood).__name__}; leave out standard_error"
         )
 
 

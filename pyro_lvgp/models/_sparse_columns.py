@@ -18,7 +18,7 @@ from pyro_lvgp.kernels import RBF, Kernel, Linear
 from pyro_lvgp.kernels.base import KernelParams
 from pyro_lvgp.likelihoods import Gaussian, Likelihood, LowRankGaussian
 from pyro_lvgp.models._known_rows import KnownRows
-from pyro_lvgp.ops.expected_log_likelihood import Quadratic, evaluate, heteroscedastic_quadratic
+from pyro_lvgp.ops.expected_log_likelihood import Quadratic, evaluate
 from pyro_lvgp.ops.linalg import invert_lower, solve_lower, sparse_conditional
 from pyro_lvgp.ops.rbf_score import RBFScore, rbf_score, score
 
@@ -110,7 +110,7 @@ class SparseColumns:
         Kuf = self.kernel.covariance(shared.inducing_points, points, shared.kernel)
         Kff = self.kernel.diagonal(points, shared.kernel)
         f_mean, f_variance = sparse_conditional(shared.Luu, Kuf, Kff, shared.u.unsqueeze(-3), shared.u_scale_tril)
-        f_mean, params = known.shift(shared.mean + f_mean.squeeze(-3)), known.widen(shared.likelihood)
+        f_mean, params = known.shift(shared.mean + f_mean.squeeze(-3)), known.params_of(self.likelihood, shared.likelihood)
         return LikelihoodPredictive(self.likelihood, f_mean, f_variance.squeeze(-3), term or self.term, params)
 
     def statistics(self, y: Tensor, observed: Tensor, shared: Shared, known: KnownRows) -> Statistics:
@@ -123,12 +123,8 @@ class SparseColumns:
         residual = torch.nan_to_num(y) - shared.mean
         mask, incomplete = _missing_entries(observed)
         u = beside_batches(shared.u, shared)
-        if known.variance is not None and shared.likelihood is not None:
-            precision = (shared.likelihood.unsqueeze(-2) + known.variance).reciprocal()
-            precision = precision.expand(*precision.shape[:-1], self.data_dim)
-            form = heteroscedastic_quadratic(residual, mask, precision, u, shared.u_scale_tril)
-        else:
-            form = likelihood.quadratic_form(residual, mask, u, shared.u_scale_tril, shared.likelihood, incomplete)
+        params = shared.u_scale_tril, shared.likelihood, incomplete, known.variance
+        form = likelihood.quadratic_form(residual, mask, u, *params)
         return Statistics(shared, Luu_inv, form, rows=known)
 
     def with_score(self, statistics: Statistics) -> Statistics:

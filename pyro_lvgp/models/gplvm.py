@@ -16,7 +16,7 @@ from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, 
 from pyro_lvgp.infer.protocols import LatentSymmetry
 from pyro_lvgp.kernels import Kernel
 from pyro_lvgp.kernels._symmetry import is_rotation_invariant, symmetry_of_columns
-from pyro_lvgp.likelihoods import Gaussian, Likelihood, LowRankGaussian
+from pyro_lvgp.likelihoods import Likelihood, LowRankGaussian
 from pyro_lvgp.models._given_latents import as_kwargs
 from pyro_lvgp.models._known_rows import KnownRows, default_latent_dim
 from pyro_lvgp.models._sparse_columns import Shared, SparseColumns, Statistics, has_batches, score_of_latents
@@ -63,7 +63,7 @@ class BayesianGPLVM(SparseRowModel):
     :raises ValueError: if there are fewer rows than inducing points, a size is not positive, the kernel has a batch shape or
         another number of columns than the latents and covariates, the likelihood has parameters of another number of outputs,
         or ``rows`` are of another number of rows, outputs or latent dimensions.
-    :raises TypeError: if the likelihood has no log link for exposures, or is not Gaussian, for standard errors.
+    :raises TypeError: if the likelihood has no log link for exposures, or no Gaussian noise for standard errors.
 
     >>> from pyro.infer import SVI, TraceMeanField_ELBO
     >>> from pyro.optim import Adam
@@ -131,7 +131,7 @@ class BayesianGPLVM(SparseRowModel):
         :param num_inducing: number of inducing points; by default ten for each latent dimension, but from 20 to 50, at most
             one for each row.
         :param likelihood: p(y | f); :class:`~pyro_lvgp.likelihoods.LowRankGaussian` by default, with a noise variance for each
-            column, or by :class:`~pyro_lvgp.likelihoods.Gaussian` with standard errors.
+            column.
         :param rows: what is known of each row; None for nothing.
         :param seed: seed of the initial values.
         :raises ValueError: for data that cannot be used, sizes that are not positive or do not fit, or a rank with another
@@ -151,9 +151,7 @@ class BayesianGPLVM(SparseRowModel):
         N, D = Y.shape
         if likelihood is not None and rank is not None:
             raise ValueError(f"expected a rank for the default likelihood alone, got rank={rank} and {likelihood}")
-        if likelihood is None and rows is not None and rows.standard_error is not None:
-            likelihood = Gaussian(data_dim=D)
-        elif likelihood is None:
+        if likelihood is None:
             likelihood = LowRankGaussian(min(8, D // 3) if rank is None else rank, D)
         if latent_dim is None:
             with torch.no_grad(), seeded(seed):

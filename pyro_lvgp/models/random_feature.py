@@ -79,7 +79,7 @@ class RandomFeatureLVM(RowModel):
     :param seed: seed of the initial scales of the components, which differ by about 30 %, and of :meth:`latent_candidates`.
     :raises ValueError: if a size, the concentration or the lengthscale is not positive, or ``rows`` are of another number of
         rows, outputs or latent dimensions.
-    :raises TypeError: if the likelihood has no log link for exposures, or is not Gaussian, for standard errors.
+    :raises TypeError: if the likelihood has no log link for exposures, or no Gaussian noise for standard errors.
 
     >>> from pyro_lvgp.guides import RandomFeatureGuide
     >>> from pyro_lvgp.infer import BlockCoordinateVI
@@ -162,7 +162,7 @@ class RandomFeatureLVM(RowModel):
             weights = dist.Normal(self.mean.new_zeros(2 * self.num_frequencies + self._covariate_dim), 1.0).to_event(1)
             a, a_scale_tril = sample_moments("a", weights, infer={"covariance": "full"})
         f_mean, f_variance = self._function_moments(X, omega, a, a_scale_tril, row_arguments)
-        params = known.widen(self.likelihood.params())
+        params = self.likelihood_params(row_arguments)
 
         def entries() -> LikelihoodPredictive:
             if f_variance is None:  # the weights are sampled, so that f is known
@@ -215,6 +215,13 @@ class RandomFeatureLVM(RowModel):
         :param rows: known quantities of the rows; None for nothing.
         """
         return KnownRows.of(rows).shift(self.mean)
+
+    def likelihood_params(self, rows: RowArguments | None = None) -> Tensor | None:
+        """Read the parameter of the likelihood, to whose noise variances squares of standard errors of rows are added.
+
+        :param rows: known quantities of the rows; None for nothing.
+        """
+        return KnownRows.of(rows).params_of(self.likelihood, self.likelihood.params())
 
     def _function_moments(
         self, X: Tensor, omega: Tensor, a: Tensor, a_scale_tril: Tensor | None, rows: RowArguments | None
@@ -269,12 +276,12 @@ class RandomFeatureLVM(RowModel):
         self, y: Tensor, f_mean: Tensor, f_variance: Tensor, rows: RowArguments | None
     ) -> tuple[Tensor, Tensor]:
         """Sites without the weights of rows."""
-        observed, y, params = ~torch.isnan(y), torch.nan_to_num(y, self.likelihood.fill_value), self.likelihood.params()
-        offsets = self.offsets(rows)
+        observed, y = ~torch.isnan(y), torch.nan_to_num(y, self.likelihood.fill_value)
+        offsets, params = self.offsets(rows), self.likelihood_params(rows)
         if isinstance(self.likelihood, Gaussian):
             assert params is not None
             if rows is not None and rows.standard_error is not None:
-                precision = observed / (params.unsqueeze(-2) + rows.standard_error.square())
+                precision = observed / params
                 return precision * (y - offsets), precision
             return gaussian_sites(y - offsets, observed, params)
         if isinstance(self.likelihood, Logistic):

@@ -179,6 +179,7 @@ def low_rank_quadratic(
     u: Float[Tensor, "*#batch D M"],
     u_scale_tril: Float[Tensor, "D M M"] | None = None,
     incomplete: Int[Tensor, " R"] | None = None,
+    variance: Float[Tensor, "N #D"] | None = None,
 ) -> Quadratic:
     r"""Compute the quadratic form of :mod:`~pyro_lvgp.ops.expected_log_likelihood` for the covariance Σ.
 
@@ -195,24 +196,28 @@ def low_rank_quadratic(
     :param u: whitened inducing outputs, or their means m_d, the rows of U.
     :param u_scale_tril: Cholesky factors of their covariances S_d.
     :param incomplete: indices of the rows with missing entries, to do no work for the others; None for all rows.
+    :param variance: variances of each row that are added to the diagonal of Ψ, so that each row has a matrix H of its own.
 
     >>> W, y = torch.zeros(2, 1), torch.tensor([[1.0, 2.0]])
     >>> form = low_rank_quadratic(y, torch.tensor([[True, False]]), W, torch.ones(2), torch.tensor([[0.5], [3.0]]))
     >>> form.linear, form.matrix, form.deficit, form.trace
     (tensor([[0.5000]]), tensor([[7.2500]]), tensor([[[8.]]]), tensor([1.]))
     """
-    matrix = _matrix(factor_posterior(cov_factor, cov_diag), u, u_scale_tril)
-    # From here on each row has a factorisation of its own, or all rows have one: [*, N or 1, ...].
-    cov_factor, cov_diag = cov_factor.unsqueeze(-3), cov_diag.unsqueeze(-2)
-    rows, deficit = factor_posterior(cov_factor, cov_diag, observed), None
+    # Each row has a factorisation of its own, or all rows have one: [*, N or 1, ...].
+    factor, diagonal = cov_factor.unsqueeze(-3), cov_diag.unsqueeze(-2)
+    rows = factor_posterior(factor, diagonal if variance is None else diagonal + variance, observed)
+    constant, linear, trace = log_prob(rows, residual), precision_times(rows, residual) @ u, marginal_precision(rows).sum(-1)
+    if variance is not None:
+        own = _matrix(rows, u.unsqueeze(-3), u_scale_tril)
+        return Quadratic(constant, linear, own.new_zeros(own.shape[-2:]), -own, trace)
+    matrix, deficit = _matrix(factor_posterior(cov_factor, cov_diag), u, u_scale_tril), None
     if observed is not None:
-        some = rows if incomplete is None else factor_posterior(cov_factor, cov_diag, observed[incomplete])
+        some = rows if incomplete is None else factor_posterior(factor, diagonal, observed[incomplete])
         deficit = matrix.unsqueeze(-3) - _matrix(some, u.unsqueeze(-3), u_scale_tril)
         if incomplete is not None:
             zeros = deficit.new_zeros(*deficit.shape[:-3], *observed.shape[:1], *deficit.shape[-2:])
             deficit = zeros.index_copy(-3, incomplete, deficit)
-    constant, trace = log_prob(rows, residual), marginal_precision(rows).sum(-1)
-    return Quadratic(constant, precision_times(rows, residual) @ u, matrix, deficit, trace.expand_as(constant))
+    return Quadratic(constant, linear, matrix, deficit, trace.expand_as(constant))
 
 
 def _whitened_score(posterior: FactorPosterior, residual: Tensor) -> Float[Tensor, "*batch r 1"]:

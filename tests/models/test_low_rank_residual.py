@@ -13,7 +13,7 @@ from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide, RandomFeature
 from pyro_lvgp.infer import ImportanceWeightedELBO, JointAdam, MeanFieldELBO, fit
 from pyro_lvgp.kernels import Linear
 from pyro_lvgp.likelihoods import Gaussian, LowRankGaussian
-from pyro_lvgp.models import BayesianGPLVM, RandomFeatureLVM
+from pyro_lvgp.models import BayesianGPLVM, RandomFeatureLVM, RowArguments
 
 pytestmark = pytest.mark.usefixtures("float64")
 N, D, Q, r, M = 12, 4, 2, 2, 5
@@ -47,7 +47,7 @@ def log_joint(model, Y, X, u, idx=None):
     return poutine.trace(poutine.condition(model, {"X": X, "u": u})).get_trace(Y, idx).log_prob_sum()
 
 
-def dense_log_joint(model, Y, X, u, term):
+def dense_log_joint(model, Y, X, u, term, errors=None):
     """One row at a time, with the dense covariance of its observed entries."""
     Z, k = model.inducing_points, model.kernel
     Luu = torch.linalg.cholesky(k(Z) + 1e-8 * k.variance * torch.eye(M))
@@ -56,7 +56,7 @@ def dense_log_joint(model, Y, X, u, term):
         a = (torch.linalg.inv(Luu) @ k(Z, X[n : n + 1]))[:, 0]
         s = k(X[n : n + 1])[0, 0] - a @ a
         o = ~torch.isnan(y)
-        S = covariance(model)[o][:, o]
+        S = (covariance(model) if errors is None else covariance(model) + errors[n].square().diag())[o][:, o]
         if term == "fitc":
             S = S + s * torch.eye(int(o.sum()))
         total = total + MultivariateNormal((u @ a)[o], S).log_prob(y[o])
@@ -68,11 +68,13 @@ def dense_log_joint(model, Y, X, u, term):
 @pytest.mark.parametrize("kind", [LowRankGaussian, Unknown])
 @pytest.mark.parametrize("term", ["svgp", "fitc"])
 @pytest.mark.parametrize("gaps", [True, False])
-def test_log_joint_and_gradients_are_those_of_dense_covariances(kind, term, gaps):
-    Y = data() if gaps else torch.randn(N, D)
-    model = gplvm(likelihood(kind), likelihood_term=term)
+@pytest.mark.parametrize("with_errors", [True, False])
+def test_log_joint_and_gradients_are_those_of_dense_covariances(kind, term, gaps, with_errors):
+    Y, errors = data() if gaps else torch.randn(N, D), torch.rand(N, D) if with_errors else None
+    rows = RowArguments(standard_error=errors) if with_errors else None
+    model = gplvm(likelihood(kind), likelihood_term=term, rows=rows)
     X, u = torch.randn(N, Q, requires_grad=True), torch.randn(D, M, requires_grad=True)
-    found, dense = log_joint(model, Y, X, u), dense_log_joint(model, Y, X, u, term)
+    found, dense = log_joint(model, Y, X, u), dense_log_joint(model, Y, X, u, term, errors)
     torch.testing.assert_close(found, dense)
     variables = [X, u, *model.parameters()]
     for one, other in zip(*(torch.autograd.grad(value, variables) for value in (found, dense)), strict=True):
@@ -132,8 +134,9 @@ def test_bounds_by_the_quadratic_form_are_those_by_rows(bound, make_guide):
         torch.testing.assert_close(gradients[name], gradient, rtol=1e-6, atol=1e-7, msg=name)
 
 
-def test_score_is_the_gradient_of_the_log_joint():
-    Y, model = data(), gplvm()
+@pytest.mark.parametrize("rows", [None, RowArguments(standard_error=torch.linspace(0.0, 2.0, N, dtype=torch.float64))])
+def test_score_is_the_gradient_of_the_log_joint(rows):
+    Y, model = data(), gplvm(rows=rows)
     X = torch.randn(3, N, Q)
     with poutine.condition(data={"u": torch.randn(D, M)}):
         statistics = model.statistics(Y)
@@ -169,16 +172,20 @@ def certain(model) -> MeanFieldGuide:
 
 
 @pytest.mark.parametrize("new", [True, False])
-def test_imputations_are_those_of_the_dense_normal(new):
-    """Given latents and inducing outputs, y_n is normal with the covariance W Wᵀ + Ψ + s I."""
-    Y, model = data(), gplvm()
+@pytest.mark.parametrize("errors", [None, torch.linspace(0.0, 2.0, N * D, dtype=torch.float64).reshape(N, D)])
+def test_imputations_are_those_of_the_dense_normal(new, errors):
+    """Given latents and inducing outputs, y_n is normal with the covariance W Wᵀ + Ψ + s I, plus squares of errors."""
+    rows = None if errors is None else RowArguments(standard_error=errors)
+    Y, model = data(), gplvm(rows=rows)
     guide = certain(model)
     X = guide.locs.X.detach()
-    filled = model.impute(guide, Y, latents=X, num_samples=3) if new else model.impute(guide, Y, num_samples=3)
-    plain = model.predict(guide, X, num_samples=3)
+    of_new = {"latents": X, "rows": rows} if new else {}
+    filled = model.impute(guide, Y, **of_new, num_samples=3)
+    plain = model.predict(guide, X, rows=rows, num_samples=3)
     for n in (2, 5, 7):
         o = ~torch.isnan(Y[n])
         S = (covariance(model) + plain.f_variance[n].diag()).detach()
+        S = S if errors is None else S + errors[n].square().diag()
         gain = torch.linalg.solve(S[o][:, o], S[o][:, ~o]).mT
         want = plain.f_mean[n, ~o] + gain @ (Y[n] - plain.f_mean[n])[o]
         torch.testing.assert_close(filled.mean[n, ~o], want, rtol=0.0, atol=1e-4)
@@ -187,19 +194,25 @@ def test_imputations_are_those_of_the_dense_normal(new):
     torch.testing.assert_close(plain.with_observed(Y).mean, filled.mean, rtol=0.0, atol=1e-4)
 
 
-def test_latents_of_new_rows_have_the_posterior_of_factor_analysis():
+@pytest.mark.parametrize("with_errors", [False, True])
+def test_latents_of_new_rows_have_the_posterior_of_factor_analysis(with_errors):
     """f = A x is linear, so that p(x | y_o) has the precision I + A_oᵀ Σ_oo⁻¹ A_o; Laplace's approximation is exact."""
-    model = gplvm(kernel=Linear(Q))
+    errors = 2.0 * torch.rand(3, D) if with_errors else torch.zeros(3, D)
+    rows = RowArguments(standard_error=torch.ones(N)) if with_errors else None
+    own = {"rows": RowArguments(standard_error=errors)} if with_errors else {}
+    model = gplvm(kernel=Linear(Q), rows=rows)
     guide = certain(model)
     with torch.no_grad():
-        A, S = model.predict(guide, torch.eye(Q)).f_mean.mT, covariance(model)
+        none = {"rows": RowArguments(standard_error=torch.zeros(1))} if with_errors else {}
+        A, S = model.predict(guide, torch.eye(Q), **none).f_mean.mT, covariance(model)
         Y = data()[[0, 5, 7]]
         prior = dist.Normal(torch.zeros(Q), 1.0).to_event(1)
-        by_laplace = model.infer_latents(guide, Y, prior=prior, num_steps=5)
-        variational = model.infer_latents(guide, Y, method="variational", prior=prior, num_steps=300, learning_rate=0.1)
+        by_laplace = model.infer_latents(guide, Y, prior=prior, num_steps=5, **own)
+        options = {"prior": prior, "num_steps": 300, "learning_rate": 0.1} | own
+        variational = model.infer_latents(guide, Y, method="variational", **options)
     for n, y in enumerate(Y):
         o = ~torch.isnan(y)
-        precision = torch.linalg.inv(S[o][:, o])
+        precision = torch.linalg.inv((S + errors[n].square().diag())[o][:, o])
         posterior = torch.linalg.inv(torch.eye(Q) + A[o].mT @ precision @ A[o])
         torch.testing.assert_close(by_laplace.covariance_matrix[n], posterior, rtol=0.0, atol=1e-5)
         mean = posterior @ A[o].mT @ precision @ y[o]
@@ -231,11 +244,12 @@ def test_a_row_is_a_datum_in_arviz():
 
 
 @pytest.mark.parametrize("weights", ["explicit", "shared"])
-def test_weights_converge_to_the_mean_field_optimum(weights):
+@pytest.mark.parametrize("errors", [None, torch.linspace(0.0, 1.0, N * D, dtype=torch.float64).reshape(N, D)])
+def test_weights_converge_to_the_mean_field_optimum(weights, errors):
     """At fixed features the posterior of all weights is one Gaussian of precision I + Σ_n P_n ⊗ φ φᵀ: q has its mean, and
     the diagonal blocks of its precision, or the mean of these blocks."""
-    Y = data()
-    model = RandomFeatureLVM(N, D, Q, num_frequencies=3, likelihood=likelihood()).initialize(Y)
+    Y, rows = data(), None if errors is None else RowArguments(standard_error=errors)
+    model = RandomFeatureLVM(N, D, Q, num_frequencies=3, likelihood=likelihood(), rows=rows).initialize(Y)
     model.likelihood.cov_factor, model.likelihood.cov_diag = 0.5 * torch.randn(D, r), 0.5 + torch.rand(D)
     assert RandomFeatureGuide(model).weights == "explicit"
     guide = RandomFeatureGuide(model, weights=weights)
@@ -243,14 +257,14 @@ def test_weights_converge_to_the_mean_field_optimum(weights):
     with torch.no_grad():
         features = model.features(torch.randn(N, Q), guide.omega.loc)
         for _ in range(200):
-            for name, value in guide.a.updated(model, Y, features, is_whole=True).items():
+            for name, value in guide.a.updated(model, Y, features, rows=rows, is_whole=True).items():
                 setattr(guide.a, name, value)
         L = features.shape[-1]
         total, linear = torch.eye(D * L), torch.zeros(D, L)
-        for y, phi in zip(Y, features, strict=True):
+        for n, (y, phi) in enumerate(zip(Y, features, strict=True)):
             o = ~torch.isnan(y)
-            P = torch.zeros(D, D)
-            P[o[:, None] & o] = torch.linalg.inv(covariance(model)[o][:, o]).flatten()
+            P, S = torch.zeros(D, D), covariance(model) + (0.0 if errors is None else errors[n].square().diag())
+            P[o[:, None] & o] = torch.linalg.inv(S[o][:, o]).flatten()
             total = total + torch.kron(P, phi[:, None] * phi)
             linear = linear + (P @ torch.nan_to_num(y - model.mean))[:, None] * phi
         mean = torch.linalg.solve(total, linear.flatten()).reshape(D, L)
@@ -268,9 +282,10 @@ def test_weights_in_closed_form_are_refused(weights):
         RandomFeatureGuide(model, weights=weights)
 
 
-def test_random_features_sum_over_dense_normals():
-    Y = data()
-    model = RandomFeatureLVM(N, D, Q, num_frequencies=3, likelihood=likelihood()).initialize(Y)
+@pytest.mark.parametrize("errors", [torch.zeros(N, D, dtype=torch.float64), torch.ones(N, D, dtype=torch.float64)])
+def test_random_features_sum_over_dense_normals(errors):
+    Y, rows = data(), RowArguments(standard_error=errors)
+    model = RandomFeatureLVM(N, D, Q, num_frequencies=3, likelihood=likelihood(), rows=rows).initialize(Y)
     X, omega, a = torch.randn(N, Q), torch.randn(3, Q), torch.randn(D, 6)
     conditioned = poutine.condition(model, {"X": X, "omega": omega, "a": a})
     trace = poutine.trace(conditioned).get_trace(Y)
@@ -278,7 +293,7 @@ def test_random_features_sum_over_dense_normals():
     f, S = model.mean + model.features(X, omega) @ a.mT, covariance(model)
     for n, y in enumerate(Y):
         o = ~torch.isnan(y)
-        want = MultivariateNormal(f[n, o], S[o][:, o]).log_prob(y[o])
+        want = MultivariateNormal(f[n, o], (S + errors[n].square().diag())[o][:, o]).log_prob(y[o])
         torch.testing.assert_close(trace.nodes["y"]["log_prob"][n], want)
 
 

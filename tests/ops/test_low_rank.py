@@ -143,6 +143,32 @@ def test_quadratic_form_is_the_expected_log_density(uncertain, pattern, particle
     assert (form.deficit is None) == (observed is None)
 
 
+@pytest.mark.parametrize("particles", [(), (3,)])
+@pytest.mark.parametrize("gaps", [False, True])
+@pytest.mark.parametrize("uncertain", [False, True])
+@pytest.mark.parametrize("columns", [1, D])
+def test_quadratic_form_of_rows_with_variances_of_their_own(uncertain, gaps, particles, columns):
+    rows, own = Problem(), torch.rand(N, columns)
+    u, L, a, variance = quadratic_problem(particles)
+    L, observed = L if uncertain else None, rows.observed if gaps else None
+    mean, f_variance = sparse_conditional(torch.eye(M), a, variance, u, L)
+    posterior = low_rank.factor_posterior(rows.W, rows.psi + own, observed)
+    want = low_rank.expected_log_prob(posterior, rows.residual - mean, f_variance.expand_as(mean))
+    form = low_rank.low_rank_quadratic(rows.residual, observed, rows.W, rows.psi, u, L, variance=own)
+    torch.testing.assert_close(evaluate(form, a.mT, variance), want)
+
+
+def test_small_noise_beside_large_known_variances_costs_no_digits_in_single_precision():
+    rows, own = Problem(), torch.ones(N, 1)
+    psi = torch.full((D,), 1e-6)
+    u, L, a, variance = quadratic_problem()
+    exact = low_rank.low_rank_quadratic(rows.residual, None, rows.W, psi, u, L, variance=own)
+    tensors = (x.float() for x in (rows.W, psi, u, L))
+    single = low_rank.low_rank_quadratic(rows.residual.float(), None, *tensors, variance=own.float())
+    found, want = evaluate(single, a.mT.float(), variance.float()), evaluate(exact, a.mT, variance)
+    torch.testing.assert_close(found.double(), want, rtol=1e-5, atol=1e-4)
+
+
 def test_quadratic_form_without_factors_is_that_of_the_gaussian():
     rows = Problem(0)
     u, L, _, _ = quadratic_problem()

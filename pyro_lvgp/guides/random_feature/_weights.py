@@ -196,7 +196,7 @@ class ExplicitWeights(PyroModule):
         """
         posterior = from_natural(*natural)
         mean, variance = function_moments(posterior, features)
-        f_mean, params = model.offsets(rows) + mean, model.likelihood.params()
+        f_mean, params = model.offsets(rows) + mean, model.likelihood_params(rows)
         weight = 1.0 if rows is None or rows.weight is None else rows.weight
         value = torch.nan_to_num(y, model.likelihood.fill_value)
         variance, divergence = variance.expand_as(f_mean), divergence_from_prior(posterior)

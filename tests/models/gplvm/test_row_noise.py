@@ -194,9 +194,11 @@ def test_what_a_likelihood_cannot_account_for_is_refused():
     for likelihood in (Gaussian(), StudentT()):
         with pytest.raises(TypeError, match="expected a likelihood with a log link for exposures"):
             make(exposure, likelihood)
-    for likelihood in (Poisson(), StudentT(), LowRankGaussian(1, D)):
-        with pytest.raises(TypeError, match=r"expected a Gaussian\(\) likelihood for standard errors"):
+    for likelihood in (Poisson(), StudentT(), Heterogeneous([(Gaussian(), [0]), (Poisson(), [1, 2])])):
+        with pytest.raises(TypeError, match="expected a likelihood with Gaussian noise for standard errors"):
             make(error, likelihood)
+    with pytest.raises(NotImplementedError, match="Gaussian noise for known variances, got Poisson"):
+        Poisson().add_variance(torch.ones(()), torch.ones(N, D))
 
 
 def test_exposures_of_columns_of_several_kinds_need_a_log_link_of_each():
@@ -214,5 +216,5 @@ def test_exposures_of_columns_of_several_kinds_need_a_log_link_of_each():
 
 def test_default_likelihood_of_data_with_standard_errors():
     model = BayesianGPLVM.from_data(torch.randn(N, D), 1, rows=RowArguments(standard_error=torch.ones(N)))
-    assert type(model.likelihood) is Gaussian
-    assert model.likelihood.variance.shape == (D,)
+    assert type(model.likelihood) is LowRankGaussian
+    assert model.likelihood.rank == D // 3
