@@ -60,6 +60,7 @@ class Heterogeneous(Likelihood):
             part.distribution(f, params) for part, f, params in zip(likelihoods, functions, params_of_parts, strict=True)
         ]
         self.has_log_link = all(part.has_log_link for part in likelihoods)
+        self.has_gaussian_noise = all(part.has_gaussian_noise for part in likelihoods)
         self.fill_value = _common_fill_value([part.fill_value for part in likelihoods], [y.support for y in entries])
 
     def by_part(self, params: Tensor | None, *tensors: Tensor) -> Iterator[tuple[Any, Tensor | None, tuple[Tensor, ...]]]:
@@ -85,6 +86,10 @@ class Heterogeneous(Likelihood):
         if like is None:
             return None
         return self._columns.join([like.new_ones(1) if params is None else params for params in own])
+
+    def add_variance(self, params, variance):
+        parts = self.by_part(params, variance)
+        return self._columns.join([part.add_variance(own, *inputs) for part, own, inputs in parts])
 
     def distribution(self, f, params):
         return _ByColumn(self._columns, [part.distribution(*inputs, own) for part, own, inputs in self.by_part(params, f)])

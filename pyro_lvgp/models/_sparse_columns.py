@@ -1,6 +1,8 @@
 """Sparse Gaussian processes of columns that share a kernel, inducing points and a likelihood."""
 
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Any, NamedTuple
 
 import pyro
@@ -15,10 +17,11 @@ from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, LikelihoodTerm
 from pyro_lvgp.infer.elbo.handlers import Moments, sample_moments
 from pyro_lvgp.kernels import RBF, Kernel, Linear
+from pyro_lvgp.kernels._additive import as_additive_rbf
 from pyro_lvgp.kernels.base import KernelParams
 from pyro_lvgp.likelihoods import Gaussian, Likelihood, LowRankGaussian
 from pyro_lvgp.models._known_rows import KnownRows
-from pyro_lvgp.ops.expected_log_likelihood import Quadratic, evaluate
+from pyro_lvgp.ops.expected_log_likelihood import Quadratic, evaluate, with_offset
 from pyro_lvgp.ops.linalg import invert_lower, solve_lower, sparse_conditional
 from pyro_lvgp.ops.rbf_score import RBFScore, rbf_score, score
 
@@ -130,10 +133,17 @@ class SparseColumns:
     def with_score(self, statistics: Statistics) -> Statistics:
         """Add the tensors of the score of the latents, if it has a closed form."""
         form, shared, known = statistics.likelihood, statistics.shared, statistics.rows
-        has_score = type(self.kernel) is RBF and self.kernel.active_dims is None and known.covariates is None
-        if not isinstance(form, Quadratic) or not has_score:
+        latent_dim = shared.inducing_points.shape[-1] - (0 if known.covariates is None else known.covariates.shape[-1])
+        kernel = as_additive_rbf(self.kernel, shared.kernel, latent_dim)
+        if not isinstance(form, Quadratic) or kernel is None:
             return statistics
-        own = rbf_score(form, statistics.Luu_inv, shared.inducing_points, *shared.kernel, prior=known.prior)
+        if kernel.others:
+            num_rows = 1 if known.covariates is None else len(known.covariates)
+            points = beside_batches(known.inputs(form.linear.new_zeros(num_rows, latent_dim)), shared)
+            parts = [part.covariance(points, shared.inducing_points, params) for part, params in kernel.others]
+            form = with_offset(form, reduce(add, parts) @ statistics.Luu_inv.mT)
+        Z = shared.inducing_points[..., :latent_dim]
+        own = rbf_score(form, statistics.Luu_inv, Z, *kernel.params, prior=known.prior)
         return statistics._replace(score=own)
 
     def log_likelihood(self, X: Tensor, statistics: Statistics) -> Float[Tensor, "*particles B"]:

@@ -192,7 +192,10 @@ class BayesianGPLVM(SparseRowModel):
         self.initial_values["u"] = self._columns.initial_inducing_values(Z, inputs, function, ridge, seed)
 
     def score(self, latents: Mapping[str, Tensor], statistics: Statistics) -> dict[str, Tensor]:
-        """Compute gradients of the summed :meth:`log_joint`, in closed form for Gaussian likelihoods and an RBF kernel.
+        """Compute gradients of the summed :meth:`log_joint`.
+
+        They have a closed form for Gaussian likelihoods and an RBF kernel of the latents, also in a sum with kernels of the
+        covariates.
 
         :param latents: ``{"X": [*particles, B, Q]}``.
         :param statistics: result of :meth:`statistics`.

@@ -373,6 +373,7 @@ class MultiViewGPLVM(SparseRowModel):
             _beside_each_other(values) for values in ([y.f_mean for y in views], [y.f_variance for y in views])
         )
         params = self.likelihood.join_params([each.likelihood for each in shared.values()])
+        params = known.params_of(self.likelihood, params)
         return LikelihoodPredictive(self.likelihood, f_mean, f_variance, self.likelihood_term, params)
 
     def _statistics(self, y: Tensor, observed: Tensor, shared: dict[str, Shared], known: KnownRows) -> _ViewStatistics:
@@ -393,7 +394,8 @@ class MultiViewGPLVM(SparseRowModel):
     def score(self, latents: Mapping[str, Tensor], statistics: _ViewStatistics) -> dict[str, Tensor]:
         """Compute gradients of the summed :meth:`log_joint`.
 
-        Views with a Gaussian likelihood and an RBF kernel have a closed form; others are differentiated automatically.
+        Views with a Gaussian likelihood and an RBF kernel of the latents have a closed form; others are differentiated
+        automatically.
 
         :param latents: ``{"X": [*particles, B, Q]}``.
         :param statistics: result of :meth:`statistics`.

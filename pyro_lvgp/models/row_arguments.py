@@ -26,8 +26,8 @@ class RowArguments:
       each row, such as a capture time; 0 and 1 if one of them is left out.
     - ``covariates`` :math:`c_n`: further inputs of the functions, such as batches, one-hot, or treatments.
     - ``exposure`` :math:`e_{nd}`: factors of the mean of each entry, such as library sizes, for likelihoods with a log link.
-    - ``standard_error`` :math:`\tau_{nd}`: known standard deviations of errors that the noise has besides, for the
-      :class:`~pyro_lvgp.likelihoods.Gaussian` likelihood.
+    - ``standard_error`` :math:`\tau_{nd}`: known standard deviations of errors that the noise has besides, for likelihoods
+      with Gaussian noise.
     - ``weight`` :math:`w_n`: factors of all terms of a row in every bound.  A weight of 2 is the row twice, a weight of 0
       leaves it out.
 

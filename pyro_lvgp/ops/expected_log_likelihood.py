@@ -27,6 +27,7 @@ __all__ = [
     "gaussian_quadratic",
     "heteroscedastic_quadratic",
     "weighted_moments",
+    "with_offset",
 ]
 
 
@@ -129,6 +130,23 @@ def evaluate(
     if form.deficit is not None:
         slope = torch.add(slope, deficit_times(form.deficit, a), alpha=0.5)
     return torch.addcmul(form.constant + (slope * a).sum(-1), form.trace, variance, value=-0.5)
+
+
+def with_offset(form: Quadratic, offset: Float[Tensor, "*#batch #N M"]) -> Quadratic:
+    """Return the form whose value at ``a`` is that of another one at ``a + offset``.
+
+    :param form: coefficients of the form.
+    :param offset: a vector for each row, or one for all.
+
+    >>> form = gaussian_quadratic(torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool), torch.ones(1), torch.full((1, 1), 0.5))
+    >>> one, two = torch.ones(1, 1), torch.full((1, 1), 2.0)
+    >>> evaluate(with_offset(form, one), one, torch.ones(1)) - evaluate(form, two, torch.ones(1))
+    tensor([0.])
+    """
+    linear = form.linear - offset @ form.matrix
+    if form.deficit is not None:
+        linear = linear + deficit_times(form.deficit, offset)
+    return form._replace(constant=evaluate(form, offset, torch.zeros_like(form.trace)), linear=linear)
 
 
 def deficit_times(deficit: Float[Tensor, "*#batch N M M"], a: Float[Tensor, "*#batch N M"]) -> Float[Tensor, "*batch N M"]:

@@ -8,7 +8,7 @@ from pyro import poutine
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
 from pyro_lvgp.infer import MeanFieldELBO, fit
-from pyro_lvgp.kernels import RBF, Linear
+from pyro_lvgp.kernels import RBF, Linear, Matern
 from pyro_lvgp.likelihoods import Gaussian, LowRankGaussian, Poisson
 from pyro_lvgp.models import BayesianGPLVM, RowArguments
 from tests.models.gplvm._models import D, M, N, Q, with_holes
@@ -55,6 +55,28 @@ def test_functions_are_processes_of_latents_and_covariates(kind, likelihood, idx
     statistics = poutine.condition(model.statistics, {"u": u})(Y, idx)
     log_prior = dist.Normal(0.0, 1.0).log_prob(X).sum(-1)
     torch.testing.assert_close(model.log_joint({"X": X}, statistics), log_prob + log_prior)
+
+
+@pytest.mark.parametrize("idx", [None, torch.tensor([5, 0, 9])])
+@pytest.mark.parametrize("likelihood", [lambda: Gaussian(0.3), lambda: LowRankGaussian(1, D)])
+@pytest.mark.parametrize("kind", ["default", "products of covariates", "joint", "interaction", "another order"])
+@pytest.mark.parametrize("particles", [(), (4,)])
+def test_score_of_additive_kernels_is_the_gradient_of_the_log_joint(kind, likelihood, idx, particles):
+    """In closed form for sums of an RBF kernel of the latents and kernels of covariates; otherwise by autograd."""
+    kernels = KERNELS | {
+        "products of covariates": lambda: (
+            0.5 + Matern(1, 1.5, active_dims=[2]) * Linear(1, active_dims=[3]) + RBF(Q, active_dims=[0, 1])
+        ),
+        "another order": lambda: RBF(Q, lengthscale=torch.tensor([1.0, 2.0]), active_dims=[1, 0]),
+    }
+    Y, rows = with_holes(torch.randn(N, D)), RowArguments(covariates=torch.randn(N, P))
+    model = make(rows, kernel=kernels[kind](), likelihood=likelihood())
+    args = (Y,) if idx is None else (Y[idx], idx)
+    statistics = poutine.condition(model.statistics, {"u": torch.randn(*particles, D, M)})(*args)
+    assert (statistics.score is not None) == (kind in ("default", "products of covariates"))
+    X = torch.randn(*particles, len(args[0]), Q)
+    want = torch.func.grad(lambda X: model.log_joint({"X": X}, statistics).sum())(X)
+    torch.testing.assert_close(model.score({"X": X}, statistics)["X"], want)
 
 
 @pytest.mark.parametrize("kind", KERNELS)

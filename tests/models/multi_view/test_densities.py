@@ -85,9 +85,10 @@ def test_pure_log_joint_and_score_are_those_of_the_trace(make, rows):
 
 
 @pytest.mark.parametrize("likelihood_term", ["svgp", "fitc"])
-def test_bound_of_one_view_is_that_of_the_model_without_views(likelihood_term):
+@pytest.mark.parametrize("rows", [None, RowArguments(standard_error=torch.rand(N, 5).double())])
+def test_bound_of_one_view_is_that_of_the_model_without_views(likelihood_term, rows):
     Y = small_table(binary=False)
-    Y[2, 0], options = 0.3, {"num_inducing": 5, "likelihood_term": likelihood_term}
+    Y[2, 0], options = 0.3, {"num_inducing": 5, "likelihood_term": likelihood_term, "rows": rows}
     one = BayesianGPLVM(N, 5, Q, likelihood=Gaussian(data_dim=5), **options).initialize(Y)
     several = MultiViewGPLVM(N, {"all": 5}, Q, **options)
     several.views["all"].inducing_points = one.inducing_points.detach()
@@ -101,6 +102,21 @@ def test_bound_of_one_view_is_that_of_the_model_without_views(likelihood_term):
             torch.manual_seed(3)
             bounds.append(TraceMeanField_ELBO().loss(model, guide, Y))
     assert bounds[0] == pytest.approx(bounds[1], rel=1e-13)
+
+
+@pytest.mark.parametrize("columns", [1, 5])
+def test_standard_errors_are_those_of_the_columns_of_a_view(columns):
+    error, Y, values = 0.5 + torch.rand(N, columns), small_table(binary=False), sites()
+    model = gaussian_model(rows=RowArguments(standard_error=error))
+    with poutine.condition(data=values):
+        entries = model.log_joint({"X": values["X"]}, model.statistics(Y))
+    want = dist.Normal(0.0, 1.0).log_prob(values["X"]).sum(-1)
+    for name, part in model.columns.items():
+        mean, variance = conditional(model.views[name], values["X"], values[f"u_{name}"])
+        noise = model.likelihood_of(name).variance + (error if columns == 1 else error[:, part]).square()
+        expected = dist.Normal(mean, noise.sqrt()).log_prob(Y[:, part].nan_to_num()) - variance / (2.0 * noise)
+        want = want + torch.where(Y[:, part].isnan(), 0.0, expected).sum(-1)
+    torch.testing.assert_close(entries, want, rtol=1e-6, atol=1e-6)
 
 
 def test_a_view_that_is_missing_contributes_nothing():

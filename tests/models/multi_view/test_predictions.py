@@ -188,7 +188,7 @@ REFUSED = {
     "kernel of a batch": (lambda: MultiViewGPLVM(N, DIMS, Q, {"label": RBF(Q, batch_shape=[2])}, num_inducing=3), "batch"),
     "few rows": (lambda: small_model(num_inducing=N + 1), "at least as many rows"),
     "term": (lambda: small_model(likelihood_term="exact"), "likelihood_term in"),
-    "errors": (lambda: small_model(rows=RowArguments(standard_error=torch.ones(N))), "standard errors"),
+    "errors of a binary view": (lambda: small_model(rows=RowArguments(standard_error=torch.ones(N))), "standard errors"),
     "other rows": (lambda: MultiViewGPLVM.from_data({"a": np.ones((3, 1)), "b": np.ones(4)}), "of the same rows"),
     "other index": (
         lambda: MultiViewGPLVM.from_data({"a": pd.Series([1.0, 2.0]), "b": pd.Series([1.0, 2.0], index=[1, 2])}),
