@@ -69,7 +69,8 @@ def save(
     The file is in the format of safetensors: parameters and buffers, and the classes and arguments of model, kernel,
     likelihood, guide and encoders as text.  It has no data of the fit, but for those that a guide or a model stores
     (:class:`~pyro_lvgp.guides.RandomFeatureGuide` and :class:`~pyro_lvgp.models.LinearGPVAE`).  Initial values of latents,
-    which only new guides need, are left out.  Before anything is written, model and guide are made again, and compared.
+    which only new guides need, are left out.  Labels of columns are kept if they are strings or numbers.  Before anything is
+    written, model and guide are made again, and compared.
 
     :param path: name of the file; a file of that name is replaced once the new one is complete.
     :param model: a model of this package.
@@ -138,7 +139,7 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
         if part is not None:
             for place, values in header[f"{name}_attributes"].items():
                 for attribute, value in values.items():
-                    setattr(part.get_submodule(place), attribute, value)
+                    setattr(part.get_submodule(place), attribute, tuple(value) if isinstance(value, list) else value)
             part.to(device)
     return saved
 
@@ -220,7 +221,7 @@ def _load_state(name: str, part: nn.Module, header: Mapping[str, Any], tensors: 
 
 
 def _changed_attributes(name: str, part: nn.Module, twin: nn.Module) -> dict[str, dict[str, Any]]:
-    """Return the numbers and strings that differ from those of the twin, by submodule; raise for other differences."""
+    """Return the settings that differ from those of the twin, by submodule; raise for other differences."""
     twins, changed = dict(twin.named_modules()), {}
     for place, module in part.named_modules():
         other = twins.pop(place, None)
@@ -240,9 +241,13 @@ def _changed_attributes(name: str, part: nn.Module, twin: nn.Module) -> dict[str
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes that are numbers or strings."""
+    """Return the attributes that are numbers, strings or tuples of them."""
     of_pyro = {name for name in vars(module) if name.startswith("_pyro")}
-    return {k: v for k, v in vars(module).items() if isinstance(v, SIMPLE) and k not in _CHANGES | of_pyro}
+    return {k: v for k, v in vars(module).items() if _is_simple(v) and k not in _CHANGES | of_pyro}
+
+
+def _is_simple(value: Any) -> bool:
+    return isinstance(value, SIMPLE) or (type(value) is tuple and all(isinstance(each, SIMPLE) for each in value))
 
 
 def _is_alike(module: nn.Module, other: nn.Module) -> bool:

@@ -39,7 +39,7 @@ class LatentRows(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
         super().__init__()
         self.num_data, self.data_dim, self.latent_dim = num_data, data_dim, latent_dim
         self.initial_values: dict[str, Tensor] = {}
-        self._column_labels: Any = None  # labels of the columns of the training data
+        self._column_labels: tuple[Any, ...] | None = None  # labels of the columns of the training data
 
     @abstractmethod
     def forward(self, y: Float[Tensor, "B D"] | None = None, idx: Int[Tensor, " B"] | None = None) -> Tensor:

@@ -141,7 +141,7 @@ class RowModel(LatentVariableModel):
         self._column_labels = None
         labels, (Y,) = labels_of(Y), self.as_data(Y)
         self.check(Y)
-        self._column_labels = labels.columns
+        self._column_labels = None if labels.columns is None else tuple(labels.columns)
         given = None if latents is None else self._checked_latents(latents)
         known = KnownRows.of(self.rows)
         with seeded(seed):  # the same draw of a parameter with a prior as below

@@ -10,7 +10,7 @@ from pyro.nn import PyroParam
 from torch import Tensor
 
 from pyro_lvgp._utils.seeding import seeded
-from pyro_lvgp._utils.tables import Table, as_tensor, labels_of
+from pyro_lvgp._utils.tables import Table, as_tensor
 from pyro_lvgp._utils.validation import check_values
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, LikelihoodTerm
 from pyro_lvgp.infer.protocols import LatentSymmetry
@@ -144,7 +144,7 @@ class BayesianGPLVM(SparseRowModel):
 
         Source: Kaiser (1960), "The application of electronic computers to factor analysis".
         """
-        columns, Y = labels_of(Y).columns, as_tensor(Y, name="Y")
+        table, Y = Y, as_tensor(Y, name="Y")
         if Y.dim() != 2:
             raise ValueError(f"expected data of shape [rows, columns], got {list(Y.shape)}; flatten images to rows")
         check_values(Y, name="Y")
@@ -159,9 +159,7 @@ class BayesianGPLVM(SparseRowModel):
         if num_inducing is None:
             num_inducing = min(max(20, min(10 * latent_dim, 50)), N)
         model = cls(N, D, latent_dim, kernel, num_inducing=num_inducing, likelihood=likelihood, **as_kwargs(rows))
-        model = model.to(Y).initialize(Y, seed=seed)
-        model._column_labels = columns
-        return model
+        return model.to(Y).initialize(table, seed=seed)
 
     @property
     def _columns(self) -> SparseColumns:

@@ -2,6 +2,8 @@
 
 import json
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors import safe_open
@@ -44,3 +46,19 @@ def test_a_file_has_the_arguments_of_rows(kind, dtype, tmp_path):
     with safe_open(path, framework="pt") as file:
         header = json.loads(file.metadata()["pyro_lvgp"])
     assert header["model"]["kwargs"]["rows"]["dataclass"] == "pyro_lvgp.models.row_arguments.RowArguments"
+
+
+def test_a_file_has_the_labels_of_columns(tmp_path):
+    path, labels = tmp_path / "model.safetensors", ["mass", "length", 3]
+    table = pd.DataFrame(np.random.default_rng(0).normal(size=(N, D)), columns=labels)
+    model = BayesianGPLVM.from_data(table, Q, num_inducing=4)
+    guide = MeanFieldGuide(model)
+    guide(torch.tensor(table.to_numpy()))
+    save(path, model, guide)
+    again, its_guide = load(path)
+    assert list(again.predict(its_guide, torch.zeros(1, Q).double(), num_samples=1).to_pandas().columns) == labels
+    with pytest.raises(ValueError, match="in the order of the training data"):
+        again.infer_latents(its_guide, table[labels[::-1]])
+    dates = table.set_axis(pd.date_range("2024-01-01", periods=D), axis=1)  # labels that a file cannot hold
+    save(path, model.initialize(dates), guide)
+    assert list(load(path).model.predict(its_guide, torch.zeros(1, Q).double(), num_samples=1).to_pandas().columns) == [0, 1, 2]
