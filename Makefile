@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo lint test gpu bench docs clean
+.PHONY: demo lint test gpu bench docs notebooks clean
 
 .venv/base: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -35,6 +35,9 @@ bench: .venv/bench
 
 docs: .venv/docs
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+
+notebooks: .venv/notebooks
+	$(BIN)/sphinx-build -W --keep-going -b html -D run_notebooks=1 docs docs/_build/html
 
 clean:
 	rm -rf .venv out docs/_build

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("jupytext")
+nbclient = pytest.importorskip("nbclient")
 
 DOCS = Path(__file__).parent.parent / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
@@ -22,11 +23,34 @@ def notebooks():
 
 
 def test_the_cells_of_code_are_the_blocks_of_the_page(notebooks):
-    for name in notebooks.PAGES:
+    names = notebooks.pages(DOCS)
+    assert {"quickstart", "annealing", "gp_vae"} <= set(names)
+    for name in names:
         text = (DOCS / f"{name}.md").read_text("utf-8")
         cells = notebooks.to_notebook(text).cells
         assert [cell.source for cell in cells if cell.cell_type == "code"] == BLOCK.findall(text)
-        assert f"notebooks/{name}.ipynb" in text
+
+
+def test_pages_have_a_link_to_their_notebook(notebooks):
+    class App:
+        class config:
+            notebook_pages = ("page",)
+
+    source = ["# A title\n\n# A comment\n"]
+    notebooks.link_notebooks(App, "other", source)
+    assert source == ["# A title\n\n# A comment\n"]
+    notebooks.link_notebooks(App, "page", source)
+    assert source[0].startswith('# A title\n\n<a href="notebooks/page.ipynb" download>')
+    assert source[0].count("<a ") == 1
+
+
+def test_cells_run_from_top_to_bottom(notebooks, tmp_path):
+    notebook = notebooks.to_notebook("# A\n\n```python\na = 1\n```\n\nText\n\n```python\nprint(a + 1)\n```\n")
+    notebooks.run(notebook)
+    assert notebook.cells[-1].outputs[0].text == "2\n"
+    failing = notebooks.to_notebook("```python\nraise ValueError('a reason')\n```\n")
+    with pytest.raises(nbclient.exceptions.CellExecutionError, match="a reason"):
+        notebooks.run(failing)
 
 
 def test_the_text_has_neither_roles_nor_links_to_sources(notebooks):
@@ -59,6 +83,9 @@ def test_notebooks_are_written_after_a_build(notebooks, tmp_path):
 
         class builder:
             format = "html"
+
+        class config:
+            notebook_pages, run_notebooks = ("quickstart",), False
 
     notebooks.write_notebooks(App, None)
     content = json.loads((tmp_path / "notebooks" / "quickstart.ipynb").read_text("utf-8"))

@@ -61,4 +61,8 @@ def test_a_file_has_the_labels_of_columns(tmp_path):
         again.infer_latents(its_guide, table[labels[::-1]])
     dates = table.set_axis(pd.date_range("2024-01-01", periods=D), axis=1)  # labels that a file cannot hold
     save(path, model.initialize(dates), guide)
-    assert list(load(path).model.predict(its_guide, torch.zeros(1, Q).double(), num_samples=1).to_pandas().columns) == [0, 1, 2]
+    assert list(load(path).model.predict(its_guide, torch.zeros(1, Q).double(), num_samples=1).to_pandas().columns) == [
+        0,
+        1,
+        2,
+    ]
