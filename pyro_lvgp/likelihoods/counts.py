@@ -20,7 +20,9 @@ class _Poisson(dist.Poisson):
     def log_prob(self, value):
         if self._validate_args:
             self._validate_sample(value)
-        return dist.Poisson(self.rate.double(), validate_args=False).log_prob(value.double()).to(self.rate)
+        rate, value = self.rate.double(), value.double()
+        # The last term, of each datum, is not computed for every node of a quadrature.
+        return (value.xlogy(rate) - rate - (value + 1.0).lgamma()).to(self.rate)
 
 
 class _Binomial(dist.Binomial):

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pyro.distributions as dist
 import torch
+from jaxtyping import Float
 from pyro import poutine
 from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites, site_is_subsample
@@ -55,7 +56,8 @@ def predictor(model: LatentRows, guide: Guide, known: RowArguments | None) -> En
 
     def entries(X: Tensor, index: Tensor | None = None) -> LikelihoodPredictive:
         rows = known if known is None or index is None else known[index]
-        replayed = poutine.replay(MarginalizeGaussians(drawn)(poutine.condition(model, {"X": X})), drawn)
+        conditioned = poutine.condition(model, {"X": X, "y": _any_rows(model, X)})
+        replayed = poutine.replay(MarginalizeGaussians(drawn)(conditioned), drawn)
         with torch.set_grad_enabled(X.requires_grad):
             trace = poutine.trace(replayed).get_trace(None, torch.arange(len(X), device=X.device), **as_kwargs(rows))
         y = observed_rows(trace, {"X", *drawn.nodes})
@@ -69,8 +71,13 @@ def rows_given(model: LatentRows, globals_: dict[str, Tensor], X: Tensor, rows: 
     check_not_empty(X, "X")
     idx = torch.arange(X.shape[-2], device=X.device)
     with torch.set_grad_enabled(X.requires_grad):
-        conditioned = poutine.condition(model, {**globals_, "X": X})
+        conditioned = poutine.condition(model, {**globals_, "X": X, "y": _any_rows(model, X)})
         return observed_rows(poutine.trace(conditioned).get_trace(None, idx, **as_kwargs(rows)), {"X", *globals_})
+
+
+def _any_rows(model: LatentRows, X: Tensor) -> Float[Tensor, "*particles B D"]:
+    """Values of the observations of a model whose distribution alone is needed: a draw of them takes time."""
+    return X.new_zeros(()).expand(*X.shape[:-1], model.data_dim)
 
 
 def as_kwargs(rows: RowArguments | None) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Inference of the latents of new rows, and their priors."""
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, Literal, cast, get_args
 
@@ -20,7 +19,7 @@ from pyro_lvgp._utils.validation import check_index, check_sizes, check_values
 from pyro_lvgp.infer.protocols import HasStoredPosteriors
 from pyro_lvgp.models._given_latents import global_draws, predictor, rows_given
 from pyro_lvgp.models._latent_rows import Guide, LatentRows, encoder_of_latents
-from pyro_lvgp.models._new_rows import LogLikelihood, best_candidates, by_laplace, variational
+from pyro_lvgp.models._new_rows import best_candidates, by_laplace, variational
 from pyro_lvgp.models.initialization import latent_mixture
 from pyro_lvgp.models.row_arguments import RowArguments
 
@@ -112,12 +111,13 @@ class LatentInference(LatentRows):
                 check_sizes(max_components=max_components)
             check_sizes(least=0, num_steps=num_steps)
             if method == "variational":
-                likelihoods = list(self._log_likelihoods(guide, num_samples, known))
-                loc, scale = self._initial_latents(guide, likelihoods[0], Y, prior, num_starts)
+                draws = list(global_draws(self, guide, num_samples))
+                loc, scale = self._initial_latents(guide, draws[0], known, Y, prior, num_starts)
+                likelihoods = [partial(self._log_likelihood_rows, globals_, known) for globals_ in draws]
                 return variational(likelihoods, Y, prior, loc, scale, num_steps=num_steps, learning_rate=learning_rate)
             start = None
             if not isinstance(prior, torch.distributions.MixtureSameFamily):
-                start, _ = self._initial_latents(guide, next(self._log_likelihoods(guide, 1, known)), Y, prior, num_starts)
+                start, _ = self._initial_latents(guide, next(global_draws(self, guide, 1)), known, Y, prior, num_starts)
             entries = [predictor(self, guide, known) for _ in range(num_samples)]
             options: Any = {"num_steps": num_steps, "max_components": max_components, "by_row": known is not None}
             return by_laplace(entries, Y, prior, start, num_starts, **options)
@@ -203,12 +203,14 @@ class LatentInference(LatentRows):
         rows = rows_given(self, globals_, X, known).rows(~torch.isnan(Y))
         return rows.log_prob(torch.nan_to_num(Y, self.likelihood.fill_value))
 
-    def _log_likelihoods(self, guide: Guide, num_samples: int, known: RowArguments | None) -> Iterator[LogLikelihood]:
-        """Functions log p(y | x) of rows, one for each draw of the sites that rows share."""
-        return (partial(self._log_likelihood_rows, globals_, known) for globals_ in global_draws(self, guide, num_samples))
-
     def _initial_latents(
-        self, guide: Guide, log_likelihood: LogLikelihood, Y: Tensor, prior: torch.distributions.Distribution, num_starts: int
+        self,
+        guide: Guide,
+        globals_: dict[str, Tensor],
+        known: RowArguments | None,
+        Y: Tensor,
+        prior: torch.distributions.Distribution,
+        num_starts: int,
     ) -> tuple[Tensor, Tensor]:
         """Initial means and standard deviations of latents: the encodings of the rows, or the best candidates."""
         encoder = encoder_of_latents(guide)
@@ -221,5 +223,7 @@ class LatentInference(LatentRows):
         candidates = prior.sample((_NUM_CANDIDATES,)) if is_mixture else self.latent_candidates()
         if prior.batch_shape:  # each row has a prior of its own, which may be far from all candidates
             candidates = torch.cat([prior.mean[None], candidates[:, None].expand(-1, len(Y), -1)])
-        loc = best_candidates(log_likelihood, Y, prior, candidates, num_starts)
+        entries = partial(rows_given, self, globals_, rows=known)
+        by_row = known is not None and known.num_rows is not None
+        loc = best_candidates(entries, Y, prior, candidates, num_starts, by_row=by_row)
         return loc, torch.full_like(loc, 0.1)

@@ -151,9 +151,12 @@ def _screened(
 
 
 def _log_likelihood_at(
-    entries: Sequence[Entries], Y: Float[Tensor, "B D"], points: Float[Tensor, "C Q"], by_row: bool
+    entries: Sequence[Entries], Y: Float[Tensor, "B D"], points: Float[Tensor, "C Q"] | Float[Tensor, "C B Q"], by_row: bool
 ) -> Float[Tensor, "C B"]:
-    """Log p(y | x) of each row at each of the same points, averaged over the draws of the shared sites."""
+    """Log p(y | x) of each row at each point, averaged over the draws of the shared sites.
+
+    Points are the same for all rows, or of each row if ``by_row``.
+    """
     B, observed = len(Y), ~torch.isnan(Y)
 
     def log_prob(y: LikelihoodPredictive) -> Tensor:
@@ -170,25 +173,29 @@ def _log_likelihood_at(
 
 @torch.no_grad()
 def best_candidates(
-    log_likelihood: LogLikelihood,
+    entries: Entries,
     Y: Float[Tensor, "B D"],
     prior: torch.distributions.Distribution,
     candidates: Float[Tensor, "C Q"] | Float[Tensor, "C B Q"],
     num_starts: int,
+    *,
+    by_row: bool = False,
 ) -> Float[Tensor, "starts Q"]:
     """Choose initial latents for each row: the candidate of the highest density, or several at random by Gumbel's trick.
 
-    :param log_likelihood: log p(y | x) of rows.
+    :param entries: p(y | x) of each entry, or its expectation over f.
     :param Y: rows, NaN where missing.
     :param prior: p(x) of one row, or of each.
-    :param candidates: latents to choose from, the same for all rows or some of each.
+    :param candidates: latents to choose from, the same for all rows, or some of each if ``by_row``.
     :param num_starts: number of initial latents for each row.
+    :param by_row: whether ``entries`` are those of these rows, which have arguments of their own.
     :returns: initial latents, all rows of the first start before those of the next.
     :raises ValueError: if there are fewer candidates than starts.
     """
     if len(candidates) < num_starts:
         raise ValueError(f"expected num_starts of at most {len(candidates)}, the number of candidates, got {num_starts}")
-    scores = torch.stack([log_likelihood(x.expand(len(Y), -1), Y) + prior.log_prob(x) for x in candidates])
+    points = candidates[:, None] if candidates.dim() == 2 else candidates
+    scores = _log_likelihood_at([entries], Y, candidates, by_row) + prior.log_prob(points)
     if num_starts > 1:  # the best candidates alone may all be close to one mode
         scores = 0.5 * scores - torch.empty_like(scores).exponential_().log()
     best = scores.topk(num_starts, 0).indices

@@ -11,7 +11,8 @@ from torch import Tensor
 __all__ = ["clustered_nodes", "gauss_hermite", "log_expectation_at_mode", "normal_nodes"]
 
 Derivatives = Callable[[Tensor], tuple[Tensor, Tensor]]
-_NUM_HALVINGS, _LARGEST_MODE = 15, 1e18
+_NUM_STEPS, _LARGEST_MODE = 15, 1e18
+_CLOSE = 0.1  # steps to a mode, in units of its width, after which Newton's method converges
 _FARTHEST, _NARROWEST = 16.0, 1e-9  # of points at which nodes cluster
 _END = 7.75  # standard deviations, where a normal density is 30 nats below its maximum
 
@@ -130,7 +131,7 @@ def log_expectation_at_mode(
     mean, variance, bend = torch.broadcast_tensors(mean, variance, bend)
     sd = _square_root(variance)
     with torch.no_grad():
-        mode, width = _mode(derivatives, mean, sd)
+        mode, width = _mode(derivatives, mean, sd, bend)
         offset = (bend - mean) / sd - mode
         z, spacing = clustered_nodes(offset.clamp(max=0.0), offset.clamp(min=0.0), width.minimum(1.0 / sd), num_points)
         z = mode + z
@@ -191,20 +192,25 @@ def _square_root(variance: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _mode(derivatives: Derivatives, mean: Tensor, sd: Tensor) -> tuple[Tensor, Tensor]:
-    """Mode and width of N(z; 0, 1) exp g(mean + sd z), by alternating bisection, of arsinh z, and Newton steps."""
+def _mode(derivatives: Derivatives, mean: Tensor, sd: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
+    """Mode and width of N(z; 0, 1) exp g(mean + sd z), by Newton steps from a guess, and bisections of arsinh z."""
 
     def slope(z: Tensor) -> tuple[Tensor, Tensor]:
         first, second = derivatives(mean + sd * z)
         return sd * first - z, sd.square() * second - 1.0
 
     # The slope decreases at a rate of 1 at least, so that the mode is between 0 and the slope at 0.
-    z, (first, second) = torch.zeros_like(mean), slope(torch.zeros_like(mean))
+    first, _ = slope(torch.zeros_like(mean))
     low, high = first.clamp(-_LARGEST_MODE, 0.0), first.clamp(0.0, _LARGEST_MODE)
-    for step in range(2 * _NUM_HALVINGS):
-        newton = z - first / second
-        inside = (newton >= low) & (newton <= high) & (step % 2 == 1)
-        z = torch.where(inside, newton, torch.sinh(0.5 * (low.asinh() + high.asinh())))
-        first, second = slope(z)
+    start = (guess - mean) / sd
+    first, second = slope(start)
+    z = (start - first / second).clamp(low, high)
+    first, second = slope(z)
+    for step in range(_NUM_STEPS):
         low, high = torch.where(first > 0.0, z, low), torch.where(first < 0.0, z, high)
+        newton = z - first / second
+        is_close = (newton - z).abs() <= _CLOSE * (-second).rsqrt()
+        by_newton = (newton >= low) & (newton <= high) & (is_close | (step % 3 != 2))
+        z = torch.where(by_newton, newton, torch.sinh(0.5 * (low.asinh() + high.asinh())))
+        first, second = slope(z)
     return z, (-second).rsqrt()

@@ -75,7 +75,7 @@ def test_components_that_remain_are_those_of_the_highest_evidence(holes):
     model, guide, _ = _linear(Gaussian(0.5))
     means = torch.tensor([[-4.0, 0.0], [0.0, 0.0], [4.0, 1.0]])  # evidences differ by more than errors from few draws
     prior = dist.MixtureSameFamily(
-        dist.Categorical(torch.tensor([0.5, 0.2, 0.3])), dist.Normal(means, torch.rand(3, Q) + 0.1).to_event(1)
+        dist.Categorical(torch.tensor([0.5, 0.2, 0.3])), dist.Normal(means, 0.3 * torch.rand(3, Q) + 0.1).to_event(1)
     )
     all_three, two = (model.infer_latents(guide, holes, method="laplace", prior=prior, max_components=k) for k in (3, 2))
     logits, best = all_three.mixture_distribution.logits.topk(2, -1)
