@@ -118,7 +118,7 @@ class AnnealedChain:
         if self.is_reversed:
             back = _reverse.run_back(transition, self.target.score, z, schedule)
             return ChainEnds(back.score, back.z, back.log_ratio)
-        first, delayed = _reverse.start(self.target.score, z), schedule.delayed()
+        first, delayed = _reverse.start(transition, self.target.score, z), schedule.delayed()
         noise = [tuple(map(torch.randn_like, z)) for _ in range(len(self.beta))]
         if self.loop is not None and isinstance(self.target, PureTarget):
             shared = (self.target.bases, self.target.statistics, self.target.differentiable)
@@ -129,7 +129,9 @@ class AnnealedChain:
                 last = _reverse.step(transition, self.target.score, last, delayed.at(k), xi)
         return ChainEnds(first.score, last.z, _reverse.finish(transition, last, schedule))
 
-    def _run_at_once(self, transition: LangevinTransition, score: Any, z: Tensor, beta: Tensor, step_size: Tensor) -> ChainEnds:
+    def _run_at_once(
+        self, transition: LangevinTransition, score: Any, z: Tensor, beta: Tensor, step_size: Tensor
+    ) -> ChainEnds:
         """Run the transitions of the only site as one operation, whose derivatives are derived by hand."""
         shape = z.shape
         momentum = torch.randn_like(z) if transition.has_momentum else None

@@ -14,7 +14,8 @@ with γ = 0 for overdamped dynamics.  The reverse of the refreshment after step 
 entry by entry, where :math:`m_k = 0` and :math:`s_k = 1` is the reverse of plain annealing.  The last momentum has the density
 of :math:`u` with γ = 0, the drift of step K and no :math:`d_K`.  The score in T(g) is known, so that the kernels need no
 further gradients.  :math:`E[w] = Z` holds for all values of a, b, c, d and s.  For a target with independent Gaussian entries
-the reverse of a chain without taming is of this family, and the best weights are constant.
+the exact reverse of a chain without taming is of this family, and the gap of the bound is then the divergence of the last
+position's distribution :math:`q_K` from the target alone: :math:`w = p(z_K) / q_K(z_K)`.
 
 Source: Geffner and Domke (2023), "Langevin diffusion variational inference"; Vargas, Padhy, Blessing and Nüsken (2024),
 "Transport meets variational inference: controlled Monte Carlo diffusions".
@@ -56,15 +57,18 @@ class Schedule(NamedTuple):
         return self._replace(kernels=kernels)
 
 
-def start(score: Score, z: Coordinates) -> State:
-    """Return the state of a forward chain at z, with a standard normal momentum."""
-    return State(z, score(z), tuple(map(torch.randn_like, z)), tuple(map(torch.zeros_like, z)))
+def start(transition: LangevinTransition, score: Score, z: Coordinates) -> State:
+    """Return the state of a forward chain at z, with a standard normal momentum if any of it persists."""
+    zeros = tuple(map(torch.zeros_like, z))
+    return State(z, score(z), tuple(map(torch.randn_like, z)) if transition.has_momentum else zeros, zeros)
 
 
 def step(transition: LangevinTransition, score: Score, state: State, schedule: Schedule, noise: Coordinates) -> State:
     """Refresh the momentum, and take a leapfrog step forward."""
     refreshed, totals = [], []
-    sites = zip(state.z, state.score, state.momentum, noise, schedule.step_size, schedule.kernels, state.log_ratio, strict=True)
+    sites = zip(
+        state.z, state.score, state.momentum, noise, schedule.step_size, schedule.kernels, state.log_ratio, strict=True
+    )
     for z, s, rho, xi, eta, kernel, total in sites:
         eps, kappa, gamma = transition.in_units_of_momentum(eta, schedule.persistence)
         rho_hat, u = xi, rho

@@ -45,19 +45,11 @@ def test_first_bound_is_that_of_plain_annealing(dynamics, loss):
     for learn_reverse in (False, True):
         guide = make_guide(model, Y, dynamics, perturbed=False, learn_reverse=learn_reverse)
         torch.manual_seed(5)
-        if dynamics == "overdamped":  # whose plain chains draw no first momentum
-            values.append(torch.stack([LOSSES[loss]().differentiable_loss(model, guide, Y) for _ in range(300)]))
-        else:
-            values.append(LOSSES[loss]().differentiable_loss(model, guide, Y))
-    plain, learned = (x.detach() for x in values)
-    if dynamics == "overdamped":
-        error = (plain.var() / 300 + learned.var() / 300).sqrt()
-        assert abs(plain.mean() - learned.mean()) < 4.0 * error
-    else:
-        torch.testing.assert_close(learned, plain, rtol=1e-10, atol=0.0)
+        values.append(LOSSES[loss]().differentiable_loss(model, guide, Y).detach())
+    torch.testing.assert_close(values[1], values[0], rtol=1e-10, atol=0.0)
 
 
-@pytest.mark.parametrize("loss", list(LOSSES))
+@pytest.mark.parametrize("loss", ["drawn", "integrated", "weighted"])
 @pytest.mark.parametrize("dynamics", DYNAMICS)
 def test_traced_and_pure_paths_agree(dynamics, loss):
     def make(target):
@@ -67,7 +59,7 @@ def test_traced_and_pure_paths_agree(dynamics, loss):
         return guide
 
     model, Y = small()
-    assert_paths_agree(make, model, Y, LOSSES[loss]())
+    assert_paths_agree(make, model, Y, LOSSES[loss](), Y)
 
 
 @pytest.mark.parametrize("dynamics", ["overdamped", "underdamped"])
@@ -92,13 +84,11 @@ def conjugate(y):
 @pytest.mark.parametrize("dynamics", DYNAMICS)
 def test_weights_are_unbiased_in_both_directions_for_random_kernels(dynamics):
     y = torch.tensor([0.8])
-    guide = make_guide(conjugate, y, dynamics, learn_reverse=True, local_plate="data", base_guide=MeanFieldGuide(conjugate))
+    guide = make_guide(
+        conjugate, y, dynamics, learn_reverse=True, local_plate="data", base_guide=MeanFieldGuide(conjugate, init_scale=1.0)
+    )
     log_z = torch.distributions.Normal(0.0, 1.25**0.5).log_prob(y)[0]
     num, errors = 40_000, []
-    rows = y.expand(num)
-    many = make_guide(conjugate, rows[:1], dynamics, learn_reverse=True, local_plate="data")
-    many.load_state_dict(guide.state_dict())
-    del many
     posterior_std = (1.0 / 5.0) ** 0.5
     with torch.no_grad():
         for reverse in (False, True):
@@ -145,14 +135,19 @@ def test_gradient_is_that_of_finite_differences(dynamics):
     assert checked > 20
 
 
-def test_sandwich_holds_the_evidence():
-    y = torch.tensor([0.8, -0.3])
-    guide = make_guide(conjugate, y, learn_reverse=True, local_plate="data")
-    perturb(guide, 0.05)
-    latents = {"x": 0.8 * y + 5.0**-0.5 * torch.randn(2)}
-    sandwich = bound_sandwich(conjugate, guide, y, latents=latents)
-    assert torch.isfinite(sandwich.lower).all()
-    assert torch.isfinite(sandwich.upper).all()
+@pytest.mark.parametrize("dynamics", DYNAMICS)
+def test_sandwich_holds_the_evidence(dynamics):
+    torch.manual_seed(2)
+    y = 1.25**0.5 * torch.randn(2000)
+    guide = make_guide(
+        conjugate, y, dynamics, learn_reverse=True, local_plate="data", base_guide=MeanFieldGuide(conjugate, init_scale=1.0)
+    )
+    latents = {"x": 0.8 * y + 0.2**0.5 * torch.randn(2000)}
+    evidence = torch.distributions.Normal(0.0, 1.25**0.5).log_prob(y)
+    sandwich = bound_sandwich(conjugate, guide, y, latents=latents, num_samples=1)
+    lower, upper = sandwich.lower - evidence, sandwich.upper - evidence
+    assert lower.mean() < -4.0 * lower.std() / 2000**0.5
+    assert upper.mean() > 4.0 * upper.std() / 2000**0.5
 
 
 def test_saved_guides_are_those_that_are_loaded(tmp_path):
