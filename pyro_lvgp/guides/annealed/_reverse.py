@@ -133,8 +133,8 @@ def _leapfrog(transition: LangevinTransition, score: Score, state: State, schedu
     for i, (z, rho, (eps, _, _)) in enumerate(zip(state.z, state.momentum, units, strict=True)):
         half.append(rho + 0.5 * sign * _drift(transition, state, schedule, i))
         moved.append(z + sign * eps * half[-1])
-    z, state = transition.limited(tuple(moved), state)
-    new = State(z, score(z), state.momentum, state.log_ratio)
+    position, state = transition.limited(tuple(moved), state)
+    new = State(position, score(position), state.momentum, state.log_ratio)
     after = tuple(rho + 0.5 * sign * _drift(transition, new, schedule, i) for i, rho in enumerate(half))
     pairs = zip(state.log_ratio, state.momentum, after, strict=True)
     log_ratio = tuple(total + 0.5 * sign * (before.square() - rho.square()) for total, before, rho in pairs)

@@ -1,6 +1,6 @@
 """Log joint of a model and its score in whitened coordinates, by tracing the model or by its own ``log_joint``."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -71,6 +71,14 @@ class PureTarget:
     def log_joint(self, z: Coordinates) -> Tensor:
         values, log_dets = self.sites.values(z, self.bases)
         return self.model.log_joint(values, self.statistics).sum() + sum(x.sum() for x in log_dets.values())
+
+
+def has_log_joint_of(model: Any, sites: Sequence[str]) -> bool:
+    """Return whether a model has a log joint over exactly these sites, and its ``forward`` is that of the log joint."""
+    if not isinstance(model, HasLogJoint) or model.local_sites != set(sites):
+        return False
+    cls: Any = type(model)
+    return cls.forward is cls.log_joint_forward
 
 
 def pure_transition(

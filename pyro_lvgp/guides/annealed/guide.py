@@ -36,6 +36,7 @@ from pyro_lvgp.guides.annealed._targets import (
     PureTarget,
     Target,
     TracedTarget,
+    has_log_joint_of,
     pure_transition,
     pure_transition_with_reverse,
     read_statistics,
@@ -109,8 +110,9 @@ class AutoAnnealedLangevin(SampledGuide):
         model, but the time to compile grows with ``num_steps``; use both together to shorten that time.
     :param create_plates: as for Pyro's autoguides; by default the base guide's.
     :raises ValueError: for arguments out of range, unknown sites, a base guide that was called before, sites outside plates
-        annealed under subsampling, sites outside the local plate that depend on those inside, or ``compile`` without
-        ``log_joint``; at a call with Pyro's validation on, if a chain diverges.
+        annealed under subsampling, sites outside the local plate that depend on those inside, ``compile`` without
+        ``log_joint``, or ``learn_reverse`` with another transition than the two Langevin transitions; at a call with Pyro's
+        validation on, if a chain diverges.
     :raises TypeError: for a ``num_steps`` that is no integer, or a base guide that is no :class:`MeanFieldGuide`.
 
     >>> from pyro.infer import SVI, Trace_ELBO
@@ -123,8 +125,9 @@ class AutoAnnealedLangevin(SampledGuide):
     >>> guide = AutoAnnealedLangevin(model, local_plate="data", num_steps=4, create_plates=plates)
     >>> loss = SVI(model, guide, Adam({"lr": 0.01}), Trace_ELBO()).step(torch.ones(10, 2), torch.arange(10))
 
-    References: eqs. 13 to 18 of the annealed-GPLVM paper, with the sign of eq. 15; Geffner and Domke (2021), "MCMC variational
-    inference via uncorrected Hamiltonian annealing"; Zhang, Carpenter, Gelman and Vehtari (2022), "Pathfinder: parallel
+    References: eqs. 13 to 18 of the annealed-GPLVM paper, with the sign of eq. 15; Geffner and Domke (2021), "MCMC
+    variational inference via uncorrected Hamiltonian annealing", and (2023), "Langevin diffusion variational inference";
+    Zhang, Carpenter, Gelman and Vehtari (2022), "Pathfinder: parallel
     quasi-Newton variational inference"; Giordano, Ingram and Broderick (2024), "Black box variational inference with a
     deterministic objective"; NumPyro's ``AutoDAIS`` and ``AutoSemiDAIS``.
     """
@@ -207,7 +210,7 @@ class AutoAnnealedLangevin(SampledGuide):
         has_all_rows = all(frame.full_size in (None, frame.size) for frame in frames)
         keeps_location = isinstance(self.model, HasInitialValues) or self.global_guide is not None
         self._moves_base = self._adapts_base and has_all_rows and not keeps_location
-        self._has_pure_score = self._surrogate[0] is None and _has_log_joint_of(self.model, names)
+        self._has_pure_score = self._surrogate[0] is None and has_log_joint_of(self.model, names)
         if self._compile and not self._has_pure_score:
             raise ValueError(f"compile=True anneals the sites of the model's log_joint, got {sorted(names)}; leave out sites=")
         self._add_parameters(names, args)
@@ -525,14 +528,6 @@ class AutoAnnealedLangevin(SampledGuide):
 
     def __getstate__(self):
         return super().__getstate__() | {"_surrogate": (None,), "_compiled": None}
-
-
-def _has_log_joint_of(model: Any, sites: Sequence[str]) -> bool:
-    """Return whether a model has a log joint over exactly these sites, and its ``forward`` is that of the log joint."""
-    if not isinstance(model, HasLogJoint) or model.local_sites != set(sites):
-        return False
-    cls: Any = type(model)
-    return cls.forward is cls.log_joint_forward
 
 
 _LOG_2PI = math.log(2.0 * math.pi)

@@ -83,10 +83,8 @@ def conjugate(y):
 
 @pytest.mark.parametrize("dynamics", DYNAMICS)
 def test_weights_are_unbiased_in_both_directions_for_random_kernels(dynamics):
-    y = torch.tensor([0.8])
-    guide = make_guide(
-        conjugate, y, dynamics, learn_reverse=True, local_plate="data", base_guide=MeanFieldGuide(conjugate, init_scale=1.0)
-    )
+    y, base = torch.tensor([0.8]), MeanFieldGuide(conjugate, init_scale=1.0)
+    guide = make_guide(conjugate, y, dynamics, learn_reverse=True, local_plate="data", base_guide=base)
     log_z = torch.distributions.Normal(0.0, 1.25**0.5).log_prob(y)[0]
     num, errors = 40_000, []
     posterior_std = (1.0 / 5.0) ** 0.5
@@ -138,10 +136,8 @@ def test_gradient_is_that_of_finite_differences(dynamics):
 @pytest.mark.parametrize("dynamics", DYNAMICS)
 def test_sandwich_holds_the_evidence(dynamics):
     torch.manual_seed(2)
-    y = 1.25**0.5 * torch.randn(2000)
-    guide = make_guide(
-        conjugate, y, dynamics, learn_reverse=True, local_plate="data", base_guide=MeanFieldGuide(conjugate, init_scale=1.0)
-    )
+    y, base = 1.25**0.5 * torch.randn(2000), MeanFieldGuide(conjugate, init_scale=1.0)
+    guide = make_guide(conjugate, y, dynamics, learn_reverse=True, local_plate="data", base_guide=base)
     latents = {"x": 0.8 * y + 0.2**0.5 * torch.randn(2000)}
     evidence = torch.distributions.Normal(0.0, 1.25**0.5).log_prob(y)
     sandwich = bound_sandwich(conjugate, guide, y, latents=latents, num_samples=1)
@@ -169,5 +165,5 @@ def test_transitions_without_momentum_units_are_refused():
         def __call__(self, score, state, noise, beta, step_size, momentum_persistence):
             return State(state.z, state.score, (), state.log_ratio)
 
-    with pytest.raises(ValueError, match="expected an OverdampedLangevin or UnderdampedLangevin .* got Still"):
+    with pytest.raises(ValueError, match=r"expected an OverdampedLangevin or UnderdampedLangevin .* got Still"):
         AutoAnnealedLangevin(conjugate, dynamics=Still(), learn_reverse=True)
