@@ -63,6 +63,7 @@ class Method:
     :param dynamics: dynamics of its chains.
     :param step_size: initial step size.
     :param defaults: whether all other settings of the guide are its defaults, or those of the paper.
+    :param learn_reverse: whether the reverse transitions are learned.
     :param num_samples: draws S of each latent.
     :param weighted: whether the draws are importance weighted, or averaged over.
     """
@@ -71,6 +72,7 @@ class Method:
     dynamics: Dynamics = "underdamped"
     step_size: float = 0.4
     defaults: bool = False
+    learn_reverse: bool = False
     num_samples: int = 1
     weighted: bool = False
 
@@ -79,7 +81,7 @@ class Method:
             return MeanFieldGuide(model)
         if self.defaults:
             return AutoAnnealedLangevin(model, compile=True, num_steps=self.num_steps)
-        chain = paper_chain(model, self.dynamics)
+        chain = paper_chain(model, self.dynamics) | {"learn_reverse": self.learn_reverse}
         return AutoAnnealedLangevin(model, compile=True, num_steps=self.num_steps, step_size=self.step_size, **chain)
 
     def loss(self) -> LocalELBO:
@@ -102,6 +104,8 @@ METHODS = {
     "annealed, K = 10": Method(num_steps=10),
     "annealed, K = 10, defaults": Method(num_steps=10, defaults=True),
     "annealed, K = 10, overdamped": Method(10, "overdamped", step_size=0.2),
+    "annealed, K = 10, learned reverse": Method(num_steps=10, learn_reverse=True),
+    "annealed, K = 10, overdamped, learned reverse": Method(10, "overdamped", step_size=0.2, learn_reverse=True),
     "annealed, K = 10 × IW, S = 5": Method(num_steps=10, num_samples=5, weighted=True),
     "annealed, K = 10, overdamped × IW, S = 5": Method(10, "overdamped", step_size=0.2, num_samples=5, weighted=True),
 }
@@ -139,7 +143,7 @@ def converged() -> Task:
     return replace(table("oilflow"), checkpoints=(20_000,), methods=CONVERGED)
 
 
-PAPER = tuple(name for name, method in METHODS.items() if not method.defaults)
+PAPER = tuple(name for name, method in METHODS.items() if not (method.defaults or method.learn_reverse))
 CONVERGED = ("mean field", "IW, S = 5", "annealed, K = 10", "annealed, K = 10 × IW, S = 5")
 
 
@@ -148,6 +152,18 @@ def with_defaults(name: str) -> Task:
     return replace(table(name), methods=DEFAULTS)
 
 
+def with_learned_reverse(name: str) -> Task:
+    """Task of a table that compares learned with plain reverse transitions, at equal numbers of gradients."""
+    return replace(table(name), methods=LEARNED_REVERSE)
+
+
+LEARNED_REVERSE = (
+    "annealed, K = 10, learned reverse",
+    "annealed, K = 10",
+    "IW, S = 11",
+    "annealed, K = 10, overdamped, learned reverse",
+    "annealed, K = 10, overdamped",
+)
 DEFAULTS = ("mean field", "IW, S = 11", "annealed, K = 10", "annealed, K = 10, defaults")
 TASKS = {
     "oilflow": lambda: table("oilflow"),
@@ -155,6 +171,8 @@ TASKS = {
     "wine_red": lambda: table("wine_red"),
     "oilflow_defaults": lambda: with_defaults("oilflow"),
     "wine_red_defaults": lambda: with_defaults("wine_red"),
+    "oilflow_reverse": lambda: with_learned_reverse("oilflow"),
+    "wine_red_reverse": lambda: with_learned_reverse("wine_red"),
     "frey": frey,
     "mnist_1_7": ones_and_sevens,
 }

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyro_lvgp._utils.seeding import seeded
-from pyro_lvgp.guides.annealed import transitions
+from pyro_lvgp.guides.annealed import _reverse, transitions
 from pyro_lvgp.guides.annealed._targets import PureTarget, Target
 from pyro_lvgp.guides.annealed.transitions import (
     Coordinates,
@@ -50,8 +50,10 @@ class AnnealedChain:
     :param transition: the transition.
     :param beta: inverse temperature of each transition.
     :param step_size: step sizes of each transition, for each site over its event.
-    :param momentum_persistence: γ.
+    :param momentum_persistence: γ; that of each transition with ``reverse``.
     :param loop: compiled transitions, for a :class:`PureTarget`; None to run them eagerly.
+    :param reverse: coefficients of the learned reverse kernels of each site, [K, 5, *event]; None for plain annealing.
+    :param is_reversed: whether the chain runs from the target to the base.
     """
 
     target: Target
@@ -60,14 +62,22 @@ class AnnealedChain:
     step_size: Sequence[Float[Tensor, "K ..."]]
     momentum_persistence: Tensor
     loop: CompiledLoop | None
+    reverse: Sequence[Float[Tensor, "K 5 ..."]] | None = None
+    is_reversed: bool = False
 
     def reversed(self) -> "AnnealedChain":
-        """Return the chain with its transitions in reverse order."""
-        return replace(self, beta=self.beta.flip(0), step_size=[eta.flip(0) for eta in self.step_size])
+        """Return the chain that runs from the target to the base."""
+        return replace(self, is_reversed=True)
 
     def shortened(self, num_steps: int) -> "AnnealedChain":
         """Return the chain of the first transitions."""
-        return replace(self, beta=self.beta[:num_steps], step_size=[eta[:num_steps] for eta in self.step_size])
+        return replace(
+            self,
+            beta=self.beta[:num_steps],
+            step_size=[eta[:num_steps] for eta in self.step_size],
+            momentum_persistence=self.momentum_persistence if self.reverse is None else self.momentum_persistence[:num_steps],
+            reverse=None if self.reverse is None else [x[:num_steps] for x in self.reverse],
+        )
 
     def scaled(self, factor: float) -> "AnnealedChain":
         """Return the chain with other step sizes."""
@@ -75,11 +85,12 @@ class AnnealedChain:
 
     def run(self, z: Coordinates) -> ChainEnds:
         """Run the transitions from z."""
-        # [K, *event] to [K, 1, …, 1, *event], to broadcast over plates.
-        step_size = tuple(
-            eta.reshape(eta.shape[:1] + (1,) * (x.dim() - eta.dim() + 1) + eta.shape[1:])
-            for eta, x in zip(self.step_size, z, strict=True)
-        )
+        step_size = tuple(_over_plates(eta, x) for eta, x in zip(self.step_size, z, strict=True))
+        if self.reverse is not None and len(self.beta):
+            return self._run_with_learned_reverse(z, step_size)
+        beta = self.beta
+        if self.is_reversed:
+            beta, step_size = beta.flip(0), tuple(eta.flip(0) for eta in step_size)
         target: Any = self.target
         transition: Any = self.transition
         # A subclass may move chains in another way.
@@ -87,18 +98,40 @@ class AnnealedChain:
         if self.loop is None and len(self.beta) and is_langevin and isinstance(target, PureTarget):
             score = target.score_tensors()
             if score is not None:
-                return self._run_at_once(transition, score, z[0], step_size[0])
+                return self._run_at_once(transition, score, z[0], beta, step_size[0])
         first = transitions.initial_state(target.score, z, transition)
         if self.loop is None or not isinstance(target, PureTarget) or not len(self.beta):
             step = partial(transition, target.score, momentum_persistence=self.momentum_persistence)
-            last = transitions.anneal(step, first, self.beta, step_size)
+            last = transitions.anneal(step, first, beta, step_size)
         else:
             noise = [tuple(map(torch.randn_like, z)) for _ in range(len(self.beta))]
             shared = (target.bases, target.statistics, self.momentum_persistence, target.differentiable)
-            last = self.loop(shared, first, (self.beta, step_size), noise)
+            last = self.loop(shared, first, (beta, step_size), noise)
         return ChainEnds(first.score, last.z, last.log_ratio)
 
-    def _run_at_once(self, transition: LangevinTransition, score: Any, z: Tensor, step_size: Tensor) -> ChainEnds:
+    def _run_with_learned_reverse(self, z: Coordinates, step_size: Coordinates) -> ChainEnds:
+        """Run the transitions one by one, compiled if they are to be and run forward."""
+        transition: Any = self.transition
+        coefficients = [x.unbind(1) for x in self.reverse or ()]
+        kernels = tuple(tuple(_over_plates(c, x) for c in cs) for cs, x in zip(coefficients, z, strict=True))
+        schedule = _reverse.Schedule(self.beta, step_size, self.momentum_persistence, kernels)
+        if self.is_reversed:
+            back = _reverse.run_back(transition, self.target.score, z, schedule)
+            return ChainEnds(back.score, back.z, back.log_ratio)
+        first, delayed = _reverse.start(transition, self.target.score, z), schedule.delayed()
+        noise = [tuple(map(torch.randn_like, z)) for _ in range(len(self.beta))]
+        if self.loop is not None and isinstance(self.target, PureTarget):
+            shared = (self.target.bases, self.target.statistics, self.target.differentiable)
+            last = self.loop(shared, first, delayed, noise)
+        else:
+            last = first
+            for k, xi in enumerate(noise):
+                last = _reverse.step(transition, self.target.score, last, delayed.at(k), xi)
+        return ChainEnds(first.score, last.z, _reverse.finish(transition, last, schedule))
+
+    def _run_at_once(
+        self, transition: LangevinTransition, score: Any, z: Tensor, beta: Tensor, step_size: Tensor
+    ) -> ChainEnds:
         """Run the transitions of the only site as one operation, whose derivatives are derived by hand."""
         shape = z.shape
         momentum = torch.randn_like(z) if transition.has_momentum else None
@@ -107,7 +140,7 @@ class AnnealedChain:
             z, step_size, *noise = z.view(shape[-2:]), step_size.flatten(1, -2), *(x.view(shape[-2:]) for x in noise)
             momentum = None if momentum is None else momentum.view(shape[-2:])
         schedule = transition.in_units_of_momentum(step_size, self.momentum_persistence)
-        chain = langevin.langevin_chain(score, z, momentum, noise, self.beta, *schedule, transition.max_gradient)
+        chain = langevin.langevin_chain(score, z, momentum, noise, beta, *schedule, transition.max_gradient)
         return ChainEnds(*((x.view(shape),) for x in (chain.first_score, chain.z, chain.log_ratio)))
 
     def best_scale(self, z: Coordinates) -> float:
@@ -138,6 +171,11 @@ class AnnealedChain:
                 log_ratio = torch.stack([x.sum() for x in ends.log_ratio]).sum()
                 total = total + (self.target.log_joint(ends.z) + log_ratio).cpu()
         return total
+
+
+def _over_plates(x: Tensor, z: Tensor) -> Tensor:
+    """Reshape [K, *event] to [K, 1, …, 1, *event], to broadcast over the plates of z."""
+    return x.reshape(x.shape[:1] + (1,) * (z.dim() - x.dim() + 1) + x.shape[1:])
 
 
 def curvatures(score: Score, z: Coordinates) -> Coordinates:

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from pyro_lvgp._utils.validation import check_sizes
+from pyro_lvgp.guides.annealed.transitions import OverdampedLangevin, Transition, UnderdampedLangevin
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
 
 
@@ -20,6 +21,15 @@ def check_chain(
         raise ValueError(f"expected momentum_persistence between 0 and 1, got {momentum_persistence}")
     if not 0 <= base_weight < math.inf:
         raise ValueError(f"expected a base_weight of 0 or more, got {base_weight}")
+
+
+def check_learned_reverse(learn_reverse: bool, transition: Transition) -> None:
+    """Raise if reverse kernels are to be learned for a transition that is not one of the Langevin transitions."""
+    if learn_reverse and type(transition) not in (OverdampedLangevin, UnderdampedLangevin):
+        raise ValueError(
+            "expected an OverdampedLangevin or UnderdampedLangevin transition for learn_reverse=True, got "
+            f"{type(transition).__name__}; a transition of your own adds the log ratio of its own reverse density"
+        )
 
 
 def check_base_guide(guide: Any) -> None:

@@ -1,6 +1,6 @@
 """Log joint of a model and its score in whitened coordinates, by tracing the model or by its own ``log_joint``."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,6 +13,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pyro_lvgp._utils.seeding import forked
+from pyro_lvgp.guides.annealed import _reverse
 from pyro_lvgp.guides.annealed._whitened import Bases, Whitened
 from pyro_lvgp.guides.annealed.transitions import Coordinates, State, Transition, check_finite
 from pyro_lvgp.infer._row_weights import IgnoreRowWeights, RefuseRowWeights
@@ -72,6 +73,14 @@ class PureTarget:
         return self.model.log_joint(values, self.statistics).sum() + sum(x.sum() for x in log_dets.values())
 
 
+def has_log_joint_of(model: Any, sites: Sequence[str]) -> bool:
+    """Return whether a model has a log joint over exactly these sites, and its ``forward`` is that of the log joint."""
+    if not isinstance(model, HasLogJoint) or model.local_sites != set(sites):
+        return False
+    cls: Any = type(model)
+    return cls.forward is cls.log_joint_forward
+
+
 def pure_transition(
     transition: Transition,
     model: HasLogJoint,
@@ -85,6 +94,20 @@ def pure_transition(
     bases, statistics, momentum_persistence, differentiable = shared
     target = PureTarget(model, sites, bases, statistics, differentiable)
     return transition(target.score, state, noise, *schedule, momentum_persistence)
+
+
+def pure_transition_with_reverse(
+    transition: Any,
+    model: HasLogJoint,
+    sites: Whitened,
+    shared: tuple[Bases, Any, bool],
+    state: State,
+    schedule: _reverse.Schedule,
+    noise: Coordinates,
+) -> State:
+    """Take one transition with a learned reverse kernel to a :class:`PureTarget`, as :func:`pure_transition` does."""
+    target = PureTarget(model, sites, *shared)
+    return _reverse.step(transition, target.score, state, schedule, noise)
 
 
 def read_statistics(model: HasLogJoint, drawn: Trace, marginalize: bool, args: tuple, kwargs: dict) -> Any:

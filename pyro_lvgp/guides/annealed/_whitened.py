@@ -85,3 +85,16 @@ class Whitened:
         """Return the coordinates of each site."""
         parts = flat.split([loc.numel() for loc, _ in bases], -1)
         return tuple(part.reshape(x.shape) for part, x in zip(parts, like, strict=True))
+
+
+def zeros_with_gradient(whitened: Whitened, bases: Bases, z: Coordinates, score: Coordinates) -> Coordinates:
+    """Return zeros with the gradient of the base's own bound with respect to its locs and scales, entry by entry.
+
+    At w = loc + S^½ z the pathwise gradient of ``log p(y, w)`` is that of w times the score; the entropy has the gradient of
+    ``log |S^½|``.
+    """
+    fixed = tuple((loc.detach(), scale.detach()) for loc, scale in bases)
+    h_white = whitened.to_white(whitened.from_white(z, bases), fixed)
+    sites = zip(whitened.sites, bases, h_white, score, strict=True)
+    own = [s.detach() * x + site.entry_log_det(scale) for (_, site), (_, scale), x, s in sites]
+    return tuple(x - x.detach() for x in own)

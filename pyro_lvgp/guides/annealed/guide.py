@@ -29,17 +29,20 @@ from pyro_lvgp.guides._handlers import ShareSubsamples
 from pyro_lvgp.guides._sampled import SampledGuide
 from pyro_lvgp.guides.annealed import schedules, transitions
 from pyro_lvgp.guides.annealed._chain import AnnealedChain, ChainEnds, curvatures
-from pyro_lvgp.guides.annealed._checks import check_base_guide, check_chain, checked_value
+from pyro_lvgp.guides.annealed._checks import check_base_guide, check_chain, check_learned_reverse, checked_value
 from pyro_lvgp.guides.annealed._first_base import first_base
+from pyro_lvgp.guides.annealed._reverse import NUM_COEFFICIENTS
 from pyro_lvgp.guides.annealed._targets import (
     PureTarget,
     Target,
     TracedTarget,
+    has_log_joint_of,
     pure_transition,
+    pure_transition_with_reverse,
     read_statistics,
     replayable,
 )
-from pyro_lvgp.guides.annealed._whitened import Bases, Preconditioner, Whitened
+from pyro_lvgp.guides.annealed._whitened import Bases, Preconditioner, Whitened, zeros_with_gradient
 from pyro_lvgp.guides.annealed.schedules import AnnealingSchedule
 from pyro_lvgp.guides.annealed.transitions import Coordinates, DivergedChainError, Dynamics, Transition
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
@@ -84,6 +87,9 @@ class AutoAnnealedLangevin(SampledGuide):
     :param learn_step_size: learn a step size for each transition and latent dimension; False fixes them.
     :param max_step_size: upper bound of learned step sizes; unadjusted Langevin diverges above 2 / λ_max.
     :param momentum_persistence: initial share γ of the momentum that a transition preserves, which is learned.
+    :param learn_reverse: learn a Gaussian kernel of each reverse transition, whose mean is affine in position, drift and
+        momentum, entry by entry, and a γ of each transition.  The first bound is that without it.  It needs no further
+        scores, and its steps take more operations: they do not use the hand-derived gradient of the whole chain.
     :param differentiate_score: differentiate through the scores; False is cheaper, and its gradient biased.
     :param base_guide: a :class:`MeanFieldGuide` of the model, whose Gaussians the chains start from: diagonal, with full
         covariances, or amortised.  It becomes a part of this guide, which creates its plates.  By default
@@ -104,8 +110,9 @@ class AutoAnnealedLangevin(SampledGuide):
         model, but the time to compile grows with ``num_steps``; use both together to shorten that time.
     :param create_plates: as for Pyro's autoguides; by default the base guide's.
     :raises ValueError: for arguments out of range, unknown sites, a base guide that was called before, sites outside plates
-        annealed under subsampling, sites outside the local plate that depend on those inside, or ``compile`` without
-        ``log_joint``; at a call with Pyro's validation on, if a chain diverges.
+        annealed under subsampling, sites outside the local plate that depend on those inside, ``compile`` without
+        ``log_joint``, or ``learn_reverse`` with another transition than the two Langevin transitions; at a call with Pyro's
+        validation on, if a chain diverges.
     :raises TypeError: for a ``num_steps`` that is no integer, or a base guide that is no :class:`MeanFieldGuide`.
 
     >>> from pyro.infer import SVI, Trace_ELBO
@@ -118,8 +125,9 @@ class AutoAnnealedLangevin(SampledGuide):
     >>> guide = AutoAnnealedLangevin(model, local_plate="data", num_steps=4, create_plates=plates)
     >>> loss = SVI(model, guide, Adam({"lr": 0.01}), Trace_ELBO()).step(torch.ones(10, 2), torch.arange(10))
 
-    References: eqs. 13 to 18 of the annealed-GPLVM paper, with the sign of eq. 15; Geffner and Domke (2021), "MCMC variational
-    inference via uncorrected Hamiltonian annealing"; Zhang, Carpenter, Gelman and Vehtari (2022), "Pathfinder: parallel
+    References: eqs. 13 to 18 of the annealed-GPLVM paper, with the sign of eq. 15; Geffner and Domke (2021), "MCMC
+    variational inference via uncorrected Hamiltonian annealing", and (2023), "Langevin diffusion variational inference";
+    Zhang, Carpenter, Gelman and Vehtari (2022), "Pathfinder: parallel
     quasi-Newton variational inference"; Giordano, Ingram and Broderick (2024), "Black box variational inference with a
     deterministic objective"; NumPyro's ``AutoDAIS`` and ``AutoSemiDAIS``.
     """
@@ -142,6 +150,7 @@ class AutoAnnealedLangevin(SampledGuide):
         learn_step_size: bool = True,
         max_step_size: float = 1.0,
         momentum_persistence: float = 0.8,
+        learn_reverse: bool = False,
         differentiate_score: bool = True,
         base_guide: MeanFieldGuide | None = None,
         base_weight: float = 1.0,
@@ -159,8 +168,9 @@ class AutoAnnealedLangevin(SampledGuide):
         self_made, base_guide = base_guide is None, base_guide or MeanFieldGuide(model, create_plates=create_plates)
         create_plates = create_plates or base_guide.create_plates
         super().__init__(model, create_plates=create_plates)
-        self.num_steps, self.differentiate_score = num_steps, differentiate_score
+        self.num_steps, self.differentiate_score, self._learn_reverse = num_steps, differentiate_score, learn_reverse
         self.transition = transitions.as_transition(dynamics)
+        check_learned_reverse(learn_reverse, self.transition)
         self.local_plate: str | None = local_plate or (model.local_plate if isinstance(model, HasLocalPlate) else None)
         self._requested_sites, self._requested_plate = sites, local_plate
         self.annealed: tuple[str, ...] = ()
@@ -200,7 +210,7 @@ class AutoAnnealedLangevin(SampledGuide):
         has_all_rows = all(frame.full_size in (None, frame.size) for frame in frames)
         keeps_location = isinstance(self.model, HasInitialValues) or self.global_guide is not None
         self._moves_base = self._adapts_base and has_all_rows and not keeps_location
-        self._has_pure_score = self._surrogate[0] is None and _has_log_joint_of(self.model, names)
+        self._has_pure_score = self._surrogate[0] is None and has_log_joint_of(self.model, names)
         if self._compile and not self._has_pure_score:
             raise ValueError(f"compile=True anneals the sites of the model's log_joint, got {sorted(names)}; leave out sites=")
         self._add_parameters(names, args)
@@ -256,6 +266,8 @@ class AutoAnnealedLangevin(SampledGuide):
 
     def _add_parameters(self, names: Sequence[str], args: tuple) -> None:
         self.step_sizes = PyroModule()
+        if self._learn_reverse:
+            self.reverse_kernels = PyroModule()
         num_coordinates = 0
         for name in names:
             site, loc = self.base_guide.coordinates[name], self.base_guide.loc_and_scale(name, args)[0].detach()
@@ -263,6 +275,9 @@ class AutoAnnealedLangevin(SampledGuide):
             step_size = loc.new_full((self.num_steps, *loc.shape[loc.dim() - site.event_dim :]), self._step_size)
             learned = PyroParam(step_size, constraints.interval(0.0, self._max_step_size))
             deep_setattr(self.step_sizes, name, learned if self._learn_step_size else nn.Buffer(step_size))
+            if self._learn_reverse:
+                zeros = step_size.new_zeros((self.num_steps, NUM_COEFFICIENTS, *step_size.shape[1:]))
+                deep_setattr(self.reverse_kernels, name, PyroParam(zeros))
         is_joint = self.local_plate is None and not self._others
         self._is_preconditioned = self._moves_base and is_joint and not self._has_pure_score
         if self._is_preconditioned:
@@ -278,7 +293,8 @@ class AutoAnnealedLangevin(SampledGuide):
         else:
             self.register_buffer("beta", beta.to(loc))
         if self.transition.has_momentum:
-            self.momentum_persistence = PyroParam(loc.new_tensor(self._momentum_persistence), constraints.unit_interval)
+            shape = (self.num_steps,) if self._learn_reverse else ()
+            self.momentum_persistence = PyroParam(loc.new_full(shape, self._momentum_persistence), constraints.unit_interval)
 
     def forward(self, *args, **kwargs) -> dict[str, Tensor]:
         return self._sample_path(None, self.num_steps, args, kwargs)
@@ -358,7 +374,7 @@ class AutoAnnealedLangevin(SampledGuide):
             sign = 1.0 if end is None else -1.0
             own: Any = (0.0,) * len(bases)
             if end is None and self.base_weight and torch.is_grad_enabled():
-                own = _zeros_with_gradient(whitened, bases, start, ends.first_score)
+                own = zeros_with_gradient(whitened, bases, start, ends.first_score)
             last_h, log_dets = whitened.from_white(last_z, bases), whitened.log_dets(bases)
             for i, (name, site) in enumerate(whitened.sites):
                 value, log_det = site.constrain(last_h[i])
@@ -482,15 +498,19 @@ class AutoAnnealedLangevin(SampledGuide):
     def _make_chain(self, bases: Bases, drawn: Trace, args: tuple, kwargs: dict) -> AnnealedChain:
         """Return the chain from the bases to the target."""
         if self._compile and self._compiled is None:
-            self._compiled = CompiledLoop(partial(pure_transition, self.transition, self.model, self._whitened))
-        momentum_persistence: Any = self.momentum_persistence if self.transition.has_momentum else torch.zeros(())
+            step: Callable = pure_transition_with_reverse if self._learn_reverse else pure_transition
+            self._compiled = CompiledLoop(partial(step, self.transition, self.model, self._whitened))
+        beta = self.beta if self._annealing_schedule != "learned" else schedules.increasing_schedule(self.increments)
+        unused = beta.new_zeros(self.num_steps) if self._learn_reverse else torch.zeros(())
+        momentum_persistence: Any = self.momentum_persistence if self.transition.has_momentum else unused
         return AnnealedChain(
             self._make_target(bases, drawn, args, kwargs),
             self.transition,
-            self.beta if self._annealing_schedule != "learned" else schedules.increasing_schedule(self.increments),
+            beta,
             [attrgetter(name)(self.step_sizes) for name in self.annealed],
             momentum_persistence,
             self._compiled,
+            [attrgetter(name)(self.reverse_kernels) for name in self.annealed] if self._learn_reverse else None,
         )
 
     def _make_target(self, bases: Bases, drawn: Trace, args: tuple, kwargs: dict) -> Target:
@@ -508,27 +528,6 @@ class AutoAnnealedLangevin(SampledGuide):
 
     def __getstate__(self):
         return super().__getstate__() | {"_surrogate": (None,), "_compiled": None}
-
-
-def _has_log_joint_of(model: Any, sites: Sequence[str]) -> bool:
-    """Return whether a model has a log joint over exactly these sites, and its ``forward`` is that of the log joint."""
-    if not isinstance(model, HasLogJoint) or model.local_sites != set(sites):
-        return False
-    cls: Any = type(model)
-    return cls.forward is cls.log_joint_forward
-
-
-def _zeros_with_gradient(whitened: Whitened, bases: Bases, z: Coordinates, score: Coordinates) -> Coordinates:
-    """Return zeros with the gradient of the base's own bound with respect to its locs and scales, entry by entry.
-
-    At w = loc + S^½ z the pathwise gradient of ``log p(y, w)`` is that of w times the score; the entropy has the gradient of
-    ``log |S^½|``.
-    """
-    fixed = tuple((loc.detach(), scale.detach()) for loc, scale in bases)
-    h_white = whitened.to_white(whitened.from_white(z, bases), fixed)
-    sites = zip(whitened.sites, bases, h_white, score, strict=True)
-    own = [s.detach() * x + site.entry_log_det(scale) for (_, site), (_, scale), x, s in sites]
-    return tuple(x - x.detach() for x in own)
 
 
 _LOG_2PI = math.log(2.0 * math.pi)

@@ -139,7 +139,7 @@ class LangevinTransition(Transition):
             return tuple(bridge)
         return tuple(_tame(g, eta / self.max_drift) for g, eta in zip(bridge, step_size, strict=True))
 
-    def _limited(self, z: Coordinates, state: State) -> tuple[Coordinates, State]:
+    def limited(self, z: Coordinates, state: State) -> tuple[Coordinates, State]:
         """Return a new position, and the state before it, unchanged but for the gradient of the position."""
         if math.isinf(self.max_gradient):
             return z, state
@@ -184,7 +184,7 @@ class OverdampedLangevin(LangevinTransition):
     ) -> State:
         g = self._drift(state.z, state.score, beta, step_size)
         z = tuple(z + eta * g + (2.0 * eta).sqrt() * e for z, eta, g, e in zip(state.z, step_size, g, noise, strict=True))
-        z, state = self._limited(z, state)
+        z, state = self.limited(z, state)
         s = score(z)
         # This is −ε̃; only its square is used.
         reverse = tuple(
@@ -241,7 +241,7 @@ class UnderdampedLangevin(LangevinTransition):
         g = self._drift(state.z, state.score, beta, step_size)
         half = tuple(rho + 0.5 * eta * g for rho, eta, g in zip(before, step_size, g, strict=True))
         z = tuple(z + eta * rho for z, eta, rho in zip(state.z, step_size, half, strict=True))
-        z, state = self._limited(z, state)
+        z, state = self.limited(z, state)
         s = score(z)
         g = self._drift(z, s, beta, step_size)
         after = tuple(rho + 0.5 * eta * g for rho, eta, g in zip(half, step_size, g, strict=True))
