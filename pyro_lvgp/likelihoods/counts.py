@@ -7,6 +7,7 @@ import pyro.distributions as dist
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from pyro_lvgp.likelihoods.base import LogConcaveLikelihood, WithParameter
 from pyro_lvgp.ops.logistic import expected_logistic, expected_softplus
@@ -79,19 +80,31 @@ class Logistic(LogConcaveLikelihood):
         """
 
     def expected_log_prob(self, y, mean, variance, params):
-        # log p(y | f) = log p(y | 0) + a f − b (log(1 + eᶠ) − log 2).  In single precision the terms of large counts would
-        # cancel to several nats.
-        y, mean, variance = torch.broadcast_tensors(y, mean, variance)
-        y64, mean64, variance64 = (x.double() for x in (y, mean, variance))
-        params = None if params is None else params.double()
-        a, b = self.exponents(y64, params)
-        at_zero = self.distribution(torch.zeros_like(mean64), params).log_prob(y64)
+        a, b, at_zero = self._terms(y, params)
+        mean64, variance64 = torch.broadcast_tensors(mean.double(), variance.double())
         expected = at_zero + a * mean64 - b * (expected_softplus(mean64, variance64) - math.log(2.0))
         return expected.to(mean)
 
     def log_prob_derivatives(self, y, f, params):
         (a, b), p = self.exponents(y, params), f.sigmoid()
         return a - b * p, -b * p * (1.0 - p)
+
+    def _log_prob_of(self, y, params):
+        a, b, at_zero = self._terms(y, params)  # once for all nodes of a quadrature
+
+        def log_prob(f: Tensor) -> Tensor:
+            f64 = f.double()
+            return (at_zero + a * f64 + b * (logsigmoid(-f64) + math.log(2.0))).to(f)
+
+        return log_prob
+
+    def _terms(self, y: Tensor, params: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Exponents a and b, and log p(y | 0), for ``log p(y | f) = log p(y | 0) + a f − b (log(1 + eᶠ) − log 2)``.
+
+        They have double precision: in single precision the terms of large counts would cancel to several nats.
+        """
+        y, params = y.double(), None if params is None else params.double()
+        return *self.exponents(y, params), self.distribution(torch.zeros_like(y), params).log_prob(y)
 
     def _bend(self, y, params):
         a, b = self.exponents(y, params)
