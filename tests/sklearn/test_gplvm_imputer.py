@@ -20,7 +20,7 @@ def test_scikit_learn_s_own_checks(estimator, check):
     check(estimator)
 
 
-@pytest.mark.parametrize(("num_rows", "number"), [(24, 4), (250, 4), (400, 2), (800, 1)])
+@pytest.mark.parametrize(("num_rows", "number"), [(24, 8), (99, 8), (100, 4), (250, 4), (400, 2), (800, 1)])
 def test_as_many_folds_as_hold_out_100_rows_by_default(num_rows, number):
     imputer = GPLVMImputer()
     imputer._seed = 0
