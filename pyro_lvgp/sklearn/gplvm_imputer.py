@@ -63,18 +63,19 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         g(y_n) = f(x_n) + W z_n + \epsilon_n, \qquad f_d \sim GP(c_d, k), \quad z_n \sim N(0, I_r), \quad
         \epsilon_n \sim N(0, \mathrm{diag}\, \psi)
 
-    (:class:`~pyro_lvgp.models.BayesianGPLVM` with :class:`~pyro_lvgp.likelihoods.LowRankGaussian`), a single Gaussian, and a
-    mixture of Gaussians, one for twelve rows from 2 to 20 (:func:`~pyro_lvgp.conjugate.gaussian_mixture.gaussian_mixture`), are
-    fitted to all rows but some that are held out.  Of the held-out rows, entries are hidden and predicted, as those of new rows.  The prediction of
-    an entry is the mixture
+    (:class:`~pyro_lvgp.models.BayesianGPLVM` with :class:`~pyro_lvgp.likelihoods.LowRankGaussian`), a Gaussian, and a mixture
+    of 2 to 20 Gaussians, one for twelve rows (:func:`~pyro_lvgp.conjugate.gaussian_mixture.gaussian_mixture`), are fitted to
+    all rows but some that are held out.  Of the held-out rows, entries are hidden and predicted, as those of new rows.  The
+    prediction of an entry is the mixture
 
     .. math::
 
         \sum_{c j} w_{cj}\, N\big(g(y);\; m_c,\; (\phi_j s_c)^2\big)\, g'(y)
 
     over the models c and the factors :math:`\phi_j` from 0.5 to 5 on the predictive standard deviations, whose weights w
-    maximise the density of the hidden entries (stacking).  The weights thus choose between curves, linear relations and groups
-    with linear relations of their own, and correct the noise, which is too small if it is estimated from training rows alone, since their latents are fitted.
+    maximise the density of the hidden entries (stacking).  The weights thus choose between curves, linear relations, and
+    groups with linear relations of their own, and correct the noise, which is too small if it is estimated from training rows
+    alone, since their latents are fitted.
 
     The cost of K Gaussians is :math:`O(N K D^3)`; those with :math:`N K D^3 > 2 \cdot 10^8` are no candidates.
 
