@@ -146,14 +146,14 @@ def test_mixtures_that_take_long_are_no_candidates(shape, numbers):
     assert [size for size in _sizes(*shape) if isinstance(size, int)] == numbers
 
 
-def test_linear_relations_of_few_rows_are_those_of_a_gaussian():
-    """The Gaussian candidate keeps weight, and the RMSE is within 15 % of that of the true conditional means."""
+def test_linear_relations_of_few_rows_are_predicted_by_gaussians():
+    """Barely fitted models leave weight to Gaussians, and the RMSE is within 15 % of that of the true conditional means."""
     rng = np.random.default_rng(3)
     loadings = rng.standard_normal((6, 1))
     normal = rng.standard_normal((140, 1)) @ loadings.T + 0.5 * rng.standard_normal((140, 6))
     hidden = rng.random((100, 6)).argsort(1).argsort(1) < 2
-    imputer = GPLVMImputer(max_iter=60, random_state=0).fit(normal[:40])
-    assert imputer.weights_[1] > 0.05
+    imputer = GPLVMImputer(max_iter=2, n_folds=2, random_state=0).fit(normal[:40])
+    assert sum(weight for size, weight in imputer.weights_.items() if isinstance(size, int)) > 0.05
     filled = imputer.transform(np.where(hidden, np.nan, normal[40:]))
     mean, _ = _conditional(normal[40:], hidden, loadings @ loadings.T + 0.25 * np.eye(6))
     error = [np.sqrt(np.square((each - normal[40:])[hidden]).mean()) for each in (filled, mean)]
