@@ -1,4 +1,4 @@
-"""Predictions of missing entries of tables by Bayesian GPLVMs without settings."""
+"""Predictions of missing entries of tables by Bayesian GPLVMs and mixtures of Gaussians without settings."""
 
 import math
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyro
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from numpy.random import RandomState
 from pyro.distributions import Normal
 from sklearn.base import OneToOneFeatureMixin, TransformerMixin
@@ -18,6 +18,7 @@ from torch import Tensor
 from pyro_lvgp._utils.seeding import normal_draws, seeded
 from pyro_lvgp._utils.tables import Labels, labels_of
 from pyro_lvgp._utils.validation import check_sizes, check_values
+from pyro_lvgp.conjugate.gaussian_mixture import GaussianMixture, gaussian_mixture
 from pyro_lvgp.diagnostics import stacking_weights
 from pyro_lvgp.distributions import WarpedNormal, YeoJohnsonTransform
 from pyro_lvgp.guides import MeanFieldGuide
@@ -29,13 +30,18 @@ __all__ = ["GPLVMImputer"]
 
 _SIZES = ((2, 8), (5, 4), (10, 1))  # numbers of latent dimensions, and of linear factors of the residuals
 _FACTORS = (0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0)  # of predictive standard deviations
+_ROWS_PER_GAUSSIAN, _MAX_GAUSSIANS = 12, 20
+_MAX_COST = 2e8  # rows times Gaussians times the cube of columns, which is some seconds for each fold
 _NUM_HELD_OUT, _MAX_FOLDS = 100, 4
+_ALL_FOLDS = 8  # of tables with fewer rows than are to be held out
 _LEAST_WEIGHT = 0.01
 _LEAST_ROWS = 4
 _STACKING_TOLERANCE = 1e-3  # nats per entry: held-out entries are few, and further steps fit them
-_NUM_POINTS = 32  # of the latents of a row
+_NUM_POINTS = 32  # of the latents of a row, or of its Gaussians
 _DIMS = ("data", "output")
 _CHUNK_SIZE = 200  # rows, which bounds the memory
+
+_Size = tuple[int, int] | int  # numbers of latent dimensions and of factors, or number of Gaussians
 
 
 class _Fit(NamedTuple):
@@ -47,7 +53,7 @@ class _Fit(NamedTuple):
 
 
 class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
-    r"""Predictions of missing entries of a table by Bayesian GPLVMs, without settings.
+    r"""Predictions of missing entries of a table by Bayesian GPLVMs and mixtures of Gaussians, without settings.
 
     The fit has the floating-point precision of the data.  Each column is standardised and made more normal by a power
     transformation g_d.  Models of several sizes, all of the form
@@ -57,23 +63,27 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         g(y_n) = f(x_n) + W z_n + \epsilon_n, \qquad f_d \sim GP(c_d, k), \quad z_n \sim N(0, I_r), \quad
         \epsilon_n \sim N(0, \mathrm{diag}\, \psi)
 
-    (:class:`~pyro_lvgp.models.BayesianGPLVM` with :class:`~pyro_lvgp.likelihoods.LowRankGaussian`), are fitted to all rows but
-    some that are held out.  Of the held-out rows, entries are hidden and predicted, as those of new rows.  The prediction of
-    an entry is the mixture
+    (:class:`~pyro_lvgp.models.BayesianGPLVM` with :class:`~pyro_lvgp.likelihoods.LowRankGaussian`), a Gaussian, and a mixture
+    of 2 to 20 Gaussians, one for twelve rows (:func:`~pyro_lvgp.conjugate.gaussian_mixture.gaussian_mixture`), are fitted to
+    all rows but some that are held out.  Of the held-out rows, entries are hidden and predicted, as those of new rows.  The
+    prediction of an entry is the mixture
 
     .. math::
 
         \sum_{c j} w_{cj}\, N\big(g(y);\; m_c,\; (\phi_j s_c)^2\big)\, g'(y)
 
     over the models c and the factors :math:`\phi_j` from 0.5 to 5 on the predictive standard deviations, whose weights w
-    maximise the density of the hidden entries (stacking).  The weights thus choose the numbers of latent dimensions, and
-    correct the noise, which is too small if it is estimated from training rows alone, since their latents are fitted.
+    maximise the density of the hidden entries (stacking).  The weights thus choose between curves, linear relations, and
+    groups with linear relations of their own, and correct the noise, which is too small if it is estimated from training rows
+    alone, since their latents are fitted.
+
+    The cost of K Gaussians is :math:`O(N K D^3)`; those with :math:`N K D^3 > 2 \cdot 10^8` are no candidates.
 
     Latents of all rows, training rows included, are inferred by Laplace's approximation under a mixture of Gaussians as prior,
     which is fitted to the training latents.
 
     :param n_folds: number of sets of held-out rows, each with its own fits, which are averaged.  By default as many that 100
-        rows are held out, 4 at most: fewer rows choose weights by chance.
+        rows are held out, 4 at most, or 8 for tables of fewer than 100 rows: fewer rows choose weights by chance.
     :param max_iter: number of steps of Adam of each fit.
     :param batch_size: number of rows in a mini-batch.
     :param learning_rate: initial learning rate, which falls to zero along a cosine.
@@ -83,7 +93,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
     A fitted estimator has the attributes
 
     - ``fits_``: for each candidate (its numbers of latent dimensions and of factors) and each fold the model, its guide and
-      the prior of latents; candidates without weight are left out;
+      the prior of latents, or for a number of Gaussians the mixtures; candidates without weight are left out;
     - ``weights_``: weights of the candidates;
     - ``warp_``: the transformation g;
     - ``n_iter_``: number of steps of each fit;
@@ -91,7 +101,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
 
     Source: Titsias and Lawrence (2010), "Bayesian Gaussian process latent variable model"; Snelson, Ghahramani and Rasmussen
     (2004), "Warped Gaussian processes"; Yao, Vehtari, Simpson and Gelman (2018), "Using stacking to average Bayesian
-    predictive distributions".
+    predictive distributions"; Ghahramani and Jordan (1994), "Supervised learning from incomplete data via an EM approach".
 
     >>> from sklearn.datasets import load_iris
     >>> X = load_iris().data
@@ -104,8 +114,8 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
     (torch.Size([2, 4]), torch.Size([2, 2, 4]))
     """
 
-    fits_: dict[tuple[int, int], list[_Fit]]
-    weights_: dict[tuple[int, int], float]
+    fits_: dict[_Size, list[_Fit | GaussianMixture]]
+    weights_: dict[_Size, float]
     warp_: YeoJohnsonTransform
 
     def __init__(
@@ -145,9 +155,9 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         self.warp_ = YeoJohnsonTransform.from_data(Y.double())
         T = self.warp_(Y.double())
-        sizes = dict.fromkeys((min(Q, T.shape[1]), min(r, T.shape[1] // 2)) for Q, r in _SIZES)
-        fits: dict[tuple[int, int], list[_Fit]] = {size: [] for size in sizes}
-        log_prob: dict[tuple[int, int], list[Tensor]] = {size: [] for size in sizes}
+        sizes = _sizes(*T.shape)
+        fits: dict[_Size, list[_Fit | GaussianMixture]] = {size: [] for size in sizes}
+        log_prob: dict[_Size, list[Tensor]] = {size: [] for size in sizes}
         for fold, held_out in enumerate(self._held_out(T)):
             rows, hidden = T[held_out], self._hidden(T[held_out], fold)
             training = T[~held_out].to(Y.dtype)
@@ -174,8 +184,8 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         """Rows of each fold that are held out, an eighth of all."""
         number = max(len(T) // 8, 1)
         order = torch.randperm(len(T), generator=torch.Generator().manual_seed(self._seed))
-        n_folds = min(math.ceil(_NUM_HELD_OUT / number), _MAX_FOLDS) if self.n_folds is None else self.n_folds
-        for fold in range(n_folds):
+        most = _ALL_FOLDS if len(T) < _NUM_HELD_OUT else _MAX_FOLDS
+        for fold in range(min(math.ceil(_NUM_HELD_OUT / number), most) if self.n_folds is None else self.n_folds):
             held_out = torch.zeros(len(T), dtype=torch.bool)
             held_out[order.roll(-fold * number)[:number]] = True
             unobserved = T[~held_out].isnan().all(0)
@@ -189,9 +199,11 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         first = ~T.isnan() & ((~T.isnan()).cumsum(1) == 1)
         return hidden & ~((hidden | T.isnan()).all(1, keepdim=True) & first)
 
-    def _fit(self, T: Float[Tensor, "N D"], size: tuple[int, int], fold: int) -> _Fit:
-        latent_dim, rank = size
+    def _fit(self, T: Float[Tensor, "N D"], size: _Size, fold: int) -> _Fit | GaussianMixture:
         seed = self._seed + fold
+        if isinstance(size, int):
+            return gaussian_mixture(T.double(), size, seed=seed)
+        latent_dim, rank = size
         with own_parameters(self._local), seeded(seed):
             model = BayesianGPLVM.from_data(T, latent_dim, rank=rank, seed=seed)
             guide, _ = fit_gplvm(
@@ -205,8 +217,16 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
             )
             return _Fit(model, guide, model.training_prior(guide, T, seed=seed))
 
-    def _moments(self, fitted: _Fit, T: Float[Tensor, "B D"]) -> tuple[Float[Tensor, "S B D"], Float[Tensor, "S B D"]]:
-        """Means and standard deviations of the entries of transformed rows, at points of their latents of equal weight."""
+    def _moments(
+        self, fitted: _Fit | GaussianMixture, T: Float[Tensor, "B D"]
+    ) -> tuple[Float[Tensor, "S B D"], Float[Tensor, "S B D"]]:
+        """Means and standard deviations of the entries of transformed rows, at points of equal weight."""
+        parts = _component_moments(fitted, T) if isinstance(fitted, GaussianMixture) else self._latent_moments(fitted, T)
+        mean, variance = (torch.cat(part, 1) for part in zip(*parts, strict=True))
+        return mean, variance.clamp_min(1e-10).sqrt()
+
+    def _latent_moments(self, fitted: _Fit, T: Float[Tensor, "B D"]) -> list[list[Tensor]]:
+        """Means and variances of the entries of parts of the rows, at points of their latents."""
         model, guide, _ = fitted
         parts = []
         with own_parameters(self._local), seeded(self._seed):
@@ -215,8 +235,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
                 with torch.no_grad():
                     y = model.predictive(guide, latents.flatten(0, 1)).condition(rows.repeat(_NUM_POINTS, 1))
                     parts.append([moment.unflatten(0, (_NUM_POINTS, -1)).double() for moment in y.moments()])
-        mean, variance = (torch.cat(part, 1) for part in zip(*parts, strict=True))
-        return mean, variance.clamp_min(1e-10).sqrt()
+        return parts
 
     def _latents(self, fitted: _Fit, T: Float[Tensor, "B D"]) -> Float[Tensor, "S B Q"]:
         """Points of the posterior of the latents of rows, or of the prior for rows without observed entries."""
@@ -284,14 +303,37 @@ def _points(q: Any, number: int) -> Float[Tensor, "S B Q"]:
     else:
         loc, scale_tril = q.loc[:, None], q.scale_tril[:, None]
         weights = torch.ones_like(loc[..., 0])
-    ranks = ((torch.arange(number, dtype=weights.dtype) + 0.5) / number).expand(len(weights), -1)
-    chosen = torch.searchsorted(weights.cumsum(-1), ranks.contiguous()).clamp_max(weights.shape[-1] - 1)  # [B, S]
+    chosen = _stratified(weights, number)
     noise = normal_draws(number, loc.shape[-1], seed=0, like=loc)
     steps = torch.einsum("bsij,sj->bsi", scale_tril.take_along_dim(chosen[..., None, None], 1), noise)
     return (loc.take_along_dim(chosen[..., None], 1) + steps).transpose(0, 1)
 
 
-def _weights(log_prob: dict[tuple[tuple[int, int], float], Tensor]) -> dict[tuple[tuple[int, int], float], float]:
+def _stratified(weights: Float[Tensor, "B K"], number: int) -> Int[Tensor, "B S"]:
+    """Components of points of equal weight, in each row as many as the weight of a component, up to rounding."""
+    ranks = ((torch.arange(number, dtype=weights.dtype) + 0.5) / number).expand(len(weights), -1)
+    return torch.searchsorted(weights.cumsum(-1), ranks.contiguous()).clamp_max(weights.shape[-1] - 1)
+
+
+def _component_moments(mixture: GaussianMixture, T: Float[Tensor, "B D"]) -> list[list[Tensor]]:
+    """Means and variances of the entries of parts of the rows, in components that are chosen by their probabilities."""
+    parts = []
+    for part in mixture.chunks(T):
+        rows = mixture.condition(part)
+        chosen = _stratified(rows.log_weight.exp(), _NUM_POINTS)[..., None]
+        moments = rows.mean, rows.covariance.diagonal(dim1=-2, dim2=-1)
+        parts.append([moment.take_along_dim(chosen, 1).transpose(0, 1) for moment in moments])
+    return parts
+
+
+def _sizes(num_rows: int, num_columns: int) -> list[_Size]:
+    """Candidates for a table."""
+    models = dict.fromkeys((min(Q, num_columns), min(r, num_columns // 2)) for Q, r in _SIZES)
+    number = min(max(num_rows // _ROWS_PER_GAUSSIAN, 2), _MAX_GAUSSIANS)
+    return [*models, *(K for K in (1, number) if num_rows * K * num_columns**3 <= _MAX_COST)]
+
+
+def _weights(log_prob: dict[tuple[_Size, float], Tensor]) -> dict[tuple[_Size, float], float]:
     """Stacking weights of sizes and factors; equal weights of the sizes with a factor of 1 if no entry is held out."""
     if all(not len(values) for values in log_prob.values()):
         number = len(log_prob) // len(_FACTORS)

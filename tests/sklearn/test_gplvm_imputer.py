@@ -8,8 +8,9 @@ import pytest
 import torch
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from pyro_lvgp.conjugate.gaussian_mixture import GaussianMixture
 from pyro_lvgp.sklearn import GPLVMImputer
-from pyro_lvgp.sklearn.gplvm_imputer import _points
+from pyro_lvgp.sklearn.gplvm_imputer import _component_moments, _points, _sizes
 
 QUICK = {"max_iter": 2, "n_folds": 1, "random_state": 0}
 
@@ -20,7 +21,7 @@ def test_scikit_learn_s_own_checks(estimator, check):
     check(estimator)
 
 
-@pytest.mark.parametrize(("num_rows", "number"), [(24, 4), (250, 4), (400, 2), (800, 1)])
+@pytest.mark.parametrize(("num_rows", "number"), [(24, 8), (99, 8), (100, 4), (250, 4), (400, 2), (800, 1)])
 def test_as_many_folds_as_hold_out_100_rows_by_default(num_rows, number):
     imputer = GPLVMImputer()
     imputer._seed = 0
@@ -122,6 +123,41 @@ def test_points_of_latents_have_the_moments_of_the_mixture():
     torch.testing.assert_close(points.var(0), q.variance[0], rtol=0.1, atol=0.0)
     one = dist.MultivariateNormal(parts.loc[:, 0], parts.covariance_matrix[:, 0])
     assert ((_points(one, 4000)[:, 0].mean(0) - one.mean[0]).abs() < error).all()
+
+
+def test_components_are_chosen_by_their_probabilities():
+    """A quarter and three quarters of the points of a row without observed entries; one component if an entry tells which."""
+    mixture = GaussianMixture(
+        torch.tensor([0.25, 0.75], dtype=torch.float64),
+        torch.tensor([[-9.0, 0.0], [9.0, 1.0]], dtype=torch.float64),
+        torch.tensor([[[1.0, 0.5], [0.5, 2.0]], [[1.0, 0.0], [0.0, 3.0]]], dtype=torch.float64),
+    )
+    T = torch.tensor([[torch.nan, torch.nan], [-8.0, torch.nan]], dtype=torch.float64)
+    ((mean, variance),) = _component_moments(mixture, T)
+    torch.testing.assert_close(mean[:, 0].mean(0), mixture.weight @ mixture.mean)
+    torch.testing.assert_close(mean[:, 1, 1], torch.full_like(mean[:, 1, 1], 0.5))
+    torch.testing.assert_close(variance[:, 1, 1], torch.full_like(mean[:, 1, 1], 2.0 - 0.5**2))
+
+
+@pytest.mark.parametrize(
+    ("shape", "numbers"), [((40, 5), [1, 3]), ((250, 15), [1, 20]), ((10_000, 15), [1]), ((300, 500), [])]
+)
+def test_mixtures_that_take_long_are_no_candidates(shape, numbers):
+    assert [size for size in _sizes(*shape) if isinstance(size, int)] == numbers
+
+
+def test_linear_relations_of_few_rows_are_predicted_by_gaussians():
+    """Barely fitted models leave weight to Gaussians, and the RMSE is within 15 % of that of the true conditional means."""
+    rng = np.random.default_rng(3)
+    loadings = rng.standard_normal((6, 1))
+    normal = rng.standard_normal((140, 1)) @ loadings.T + 0.5 * rng.standard_normal((140, 6))
+    hidden = rng.random((100, 6)).argsort(1).argsort(1) < 2
+    imputer = GPLVMImputer(max_iter=2, n_folds=2, random_state=0).fit(normal[:40])
+    assert sum(weight for size, weight in imputer.weights_.items() if isinstance(size, int)) > 0.05
+    filled = imputer.transform(np.where(hidden, np.nan, normal[40:]))
+    mean, _ = _conditional(normal[40:], hidden, loadings @ loadings.T + 0.25 * np.eye(6))
+    error = [np.sqrt(np.square((each - normal[40:])[hidden]).mean()) for each in (filled, mean)]
+    assert error[0] < 1.15 * error[1]
 
 
 def test_data_that_cannot_be_used_are_refused(fitted):
