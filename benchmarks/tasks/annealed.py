@@ -105,7 +105,6 @@ METHODS = {
     "annealed, K = 10, defaults": Method(num_steps=10, defaults=True),
     "annealed, K = 10, overdamped": Method(10, "overdamped", step_size=0.2),
     "annealed, K = 10, learned reverse": Method(num_steps=10, learn_reverse=True),
-    "annealed, K = 10, overdamped, learned reverse": Method(10, "overdamped", step_size=0.2, learn_reverse=True),
     "annealed, K = 10 × IW, S = 5": Method(num_steps=10, num_samples=5, weighted=True),
     "annealed, K = 10, overdamped × IW, S = 5": Method(10, "overdamped", step_size=0.2, num_samples=5, weighted=True),
 }
@@ -161,8 +160,6 @@ LEARNED_REVERSE = (
     "annealed, K = 10, learned reverse",
     "annealed, K = 10",
     "IW, S = 11",
-    "annealed, K = 10, overdamped, learned reverse",
-    "annealed, K = 10, overdamped",
 )
 DEFAULTS = ("mean field", "IW, S = 11", "annealed, K = 10", "annealed, K = 10, defaults")
 TASKS = {
