@@ -35,8 +35,8 @@ class RowRegression:
         \quad z_n = \big((y_{nc} - m_c) / s_c\big)_{c \in O} \big/ \sqrt{|O|}
 
     with means m and standard deviations s of the observed entries, and a Matérn-3⁄2 kernel k.  It is conditioned on the rows
-    in which d and all of O are observed.  Variance and lengthscale of k and the noise variance :math:`\psi` belong to the pattern
-    and to the outputs that are observed in the same of these rows; they maximise the evidence times
+    in which d and all of O are observed.  Variance and lengthscale of k and the noise variance :math:`\psi` belong to the
+    pattern and to the outputs that are observed in the same of these rows; they maximise the evidence times
     :math:`\prod_\theta \mathrm{LogNormal}(\theta; \log \theta_0, 2^2)` around their initial values.
 
     Rows without data, new inputs, and outputs with fewer than two such rows are predicted by :math:`N(m_d, s_d^2)`.  An
