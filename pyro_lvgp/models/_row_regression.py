@@ -13,7 +13,7 @@ from torch.distributions import biject_to
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
-from pyro_lvgp.kernels import Matern
+from pyro_lvgp.kernels import Linear, Matern
 from pyro_lvgp.likelihoods import Gaussian
 from pyro_lvgp.models.initialization import column_moments
 from pyro_lvgp.models.prediction import Prediction
@@ -34,9 +34,10 @@ class RowRegression:
         y_{nd} = m_d + s_d\, (g_{d}(z_n) + \epsilon_{nd}), \quad g_{d} \sim GP(0, k), \quad \epsilon_{nd} \sim N(0, \psi),
         \quad z_n = \big((y_{nc} - m_c) / s_c\big)_{c \in O} \big/ \sqrt{|O|}
 
-    with means m and standard deviations s of the observed entries, and a Matérn-3⁄2 kernel k.  It is conditioned on the rows
-    in which d and all of O are observed.  Variance and lengthscale of k and the noise variance :math:`\psi` belong to the
-    pattern and to the outputs that are observed in the same of these rows; they maximise the evidence times
+    with means m and standard deviations s of the observed entries, and the sum k of a Matérn-3⁄2 and a linear kernel: far from
+    the data it is ridge regression.  It is conditioned on the rows in which d and all of O are observed.  Variances and
+    lengthscale of k and the noise variance :math:`\psi` belong to the pattern and to the outputs that are observed in the same
+    of these rows; they maximise the evidence times
     :math:`\prod_\theta \mathrm{LogNormal}(\theta; \log \theta_0, 2^2)` around their initial values.
 
     Rows without data, new inputs, and outputs with fewer than two such rows are predicted by :math:`N(m_d, s_d^2)`.  An
@@ -134,7 +135,7 @@ def _regression(
     z: Float[Tensor, "R P"], y: Float[Tensor, "R G"], z_new: Float[Tensor, "M P"], num_steps: int
 ) -> tuple[Float[Tensor, "M G"], Float[Tensor, " M"]]:
     """Means and variances of new observations, after a fit of the parameters."""
-    kernel = Matern(z.shape[1], 1.5, lengthscale=1.0, ard=False).double()
+    kernel = (Matern(z.shape[1], 1.5, lengthscale=1.0, ard=False) + Linear(z.shape[1], ard=False)).double()
     to_value = biject_to(constraints.softplus_positive)
     raw: Any = to_value.inv(torch.tensor(_FIRST_NOISE, dtype=z.dtype)).requires_grad_()
     parameters = [raw, *kernel.parameters()]

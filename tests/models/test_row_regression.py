@@ -45,7 +45,8 @@ def test_predictions_are_those_of_a_dense_gaussian_conditional(table, monkeypatc
         z = standard[:, observed] / math.sqrt(len(observed))
         together = torch.cat([train, rows])
         distance = math.sqrt(3.0) * torch.cdist(z[together], z[together])
-        covariance = (1.0 + distance) * (-distance).exp() + (0.1 + 1e-6) * torch.eye(len(together))
+        covariance = (1.0 + distance) * (-distance).exp() + z[together] @ z[together].mT
+        covariance = covariance + (0.1 + 1e-6) * torch.eye(len(together))
         n = len(train)
         gain = torch.linalg.solve(covariance[:n, :n], covariance[:n, n:]).mT
         mean = gain @ standard[train, output]
