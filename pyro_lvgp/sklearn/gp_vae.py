@@ -18,6 +18,7 @@ from pyro_lvgp._utils.validation import check_series, check_sizes
 from pyro_lvgp.diagnostics.model_selection import held_out_log_prob, shifted_folds
 from pyro_lvgp.kernels import Cosine, Kernel, Matern, Stack
 from pyro_lvgp.models import LinearGPVAE, Prediction
+from pyro_lvgp.models._row_regression import RowRegression, patterns
 from pyro_lvgp.models._separate_processes import SeparateProcesses
 from pyro_lvgp.sklearn._series import TimeAxis, as_dates
 from pyro_lvgp.sklearn._stacked_series import mix, stack
@@ -26,20 +27,24 @@ __all__ = ["GPVAERegressor"]
 
 _MAX_DIM = 8  # latents of each kind
 _NUM_HARMONICS = 3
+_MAX_ROWS, _MAX_PATTERNS = 1000, 5  # of regressions, whose cost is cubic in the rows for each pattern
 
-Candidate = LinearGPVAE | SeparateProcesses
+Candidate = LinearGPVAE | SeparateProcesses | RowRegression
 
 
 class GPVAERegressor(BaseEstimator):
     r"""GP-VAE with a linear decoder that chooses its latents by predictions of hidden entries.
 
-    Candidates are independent processes, and :class:`~pyro_lvgp.models.LinearGPVAE` models of Gaussian noise:
+    Candidates are independent processes, regressions, and :class:`~pyro_lvgp.models.LinearGPVAE` models of Gaussian noise:
 
     - ``"separate"``: a Matérn-½ process for each output, plus a quasi-periodic one if a ``period`` is given;
     - ``"white"``: white latents alone, as in factor analysis;
     - ``"rough"``: Matérn-½ processes and white latents;
     - ``"smooth"``: Matérn-3⁄2 processes and white latents;
-    - ``"periodic"``: Matérn-½ processes, quasi-periodic processes and white latents, if a ``period`` is given.
+    - ``"periodic"``: Matérn-½ processes, quasi-periodic processes and white latents, if a ``period`` is given;
+    - ``"regression"``: for each pattern of missing outputs, Gaussian-process regressions on the observed outputs of a row,
+      whatever its input; if the data have at most 1000 rows, and one to five patterns of rows with observed and with missing
+      entries.
 
     The numbers of latents are upper limits: relevances shrink the weights of those that the data do not need.  Each candidate
     is fitted to data with additional gaps (:func:`~pyro_lvgp.diagnostics.shifted_folds`).  The prediction is the mixture
@@ -59,7 +64,7 @@ class GPVAERegressor(BaseEstimator):
     :param period: length of a cycle in units of the inputs, such as 24.0 for hourly data with a daily cycle; for dates a
         duration, such as ``pandas.Timedelta(days=1)``.
     :param n_folds: number of folds.
-    :param max_iter: maximum number of sweeps, or of steps of L-BFGS for ``"separate"``, of a fit.
+    :param max_iter: maximum number of sweeps, or of steps of L-BFGS for ``"separate"`` and ``"regression"``, of a fit.
     :param verbose: whether to show a progress bar.
 
     A fitted estimator has the attributes
@@ -122,6 +127,8 @@ class GPVAERegressor(BaseEstimator):
         self._inputs, self._spread, self._cycle = x, _spread(x), self._period(x)
         x = x / self._spread
         candidates = self._candidates(x, data.shape[1])
+        if len(data) <= _MAX_ROWS and 1 <= len(patterns(data)) <= _MAX_PATTERNS:
+            candidates["regression"] = RowRegression
 
         folds = list(shifted_folds(data, self.n_folds))
         predicted: dict[str, list[Prediction]] = {name: [] for name in candidates}
@@ -144,10 +151,10 @@ class GPVAERegressor(BaseEstimator):
 
     def _fitted(self, make: Callable[[], Candidate], x: Tensor, data: Tensor) -> Candidate:
         model = make()
-        if isinstance(model, SeparateProcesses):
-            model.fit(x, data, num_steps=self.max_iter)
-        else:
+        if isinstance(model, LinearGPVAE):
             model.fit(x, data, num_sweeps=self.max_iter)
+        else:
+            model.fit(x, data, num_steps=self.max_iter)
         return model
 
     def predict(self, X: Any = None, *, num_samples: int = 100) -> Prediction:

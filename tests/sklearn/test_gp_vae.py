@@ -27,7 +27,7 @@ def quick(**kwargs):
 def test_predictions_are_a_mixture_of_the_candidates_in_units_of_the_data(series):
     t, Y, gapped = series
     gpvae = quick().fit(t, gapped)
-    assert set(gpvae.held_out_nll_) == {"separate", "white", "rough", "smooth"}
+    assert set(gpvae.held_out_nll_) == {"separate", "white", "rough", "smooth", "regression"}
     assert gpvae.models_.keys() == gpvae.weights_.keys() | gpvae.gap_weights_.keys()
     assert sum(gpvae.weights_.values()) == pytest.approx(1.0)
     predicted = gpvae.predict()
@@ -127,6 +127,28 @@ def test_a_period_adds_a_candidate_that_continues_cycles(float64):
     assert max(scores[name] for name in ("periodic", "separate")) < min(scores[name] for name in ("white", "rough", "smooth"))
     truth = 2.0 * torch.sin(2.0 * np.pi * t[70:94] / 24.0)
     assert (gpvae.predict().mean[70:94, 1] - truth).square().mean().sqrt() < 0.5
+
+
+def test_outputs_that_are_no_linear_function_of_others_are_predicted_by_regression(float64):
+    angle = 6.28 * torch.rand(80)
+    Y = torch.stack([angle.cos(), angle.sin(), (2.0 * angle).cos(), (2.0 * angle).sin()], 1) + 0.02 * torch.randn(80, 4)
+    gapped = Y.clone()
+    gapped[60:70, 2:] = torch.nan
+    gpvae = GPVAERegressor(n_folds=2, max_iter=20).fit(torch.arange(80.0), gapped)
+    assert max(gpvae.weights_, key=gpvae.weights_.__getitem__) == "regression"
+    error = (gpvae.predict().mean - Y)[60:70, 2:]
+    assert error.square().mean() < 0.2 * Y[60:70, 2:].var()
+
+
+def test_there_is_no_regression_for_rows_without_data_or_many_patterns(series):
+    t, Y, _ = series
+    empty = Y.clone()
+    empty[10:14] = torch.nan
+    many = torch.cat([Y, Y.square()], 1)
+    for row in range(6):
+        many[row, row] = torch.nan
+    for data in (Y, empty, many):
+        assert "regression" not in GPVAERegressor(n_folds=1, max_iter=2).fit(t, data).held_out_nll_
 
 
 def test_arrays_and_data_frames_give_the_result_of_tensors(series):
