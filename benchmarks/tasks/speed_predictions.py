@@ -22,12 +22,12 @@ NUM_THREADS, NUM_SEEDS = 1, 1
 NUM_TRAINING, NUM_NEW, DATA_DIM, LATENT_DIM, NUM_LATENTS, NUM_DRAWS, NUM_REPEATS = 500, 1000, 30, 5, 10_000, 500, 3
 PUBLISHED: list[Row] = []
 NOTES = f"""\
-A Bayesian GPLVM of {LATENT_DIM} latents and 30 inducing points, fitted to {NUM_TRAINING} rows of {DATA_DIM} columns, predicts
-{NUM_NEW} new rows of which half of the entries are missing; float32. "defaults" are `infer_latents` with nothing set: Laplace's
-approximation under a mixture of Gaussians that is fitted to the training latents; "N(0, I)" has that prior, and "variational"
-300 steps of Adam. "impute" fills the missing entries given the latents. "to_arviz" exports {NUM_DRAWS} draws of the latents of
-{NUM_LATENTS} rows, one of each, with the log likelihood of each row. Seconds are the median of {NUM_REPEATS} calls; run it with
-`taskset -c 0`."""
+A Bayesian GPLVM of {LATENT_DIM} latents and 30 inducing points, fitted to {NUM_TRAINING} rows of {DATA_DIM} columns,
+predicts {NUM_NEW} new rows of which half of the entries are missing; float32. "defaults" are `infer_latents` with nothing
+set: Laplace's approximation under a mixture of Gaussians that is fitted to the training latents; "N(0, I)" has that prior,
+and "variational" 300 steps of Adam. "impute" fills the missing entries given the latents. "to_arviz" exports {NUM_DRAWS}
+draws of the latents of {NUM_LATENTS} rows, one of each, with the log likelihood of each row. Seconds are the median of
+{NUM_REPEATS} calls; run it with `taskset -c 0`."""
 LIKELIHOODS: dict[str, Callable[[], Likelihood]] = {
     "Gaussian": lambda: Gaussian(data_dim=DATA_DIM),
     "low-rank Gaussian": lambda: LowRankGaussian(3, DATA_DIM),
