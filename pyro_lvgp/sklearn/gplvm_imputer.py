@@ -12,6 +12,7 @@ from numpy.random import RandomState
 from pyro.distributions import Normal
 from sklearn.base import OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils import check_random_state
+from sklearn.utils.parallel import Parallel, delayed
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -87,6 +88,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
     :param max_iter: number of steps of Adam of each fit.
     :param batch_size: number of rows in a mini-batch.
     :param learning_rate: initial learning rate, which falls to zero along a cosine.
+    :param n_jobs: number of processes for the fits, which are independent; by default one, -1 for all processors.
     :param random_state: seed of held-out entries, initial values, mini-batches and draws.
     :param verbose: whether to show progress bars.
 
@@ -125,6 +127,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         max_iter: int = 300,
         batch_size: int = 128,
         learning_rate: float = 0.05,
+        n_jobs: int | None = None,
         random_state: int | RandomState | None = None,
         verbose: bool = False,
     ):
@@ -132,6 +135,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         self.max_iter = max_iter
         self.batch_size = batch_size
         self.learning_rate = learning_rate
+        self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
 
@@ -158,19 +162,16 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         sizes = _sizes(*T.shape)
         fits: dict[_Size, list[_Fit | GaussianMixture]] = {size: [] for size in sizes}
         log_prob: dict[_Size, list[Tensor]] = {size: [] for size in sizes}
-        for fold, held_out in enumerate(self._held_out(T)):
-            rows, hidden = T[held_out], self._hidden(T[held_out], fold)
-            training = T[~held_out].to(Y.dtype)
-            for size in sizes:
-                fitted = self._fit(training, size, fold)
-                fits[size].append(fitted)
-                if len(rows):
-                    moments = self._moments(fitted, rows.masked_fill(hidden, torch.nan))
-                    log_prob[size].append(_log_prob(*moments, rows)[:, hidden])
+        folds = list(enumerate(self._held_out(T)))
+        tasks = [(size, fold, held_out) for fold, held_out in folds for size in sizes]
+        results = Parallel(n_jobs=self.n_jobs)(delayed(self._fit_and_score)(T, Y.dtype, *task) for task in tasks)
+        for (size, *_), (fitted, values) in zip(tasks, results, strict=True):
+            fits[size].append(fitted)
+            log_prob[size].append(values)
         joined = {
             (size, factor): values
             for size, parts in log_prob.items()
-            for factor, values in zip(_FACTORS, torch.cat([torch.zeros(len(_FACTORS), 0), *parts], 1), strict=True)
+            for factor, values in zip(_FACTORS, torch.cat(parts, 1), strict=True)
         }
         weights = _weights(joined)
         self.weights_ = {size: sum(weights[size, factor] for factor in _FACTORS) for size in sizes}
@@ -198,6 +199,16 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         hidden = (torch.rand(T.shape, generator=generator) < share) & ~T.isnan()
         first = ~T.isnan() & ((~T.isnan()).cumsum(1) == 1)
         return hidden & ~((hidden | T.isnan()).all(1, keepdim=True) & first)
+
+    def _fit_and_score(
+        self, T: Float[Tensor, "N D"], dtype: torch.dtype, size: _Size, fold: int, held_out: Bool[Tensor, " N"]
+    ) -> tuple[_Fit | GaussianMixture, Float[Tensor, "J hidden"]]:
+        """Fit a candidate to the rows of a fold; compute log densities of hidden entries of the others, for each factor."""
+        rows, hidden = T[held_out], self._hidden(T[held_out], fold)
+        fitted = self._fit(T[~held_out].to(dtype), size, fold)
+        if not len(rows):
+            return fitted, T.new_zeros(len(_FACTORS), 0)
+        return fitted, _log_prob(*self._moments(fitted, rows.masked_fill(hidden, torch.nan)), rows)[:, hidden]
 
     def _fit(self, T: Float[Tensor, "N D"], size: _Size, fold: int) -> _Fit | GaussianMixture:
         seed = self._seed + fold

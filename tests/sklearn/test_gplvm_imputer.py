@@ -166,3 +166,11 @@ def test_data_that_cannot_be_used_are_refused(fitted):
         GPLVMImputer(**QUICK).fit(np.where(np.arange(8) == 2, np.nan, Y))
     with pytest.raises(ValueError, match="expected n_folds of 1 or more, got 0"):
         GPLVMImputer(n_folds=0).fit(Y)
+
+
+def test_fits_in_several_processes_are_those_in_one(factors):
+    Y = _warped(factors[0][:24, :4])
+    Y[::3, 2] = np.nan
+    one, two = (GPLVMImputer(**QUICK, n_jobs=n_jobs).fit(Y) for n_jobs in (None, 2))
+    assert one.weights_.keys() == two.weights_.keys()
+    np.testing.assert_allclose(two.transform(Y), one.transform(Y), rtol=1e-6, atol=1e-8)
