@@ -5,12 +5,14 @@ from typing import Any
 
 import pyro.distributions as dist
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pyro_lvgp._utils.progress import progress_bar
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
+from pyro_lvgp.likelihoods import RowLikelihood
 from pyro_lvgp.models._laplace import Entries, gaussian_components, laplace
 
 _NUM_SCREENING_DRAWS = 8  # from each component of a prior
@@ -155,12 +157,17 @@ def _log_likelihood_at(
 ) -> Float[Tensor, "C B"]:
     """Log p(y | x) of each row at each point, averaged over the draws of the shared sites.
 
-    Points are the same for all rows, or of each row if ``by_row``.
+    Points are the same for all rows, or of each row if ``by_row``.  Equal entries of a column, such as small counts, have one
+    density at a point that is the same for all rows.
     """
     B, observed = len(Y), ~torch.isnan(Y)
+    values, index = (Y, None) if by_row else _distinct_values(Y)
 
     def log_prob(y: LikelihoodPredictive) -> Tensor:
-        return y.rows(observed).log_prob(torch.nan_to_num(Y, y.likelihood.fill_value))
+        if index is None or isinstance(y.likelihood, RowLikelihood):
+            return y.rows(observed).log_prob(torch.nan_to_num(Y, y.likelihood.fill_value))
+        entries = y.repeat_row(0, len(values)).log_prob(torch.nan_to_num(values, y.likelihood.fill_value))
+        return torch.where(observed, entries.gather(0, index), 0.0).sum(-1)
 
     def rows_at_points(each: Entries) -> Iterator[LikelihoodPredictive]:
         if by_row:
@@ -169,6 +176,21 @@ def _log_likelihood_at(
         return (given.repeat_row(i, B) for i in range(len(points)))
 
     return torch.stack([torch.stack([log_prob(y) for y in rows_at_points(each)]) for each in entries]).mean(0)
+
+
+def _distinct_values(Y: Float[Tensor, "B D"]) -> tuple[Float[Tensor, "U D"], Int[Tensor, "B D"] | None]:
+    """Distinct values of each column, and the indices of those of each row; Y and None unless they are less than half of it.
+
+    Missing entries have the index of another value, and columns without observed entries are NaN.
+    """
+    seen = ~Y.isnan()
+    first = Y.gather(0, seen.int().argmax(0, keepdim=True))
+    found = [column.unique(return_inverse=True) for column in torch.where(seen, Y, first).nan_to_num().unbind(1)]
+    number = max(len(values) for values, _ in found)
+    if 2 * number > len(Y):
+        return Y, None
+    values = torch.stack([pad(values, (0, number - len(values)), value=float(values[0])) for values, _ in found], 1)
+    return torch.where(seen.any(0), values, torch.nan), torch.stack([index for _, index in found], 1)
 
 
 @torch.no_grad()
