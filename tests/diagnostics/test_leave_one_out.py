@@ -167,7 +167,10 @@ def refit(model, guide, y, num_steps):
 def row_densities(model, guide, y):
     """log ∫ p(y_n | x, u) p(x) q(u) dx du of rows, by draws from the prior of x."""
     x = torch.randn(400, 1)
-    draws = [torch.stack([f(x, row.expand(400, -1)) for row in y]) for f in model._log_likelihoods(guide, 100, None)]
+    draws = [
+        torch.stack([model._log_likelihood_rows(globals_, None, x, row.expand(400, -1)) for row in y])
+        for globals_ in global_draws(model, guide, 100)
+    ]
     return torch.cat(draws, 1).logsumexp(1) - math.log(40_000)
 
 
