@@ -1,8 +1,6 @@
 """The dense GP-VAE in plain PyTorch: one bound with closed-form sites, written out, without Pyro."""
 
 import math
-import time
-from itertools import pairwise
 
 import torch
 from jaxtyping import Float
@@ -52,17 +50,6 @@ class PlainGPVAE(nn.Module):
         observed = ~torch.isnan(y)
         entries = Normal(self.decoder(f.mT), softplus(self.noise).sqrt()).log_prob(torch.nan_to_num(y))
         return torch.where(observed, entries, 0.0).sum() - sites + log_Z
-
-    def train_on(self, t: Float[Tensor, "N 1"], y: Float[Tensor, "N D"], num_steps: int, learning_rate: float) -> list[float]:
-        """Take steps of Adam; return the wall seconds of each."""
-        optim = torch.optim.Adam(self.parameters(), learning_rate, fused=True)
-        times = [time.perf_counter()]
-        for _ in range(num_steps):
-            optim.zero_grad()
-            (-self(t, y)).backward()
-            optim.step()
-            times.append(time.perf_counter())
-        return [after - before for before, after in pairwise(times)]
 
 
 _LOG_2PI = math.log(2.0 * math.pi)

@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import gpytorch
@@ -75,12 +76,21 @@ def measure(name: str, *, num_steps: int, seed: int) -> Iterator[Measurement]:
     task, Y = TASKS[name], factors(TASKS[name].num_data, seed=seed)
     settings: Settings = {"Q": LATENT_DIM, "M": NUM_INDUCING, "D": DATA_DIM, "steps": num_steps, "dtype": "float64"}
     for method, fitted in methods(task).items():
-        start = time.perf_counter()
-        step_seconds = fitted(Y, task, num_steps, seed)
-        total, median = time.perf_counter() - start, statistics.median(step_seconds)
-        values = {"all in [s]": total, "step [ms]": 1e3 * median, "before [s]": total - num_steps * median}
+        values = seconds_of(partial(fitted, Y, task, num_steps, seed), num_steps)
         for metric, value in values.items():
-            yield Measurement(name, method, metric, value, total, settings)
+            yield Measurement(name, method, metric, value, values["all in [s]"], settings)
+
+
+def seconds_of(fitted: Callable[[], list[float]], num_steps: int) -> dict[str, float]:
+    """Wall seconds of a fit, of one of its steps, and of all before the first step.
+
+    :param fitted: makes the fit, and returns the wall seconds of its steps.
+    :param num_steps: number of steps.
+    """
+    start = time.perf_counter()
+    median = statistics.median(fitted())
+    total = time.perf_counter() - start
+    return {"all in [s]": total, "step [ms]": 1e3 * median, "before [s]": total - num_steps * median}
 
 
 Fit = Callable[[Float[Tensor, "N D"], Task, int, int], list[float]]

@@ -1,8 +1,8 @@
 """Time to a fit of a user's own model by chains: item response in Pyro, and the same in NumPyro."""
 
-import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from numpyro.infer.autoguide import AutoNormal, AutoSemiDAIS
 from torch import Tensor
 
 from benchmarks.core.report import Measurement, Row, Settings
+from benchmarks.tasks.speed import seconds_of
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.guides import AutoAnnealedLangevin
 from pyro_lvgp.infer import JointAdam, MeanFieldELBO, fit
@@ -48,12 +49,9 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
     for seed in range(seeds):
         answers = simulate(seed=seed)
         for method in [only] if only else METHODS:
-            start = time.perf_counter()
-            step_seconds = fits[method](answers, num_steps, seed)
-            total, median = time.perf_counter() - start, statistics.median(step_seconds)
-            values = {"all in [s]": total, "step [ms]": 1e3 * median, "before [s]": total - num_steps * median}
+            values = seconds_of(partial(fits[method], answers, num_steps, seed), num_steps)
             for metric, value in values.items():
-                yield Measurement("item response, annealed, K = 8", method, metric, value, total, settings)
+                yield Measurement("item response, annealed, K = 8", method, metric, value, values["all in [s]"], settings)
 
 
 Fit = Callable[[Float[Tensor, "person item"], int, int], list[float]]
