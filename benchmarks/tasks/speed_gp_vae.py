@@ -27,7 +27,7 @@ from pyro_lvgp.networks import MLP, IndexNet
 
 NUM_THREADS, NUM_SEEDS = 1, 1
 LATENT_DIM, DATA_DIM, LENGTHSCALE, VARIANCE, MISSING, NUM_INDUCING, LEARNING_RATE = 2, 4, 20.0, 0.1, 0.3, 200, 5e-3
-SIZES = {"N = 250": (250, 300), "N = 1000": (1000, 40), "N = 10 000": (10_000, 5), "N = 100 000": (100_000, 3)}
+TASKS = {"N = 250": (250, 300), "N = 1000": (1000, 40), "N = 10 000": (10_000, 5), "N = 100 000": (100_000, 3)}
 MAX_DENSE, NUM_DRAWS = 1000, 200
 OURS, GRAPH, DENSE, PLAIN = "pyro_lvgp", "pyro_lvgp, as a graph", "pyro_lvgp, dense", "plain PyTorch, dense"
 EXACT, SPARSE = f"GPyTorch {gpytorch.__version__}, exact", f"GPyTorch {gpytorch.__version__}, SVGP"
@@ -46,8 +46,8 @@ median; run it with `taskset -c 0`."""
 
 def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:
     """Measure all methods for each seed at all lengths, or at one."""
-    for name, seed in tqdm(list(itertools.product([only] if only else SIZES, range(seeds))), desc="speed_gp_vae"):
-        num, num_steps = SIZES[name]
+    for name, seed in tqdm(list(itertools.product([only] if only else TASKS, range(seeds))), desc="speed_gp_vae"):
+        num, num_steps = TASKS[name]
         t, y, complete = series(num, seed=seed)
         for method in methods(num):
             if quick and num > 1000:

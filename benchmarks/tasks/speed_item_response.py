@@ -34,7 +34,7 @@ Gaussian. All persons are in each step, float32. "pyro_lvgp" is `fit(compile="to
 model function of their own; "eager" is the default for one. NumPyro's `AutoSemiDAIS` compiles its step; its chains are
 Hamiltonian without taming, so that the fits have equal numbers of gradients, and bounds of their own. "all in" are the wall
 seconds from the data to the last step, "step" is the median of the steps, "before" the rest. Run it with `taskset -c 0`."""
-METHODS = ("pyro_lvgp", "pyro_lvgp, eager", f"NumPyro {numpyro.__version__}")
+TASKS = ("pyro_lvgp", "pyro_lvgp, eager", f"NumPyro {numpyro.__version__}")
 
 
 def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:
@@ -42,13 +42,13 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
     num_steps = 20 if quick else 3000
     settings: Settings = {"K": NUM_TRANSITIONS, "persons": NUM_PERSONS, "items": NUM_ITEMS, "steps": num_steps}
     fits: dict[str, Fit] = {
-        METHODS[0]: lambda *args: ours(*args, compile="torchscript"),
-        METHODS[1]: lambda *args: ours(*args, compile=False),
-        METHODS[2]: in_numpyro,
+        TASKS[0]: lambda *args: ours(*args, compile="torchscript"),
+        TASKS[1]: lambda *args: ours(*args, compile=False),
+        TASKS[2]: in_numpyro,
     }
     for seed in range(seeds):
         answers = simulate(seed=seed)
-        for method in [only] if only else METHODS:
+        for method in [only] if only else TASKS:
             values = seconds_of(partial(fits[method], answers, num_steps, seed), num_steps)
             for metric, value in values.items():
                 yield Measurement("item response, annealed, K = 8", method, metric, value, values["all in [s]"], settings)

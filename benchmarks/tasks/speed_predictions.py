@@ -35,12 +35,13 @@ LIKELIHOODS: dict[str, Callable[[], Likelihood]] = {
     "Poisson": Poisson,
 }
 EXPORT = "to_arviz"
+TASKS = (*LIKELIHOODS, EXPORT)
 
 
 def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:
     """Measure predictions under each likelihood, or one, and the export."""
     for seed in range(seeds):
-        for name in [only] if only else [*LIKELIHOODS, EXPORT]:
+        for name in [only] if only else TASKS:
             with isolated(seed):
                 calls = export(quick=quick) if name == EXPORT else predictions(name, quick=quick)
                 settings: Settings = {"training rows": NUM_TRAINING, "new rows": NUM_NEW, "columns": DATA_DIM}
