@@ -10,7 +10,7 @@ from jaxtyping import Float
 from scipy.linalg import orthogonal_procrustes
 from scipy.optimize import linear_sum_assignment
 
-from pyro_lvgp.infer.protocols import HasLatentSymmetry
+from pyro_lvgp.infer.protocols import HasLatentSymmetry, LatentSymmetry
 
 __all__ = ["align", "closest_transformation"]
 
@@ -53,29 +53,50 @@ def align(models: Sequence[Callable[..., Any]], trees: Sequence[xarray.DataTree]
 
     :param models: models of the trees.
     :param trees: trees with the group ``posterior``.
-    :returns: attributes that say what was done: ``alignment``, and, if there was one, ``alignment_matrices``, the matrix R of
-        each tree as JSON, with aligned latents x R.
+    :returns: attributes that say what was done: ``alignment``, and, if there was one, ``alignment_matrices``, for each site of
+        latents the matrix R of each tree as JSON, with aligned latents x R.
     """
     symmetries = [model.latent_symmetry() if isinstance(model, HasLatentSymmetry) else None for model in models]
-    first, posteriors = symmetries[0], [tree["posterior"].to_dataset() for tree in trees]
+    first = symmetries[0]
     if len(trees) == 1:
         return {_ALIGNMENT: "none: there is one fit"}
     if first is None or any(symmetry != first for symmetry in symmetries):
         return {_ALIGNMENT: "none: the models do not declare one latent_symmetry()"}
-    vectors, scales = ({name: axis for name, axis in sites.items() if name in posteriors[0]} for sites in first[1:])
-    if first.group == "none" or not vectors:
+    texts, matrices = [], {}
+    for symmetry in (first, *first.further):
+        sites = [name for name in (*symmetry.vectors, *symmetry.scales) if name in trees[0]["posterior"].data_vars]
+        if symmetry.group != "none" and (latents := next((name for name in symmetry.vectors if name in sites), None)):
+            texts.append(f"{symmetry.group} of {', '.join(sites)}")
+            matrices[latents] = [matrix.tolist() for matrix in _align_sites(symmetry, latents, sites, trees)]
+    if not texts:
         return {_ALIGNMENT: "none: the model has no symmetry of its latents that is known"}
-    site, axis = next(iter(vectors.items()))
-    means = [_as_rows(posterior[site].mean(("chain", "draw")).values, axis).astype(np.float64) for posterior in posteriors]
-    matrices = [closest_transformation(mean, means[0], first.group) for mean in means]
+    return {_ALIGNMENT: f"{' and '.join(texts)}, to the chain 0", _MATRICES: json.dumps(matrices)}
+
+
+def _align_sites(
+    symmetry: LatentSymmetry, latents: str, sites: Sequence[str], trees: Sequence[xarray.DataTree]
+) -> list[Float[np.ndarray, "Q Q"]]:
+    """Transform the sites of one symmetry, in place, and return the matrix of each tree.
+
+    :param symmetry: the symmetry.
+    :param latents: site by whose means the matrices are chosen.
+    :param sites: sites of the symmetry in the trees.
+    :param trees: trees with the group ``posterior``.
+    """
+    axis = symmetry.vectors[latents]
+    posteriors = [tree["posterior"].to_dataset() for tree in trees]
+    means = [_as_rows(posterior[latents].mean(("chain", "draw")).values, axis).astype(np.float64) for posterior in posteriors]
+    matrices = [np.eye(means[0].shape[-1]), *(closest_transformation(mean, means[0], symmetry.group) for mean in means[1:])]
     for tree, posterior, matrix in zip(trees[1:], posteriors[1:], matrices[1:], strict=True):
-        transformed = {name: _transform(posterior[name], matrix, axis) for name, axis in vectors.items()}
-        transformed |= {name: _transform(posterior[name], np.abs(matrix), axis) for name, axis in scales.items()}
-        tree["posterior"].dataset = posterior.assign(transformed)
-    return {
-        _ALIGNMENT: f"{first.group} of {', '.join([*vectors, *scales])}, to the chain 0",
-        _MATRICES: json.dumps([np.eye(len(matrices[0])).tolist(), *(matrix.tolist() for matrix in matrices[1:])]),
-    }
+        tree["posterior"].dataset = posterior.assign(
+            {
+                name: _transform(posterior[name], matrix, symmetry.vectors[name])
+                if name in symmetry.vectors
+                else _transform(posterior[name], np.abs(matrix), symmetry.scales[name])
+                for name in sites
+            }
+        )
+    return matrices
 
 
 def _as_rows(value: np.ndarray, axis: int) -> Float[np.ndarray, "N Q"]:

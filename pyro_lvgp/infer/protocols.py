@@ -115,6 +115,7 @@ class LatentSymmetry(NamedTuple):
     :param vectors: sites whose components the matrix transforms, with the axis of the components from the right; the first one
         has the latents.
     :param scales: sites with a positive number for each component, which permutations permute, with the axis.
+    :param further: symmetries of other latents, which have transformations of their own.
 
     >>> LatentSymmetry("signed permutations", {"X": -1}, {"kernel.lengthscale": -1}).group
     'signed permutations'
@@ -123,6 +124,7 @@ class LatentSymmetry(NamedTuple):
     group: SymmetryGroup
     vectors: Mapping[str, int]
     scales: Mapping[str, int] = {}
+    further: tuple["LatentSymmetry", ...] = ()
 
 
 @runtime_checkable

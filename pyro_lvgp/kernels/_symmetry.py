@@ -84,13 +84,14 @@ def symmetry_of_processes(kernel: Kernel, name: str = "kernel") -> KernelSymmetr
     """Return the transformations of a batch of independent processes under which their prior is the same.
 
     Processes of mean zero can change sign.  They can be permuted together with the parameters of their kernels, if these are
-    learned, or have one prior.
+    learned, or have one prior.  With equal kernels that are not learned their covariance is I ⊗ k, which no rotation R changes:
+    (R ⊗ I)(I ⊗ k)(Rᵀ ⊗ I) = I ⊗ k.
 
     :param kernel: kernel with a batch dimension over processes.
     :param name: path of the kernel in the model.
     """
     if type(kernel) is _Constant:
-        return KernelSymmetry("signed permutations", {})
+        return KernelSymmetry("rotations", {})
     if type(kernel) in (Sum, Product):
         return intersection(symmetry_of_processes(part, f"{name}.kernels.{i}") for i, part in enumerate(kernel.kernels))
     if type(kernel) is Embedded:
@@ -101,14 +102,16 @@ def symmetry_of_processes(kernel: Kernel, name: str = "kernel") -> KernelSymmetr
     if type(kernel) not in _EVENT_DIMS or len(kernel.batch_shape) > 1:
         return KernelSymmetry("signs", {})
     if kernel.batch_shape in ((), (1,)):  # one kernel for all
-        return KernelSymmetry("signed permutations", {})
+        return KernelSymmetry("rotations", {})
     event_dims = _EVENT_DIMS[type(kernel)]
     axes = {part: -1 - event_dims.get(part, 0) for part in (*kernel._pyro_params, *kernel._pyro_samples)}
     return _permutations(kernel, axes, name)
 
 
 def _permutations(kernel: Kernel, axes: dict[str, int], name: str) -> KernelSymmetry:
-    """Return the signed permutations that permute axes of parameters, or changes of sign if the axes are not exchangeable."""
+    """Return the transformations of processes, with axes of parameters over them that are permuted."""
+    if all(_is_constant(kernel, part, axis) for part, axis in axes.items()):
+        return KernelSymmetry("rotations", {})
     if not all(_is_exchangeable(kernel, part, axis) for part, axis in axes.items()):
         return KernelSymmetry("signs", {})
     return KernelSymmetry("signed permutations", {f"{name}.{part}": axis for part, axis in axes.items()})
@@ -132,14 +135,21 @@ def is_rotation_invariant(module: Any, name: str) -> bool:
 def _is_exchangeable(module: Any, name: str, axis: int) -> bool:
     """Return whether entries along an axis of a parameter can be permuted, as they are learned, equal, or have one prior."""
     if name not in module._pyro_samples:
-        unconstrained = getattr(module, f"{name}_unconstrained")
-        return unconstrained.requires_grad or bool((unconstrained == unconstrained.roll(1, axis)).all())
+        return getattr(module, f"{name}_unconstrained").requires_grad or _is_constant(module, name, axis)
     value = _draw(module, name)
     if value is None or -axis > value.dim():
         return False
     return all(
         _has_equal_density(module._pyro_samples[name], value, other) for other in (value.flip(axis), value.roll(1, axis))
     )
+
+
+def _is_constant(module: Any, name: str, axis: int) -> bool:
+    """Return whether a parameter is not learned, has no prior, and is equal along an axis."""
+    if name in module._pyro_samples:
+        return False
+    unconstrained = getattr(module, f"{name}_unconstrained")
+    return not unconstrained.requires_grad and bool((unconstrained == unconstrained.roll(1, axis)).all())
 
 
 def _size(module: Any, name: str, axis: int) -> int:
@@ -169,4 +179,5 @@ def intersection(parts: Iterable[KernelSymmetry]) -> KernelSymmetry:
     """
     parts = list(parts)
     group = min((part.group for part in parts), key=_GROUPS.index)
-    return KernelSymmetry(group, {name: axis for part in parts for name, axis in part.scales.items()})
+    permuted = {name: axis for part in parts for name, axis in part.scales.items()}
+    return KernelSymmetry(group, permuted if group == "signed permutations" else {})

@@ -96,9 +96,8 @@ class GPVAE(LatentProcessModel):
         return self.observe(self.by_point(f), params, y, [scale, series, pyro.plate("points", x.shape[-2], dim=-1)])
 
     def latent_symmetry(self) -> LatentSymmetry:
-        """Return the signed permutations of processes under which the model is the same."""
-        group, scales = self._process_symmetry()
-        return LatentSymmetry(group if type(self).forward is GPVAE.forward else "none", {"f": -2}, scales)
+        """Return the transformations of processes, and of w, under which the model is the same."""
+        return self._process_symmetry({"f": -2}, "rotations" if type(self).forward is GPVAE.forward else "none")
 
     def prior(self, x: Float[Tensor, "*#series N P"]) -> Any:
         """Prior of the processes at inputs.

@@ -29,8 +29,9 @@ from pyro_lvgp._utils.validation import (
     check_sizes,
     check_tensors,
 )
+from pyro_lvgp.infer.protocols import LatentSymmetry
 from pyro_lvgp.kernels import Kernel, as_kernel
-from pyro_lvgp.kernels._symmetry import KernelSymmetry, symmetry_of_processes
+from pyro_lvgp.kernels._symmetry import KernelSymmetry, SymmetryGroup, intersection, symmetry_of_processes
 from pyro_lvgp.kernels.base import KernelParams
 from pyro_lvgp.kernels.composition import Combination
 from pyro_lvgp.likelihoods import Likelihood, as_likelihood
@@ -179,14 +180,22 @@ class LatentProcessModel(UniquelyNamed, OwnSites, metaclass=AbstractModuleMeta):
         rows: Any = trace.nodes["y"]
         return rows["fn"].log_prob(rows["value"])
 
-    def _process_symmetry(self) -> KernelSymmetry:
-        """Return the transformations of the processes under which their prior and the decoder are the same.
+    def _process_symmetry(self, vectors: Mapping[str, int], allowed: SymmetryGroup) -> LatentSymmetry:
+        """Return the transformations of the processes, and of w, under which the model is the same.
 
-        Permutations and changes of sign of the processes change the first layer of a decoder alone, which is learned.  There
-        are none unless the decoder is an :class:`~pyro_lvgp.networks.MLP` with a learned first layer.
+        Linear transformations of latents change the first layer of a decoder alone, which is learned.  There are none unless
+        the decoder is an :class:`~pyro_lvgp.networks.MLP` with a learned first layer.  The distribution of w at each point,
+        N(0, I), is invariant under rotations.
+
+        :param vectors: sites of the processes, with the axis of the processes.
+        :param allowed: transformations that the sites allow.
         """
         is_free = isinstance(self.decoder, MLP) and all(part.requires_grad for part in self.decoder[0].parameters())
-        return symmetry_of_processes(self.kernel) if is_free else KernelSymmetry("none", {})
+        if not is_free or allowed == "none":
+            return LatentSymmetry("none", vectors)
+        group, scales = intersection([symmetry_of_processes(self.kernel), KernelSymmetry(allowed, {})])
+        further = (LatentSymmetry("rotations", {"w": -1}),) if self.independent_dim else ()
+        return LatentSymmetry(group, vectors, scales, further)
 
     def kernel_params(self, x: Float[Tensor, "*#series N P"]) -> KernelParams:
         """Read the parameters of the kernel, once for each run of the model.

@@ -18,6 +18,7 @@ from pyro_lvgp.distributions.sparse_gaussian_process import SparseProcess
 from pyro_lvgp.infer.elbo.handlers import MarginalizeGaussians, sample_moments
 from pyro_lvgp.infer.protocols import LatentSymmetry
 from pyro_lvgp.kernels import Kernel
+from pyro_lvgp.kernels._symmetry import SymmetryGroup
 from pyro_lvgp.likelihoods import Likelihood
 from pyro_lvgp.models._given_latents import check_all_given
 from pyro_lvgp.models.latent_process_model import LatentProcessModel, as_inputs, is_one_series
@@ -145,15 +146,16 @@ class SparseGPVAE(LatentProcessModel):
         return self.observe(f, params, y, [series, points, self._scale(x, y, idx)])
 
     def latent_symmetry(self) -> LatentSymmetry:
-        """Return the signed permutations of processes under which the model is the same.
+        """Return the transformations of processes, and of w, under which the model is the same.
 
-        Inducing points of each process must be learned for permutations.
+        Processes with inducing points of their own have no rotations, and permutations if the points are learned.
         """
-        group, scales = self._process_symmetry()
-        own_points = self.inducing_points.dim() > 2 and self.inducing_points.shape[-3] > 1
-        if own_points and not self.inducing_points_unconstrained.requires_grad and group == "signed permutations":
-            group, scales = "signs", {}
-        return LatentSymmetry(group if type(self).forward is SparseGPVAE.forward else "none", {"f": -1, "u": -2}, scales)
+        group: SymmetryGroup = "rotations"
+        if self.inducing_points.dim() > 2 and self.inducing_points.shape[-3] > 1:
+            group = "signed permutations" if self.inducing_points_unconstrained.requires_grad else "signs"
+        if type(self).forward is not SparseGPVAE.forward:
+            group = "none"
+        return self._process_symmetry({"f": -1, "u": -2}, group)
 
     def process(
         self, x: Float[Tensor, "*#series N P"], y: Tensor | None = None, idx: Int[Tensor, " batch"] | None = None

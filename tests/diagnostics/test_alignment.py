@@ -56,6 +56,11 @@ def gplvm(kernel, **options):
     return BayesianGPLVM(N, D, Q, kernel, num_inducing=5, **options).double()
 
 
+def frozen(kernel):
+    """A kernel that is not learned."""
+    return kernel.requires_grad_(False)
+
+
 def log_joint(model, *args, **sites):
     """Log density of all sites at given values."""
     return poutine.trace(poutine.condition(model, sites)).get_trace(*args).log_prob_sum().detach()
@@ -180,14 +185,22 @@ def test_the_prior_of_processes_is_permuted_with_the_parameters_of_a_kernel(name
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_a_gp_vae_is_the_same_after_a_signed_permutation(sparse):
-    kernel = Matern(1, lengthscale=LENGTHSCALES[:, None], batch_shape=(Q,))
+@pytest.mark.parametrize(
+    ("make", "group", "matrix"),
+    [
+        (lambda: Matern(1, lengthscale=LENGTHSCALES[:, None], batch_shape=(Q,)), "signed permutations", signed_permutation()),
+        (lambda: frozen(Matern(1, lengthscale=0.3, batch_shape=(Q,))) + 0.5 * RBF(1), "rotations", rotation()),
+    ],
+)
+def test_a_gp_vae_is_the_same_after_a_transformation_of_its_group(make, group, matrix, sparse):
+    kernel = make()
+    own_points = group != "rotations"
     if sparse:
-        model = SparseGPVAE(kernel, MLP(Q, D, [5]), torch.randn(Q, 6, 1)).double()
+        model = SparseGPVAE(kernel, MLP(Q, D, [5]), torch.randn(*(Q,) * own_points, 6, 1)).double()
     else:
         model = GPVAE(kernel, MLP(Q, D, [5])).double()
-    symmetry, matrix = model.latent_symmetry(), signed_permutation()
-    assert symmetry.group == "signed permutations"
+    symmetry = model.latent_symmetry()
+    assert symmetry.group == group
     f, u = torch.randn(N, Q, dtype=torch.float64), torch.randn(Q, 6, dtype=torch.float64)
     args = (T.double(), Y.double())
     latents = {"f": f, "u": u} if sparse else {"f": f.mT}
@@ -196,7 +209,7 @@ def test_a_gp_vae_is_the_same_after_a_signed_permutation(sparse):
         parameter = name.removeprefix("kernel.")
         value = getattr(model.kernel, parameter).detach()
         setattr(model.kernel, parameter, (value.movedim(axis, -1) @ matrix.abs()).movedim(-1, axis))
-    if sparse:
+    if sparse and own_points:
         model.inducing_points = torch.einsum("qmp,qr->rmp", model.inducing_points.detach(), matrix.abs())
     with torch.no_grad():
         model.decoder[0].weight.copy_(model.decoder[0].weight @ matrix)
@@ -217,6 +230,7 @@ def test_processes_of_different_kernels_or_fixed_decoders_are_not_permuted():
     points = SparseGPVAE(RBF(1, batch_shape=(2,)), MLP(2, D), torch.randn(2, 6, 1))
     points.inducing_points_unconstrained.requires_grad_(False)
     assert points.latent_symmetry()[::2] == ("signs", {})
+    assert SparseGPVAE(RBF(1), MLP(2, D), torch.randn(2, 6, 1)).latent_symmetry()[::2] == ("signed permutations", {})
 
 
 def test_a_random_feature_model_is_the_same_after_a_signed_permutation():
@@ -297,7 +311,7 @@ def test_r_hat_of_copies_is_one_after_alignment_and_large_before(group):
         assert float(arviz_stats.rhat(as_it_is, var_names=name)[name].max()) > 1.5, name
     assert aligned.attrs["alignment"] == f"{group} of {', '.join(names)}, to the chain 0"
     assert "alignment" not in as_it_is.attrs
-    matrices = np.array(json.loads(aligned.attrs["alignment_matrices"]))
+    matrices = np.array(json.loads(aligned.attrs["alignment_matrices"])["X"])
     expected = np.einsum("cdnq,cqr->cdnr", as_it_is.posterior["X"], matrices)
     np.testing.assert_allclose(aligned.posterior["X"], expected, atol=1e-5)
     np.testing.assert_array_equal(aligned.posterior["X"].sel(chain=0), as_it_is.posterior["X"].sel(chain=0))
@@ -334,6 +348,15 @@ def test_random_features_and_processes_are_aligned():
     pair = series, StructuredGPGuide(series, encoders={"f": IndexNet(D, 2)})
     tree = chains_to_arviz([pair, pair], T, Y, num_samples=50, seed=0)
     assert tree.attrs["alignment"] == "signed permutations of f, to the chain 0"
+    pairs = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = GPVAE(frozen(RBF(1, batch_shape=(2,))), MLP(4, D), independent_dim=2)
+        pairs.append((model, StructuredGPGuide(model, encoders={"f": IndexNet(D, 2), "w": IndexNet(D, 2)})))
+    tree = chains_to_arviz(pairs, T, Y, num_samples=50, seed=0)
+    assert tree.attrs["alignment"] == "rotations of f and rotations of w, to the chain 0"
+    matrices = json.loads(tree.attrs["alignment_matrices"])
+    assert [np.shape(matrices[name]) for name in ("f", "w")] == [(2, 2, 2)] * 2
 
 
 def test_what_was_not_aligned_is_said():
