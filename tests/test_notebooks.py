@@ -31,23 +31,40 @@ def test_the_cells_of_code_are_the_blocks_of_the_page(notebooks):
         assert [cell.source for cell in cells if cell.cell_type == "code"] == BLOCK.findall(text)
 
 
-def test_pages_have_a_link_to_their_notebook(notebooks):
-    class App:
-        class config:
-            notebook_pages = ("page",)
+class App:
+    """The attributes of Sphinx that the extension reads."""
 
+    class builder:
+        format = "html"
+
+    class config:
+        notebook_pages = ("page", "quickstart")
+        run_notebooks = False
+
+    def __init__(self, outdir):
+        self.outdir = outdir
+
+
+def test_pages_have_a_link_to_their_notebook(notebooks, tmp_path):
     source = ["# A title\n\n# A comment\n"]
-    notebooks.link_notebooks(App, "other", source)
+    notebooks.write_notebook(App(tmp_path), "other", source)
     assert source == ["# A title\n\n# A comment\n"]
-    notebooks.link_notebooks(App, "page", source)
+    notebooks.write_notebook(App(tmp_path), "page", source)
     assert source[0].startswith('# A title\n\n<a href="notebooks/page.ipynb" download>')
     assert source[0].count("<a ") == 1
 
 
 def test_cells_run_from_top_to_bottom(notebooks, tmp_path):
-    notebook = notebooks.to_notebook("# A\n\n```python\na = 1\n```\n\nText\n\n```python\nprint(a + 1)\n```\n")
+    plot = "import matplotlib.pyplot as plt\n\nprint(a + 1)\nax = plt.figure().add_subplot()"
+    text = f"# A\n\n```python\na = 1\n```\n\nText\n\n```python\n{plot}\n```\nEnd\n"
+    notebook = notebooks.to_notebook(text)
     notebooks.run(notebook)
-    assert notebook.cells[-1].outputs[0].text == "2\n"
+    (cell,) = [cell for cell in notebook.cells if "print" in cell.source]
+    assert cell.outputs[0].text == "2\n"
+    page = notebooks.with_outputs(text, notebook, tmp_path, "page")
+    picture = f'\n\n<img src="{tmp_path.name}/page-0.png" alt="picture made by the code above">\n\nEnd'
+    assert page == text.replace("\nEnd", picture)
+    assert (tmp_path / "page-0.png").read_bytes().startswith(b"\x89PNG")
     failing = notebooks.to_notebook("```python\nraise ValueError('a reason')\n```\n")
     with pytest.raises(nbclient.exceptions.CellExecutionError, match="a reason"):
         notebooks.run(failing)
@@ -77,17 +94,8 @@ def test_roles_become_names(notebooks, role, name):
     assert cell.source == name
 
 
-def test_notebooks_are_written_after_a_build(notebooks, tmp_path):
-    class App:
-        srcdir, outdir = DOCS, tmp_path
-
-        class builder:
-            format = "html"
-
-        class config:
-            notebook_pages, run_notebooks = ("quickstart",), False
-
-    notebooks.write_notebooks(App, None)
+def test_a_page_is_written_as_a_notebook(notebooks, tmp_path):
+    notebooks.write_notebook(App(tmp_path), "quickstart", [(DOCS / "quickstart.md").read_text("utf-8")])
     content = json.loads((tmp_path / "notebooks" / "quickstart.ipynb").read_text("utf-8"))
     assert content["nbformat"] == 4
     assert sum(cell["cell_type"] == "code" for cell in content["cells"]) == 15

@@ -1,7 +1,12 @@
-"""Sphinx extension that writes pages with Python code as notebooks, from the same Markdown files, beside the built pages."""
+"""Sphinx extension that writes pages with Python code as notebooks, from the same Markdown files, beside the built pages.
+
+With ``run_notebooks`` the notebooks are run, and their pictures are put on the pages.
+"""
 
 import logging
 import re
+from base64 import b64decode
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,6 +17,7 @@ ROLE = re.compile(r"\{py:\w+\}`~?(?:[^`<]*<)?[\w.]*?(\w+)>?`")
 LINK = re.compile(r"\]\((\w+)\.md(#[^)]*)?\)")
 TITLE = re.compile(r"\A# .*\n")
 CODE = re.compile(r"^```python$", re.MULTILINE)
+BLOCK = re.compile(r"^```python\n.*?\n```$", re.DOTALL | re.MULTILINE)
 _EXCEPT = ("distributed", "index")  # a script for torchrun, and the front page
 
 
@@ -50,24 +56,40 @@ def run(notebook):
         NotebookClient(notebook, timeout=None, resources={"metadata": {"path": folder}}).execute()
 
 
-def link_notebooks(app, docname, source):
-    """Put a link to the notebook below the title of a page; called by Sphinx."""
-    if docname in app.config.notebook_pages:
-        link = f'<a href="notebooks/{docname}.ipynb" download>This page as a notebook</a>'
-        source[0] = TITLE.sub(lambda title: f"{title[0]}\n{link}\n", source[0])
+def with_outputs(text: str, notebook, folder: Path, name: str) -> str:
+    """Put the pictures of a notebook that was run below the blocks of its page, and write them to a folder.
+
+    Texts that are printed stand on the pages already, and are compared with what is printed by the tests.
+    """
+    cells = iter([cell for cell in notebook.cells if cell.cell_type == "code"])
+    number = count()
+
+    def with_pictures(block):
+        pictures = [output.data["image/png"] for output in next(cells).outputs if "image/png" in output.get("data", {})]
+        lines = [block[0]]
+        for picture in pictures:
+            path = folder / f"{name}-{next(number)}.png"
+            path.write_bytes(b64decode(picture))
+            lines.append(f'\n<img src="{folder.name}/{path.name}" alt="picture made by the code above">\n')
+        return "\n".join(lines)
+
+    return BLOCK.sub(with_pictures, text)
 
 
-def write_notebooks(app, error):
-    """Write the notebooks after a build; called by Sphinx."""
-    if error is None and app.builder.format == "html":
-        folder = Path(app.outdir, "notebooks")
-        folder.mkdir(exist_ok=True)
-        for name in app.config.notebook_pages:
-            notebook = to_notebook(Path(app.srcdir, f"{name}.md").read_text("utf-8"))
-            if app.config.run_notebooks:
-                logger.info(f"running notebook {name}")
-                run(notebook)
-            jupytext.write(notebook, folder / f"{name}.ipynb", fmt="ipynb")
+def write_notebook(app, docname, source):
+    """Write the notebook of a page, and put a link to it below the title; called by Sphinx when it reads a page."""
+    if docname not in app.config.notebook_pages or app.builder.format != "html":
+        return
+    folder = Path(app.outdir, "notebooks")
+    folder.mkdir(parents=True, exist_ok=True)
+    notebook, text = to_notebook(source[0]), source[0]
+    if app.config.run_notebooks:
+        logger.info(f"running notebook {docname}")
+        run(notebook)
+        text = with_outputs(text, notebook, folder, docname)
+    jupytext.write(notebook, folder / f"{docname}.ipynb", fmt="ipynb")
+    link = f'<a href="{folder.name}/{docname}.ipynb" download>This page as a notebook</a>'
+    source[0] = TITLE.sub(lambda title: f"{title[0]}\n{link}\n", text)
 
 
 def find_pages(app, config):
@@ -78,8 +100,7 @@ def find_pages(app, config):
 def setup(app):
     """Called by Sphinx."""
     app.add_config_value("notebook_pages", [], "env")
-    app.add_config_value("run_notebooks", False, "", bool)
+    app.add_config_value("run_notebooks", False, "env", bool)
     app.connect("config-inited", find_pages)
-    app.connect("source-read", link_notebooks)
-    app.connect("build-finished", write_notebooks)
+    app.connect("source-read", write_notebook)
     return {"parallel_read_safe": True}

@@ -84,8 +84,8 @@ def symmetry_of_processes(kernel: Kernel, name: str = "kernel") -> KernelSymmetr
     """Return the transformations of a batch of independent processes under which their prior is the same.
 
     Processes of mean zero can change sign.  They can be permuted together with the parameters of their kernels, if these are
-    learned, or have one prior.  With equal kernels that are not learned their covariance is I ⊗ k, which no rotation R changes:
-    (R ⊗ I)(I ⊗ k)(Rᵀ ⊗ I) = I ⊗ k.
+    learned, or have one prior.  With equal kernels that are not learned their covariance is I ⊗ k, and no rotation R changes
+    it: (R ⊗ I)(I ⊗ k)(Rᵀ ⊗ I) = I ⊗ k.
 
     :param kernel: kernel with a batch dimension over processes.
     :param name: path of the kernel in the model.
