@@ -1,6 +1,8 @@
 # Every target makes its own environment in .venv; constraints.txt holds the versions tested.
 PYTHON ?= python3
 BIN := .venv/bin
+# -t online: links to the documentation of other projects, whose inventories come by network.
+SPHINXOPTS ?=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo lint test gpu bench docs notebooks clean
@@ -34,10 +36,10 @@ bench: .venv/bench
 	$(BIN)/python -m benchmarks oilflow --quick
 
 docs: .venv/docs
-	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+	$(BIN)/sphinx-build -W --keep-going -b html $(SPHINXOPTS) docs docs/_build/html
 
 notebooks: .venv/notebooks
-	$(BIN)/sphinx-build -W --keep-going -b html -D run_notebooks=1 docs docs/_build/html
+	$(BIN)/sphinx-build -W --keep-going -b html -D run_notebooks=1 $(SPHINXOPTS) docs docs/_build/html
 
 clean:
 	rm -rf .venv out docs/_build

@@ -1,6 +1,5 @@
 """Sphinx settings; `make docs` builds the site."""
 
-import importlib
 import sys
 from pathlib import Path
 
@@ -11,16 +10,33 @@ version = release = __version__
 html_show_copyright = False
 
 sys.path.insert(0, str(Path(__file__).parent / "extensions"))
+
+import api_pages  # noqa: E402
+
 # The package sphinx-mathjax-offline has the files of MathJax, so that formulas need no network.
 extensions = [
+    "api_pages",
     "myst_parser",
     "notebooks",
     "sphinx-mathjax-offline",
-    "sphinx.ext.autodoc",
     "sphinx.ext.mathjax",
     "sphinx.ext.viewcode",
+    "sphinx_copybutton",
 ]
+if tags.has("online"):  # noqa: F821 - links to other projects need their inventories, by network
+    extensions.append("sphinx.ext.intersphinx")
+    intersphinx_mapping = {
+        "arviz": ("https://python.arviz.org/en/stable", None),
+        "numpy": ("https://numpy.org/doc/stable", None),
+        "pandas": ("https://pandas.pydata.org/docs", None),
+        "pyro": ("https://docs.pyro.ai/en/stable", None),
+        "python": ("https://docs.python.org/3", None),
+        "sklearn": ("https://scikit-learn.org/stable", None),
+        "torch": ("https://docs.pytorch.org/docs/stable", None),
+        "xarray": ("https://docs.xarray.dev/en/stable", None),
+    }
 exclude_patterns = ["_build"]
+templates_path = ["_templates"]
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
@@ -32,28 +48,10 @@ html_css_files = ["site.css"]
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_typehints = "signature"
+autosummary_context = {"described": api_pages.described, "inherits": api_pages.inherits}
+autosummary_ignore_module_all = False
+suppress_warnings = ["config.cache"]  # functions among the settings
 # A method that implements a documented interface says nothing new.
 autodoc_inherit_docstrings = False
 maximum_signature_line_length = 88
 python_use_unqualified_type_names = True
-
-
-def _show_public_bases(app, name, obj, options, bases):
-    """In place of a base that has no page show what it derives from."""
-    while hidden := [base for base in bases if not _is_public(base)]:
-        at = bases.index(hidden[0])
-        bases[at : at + 1] = [base for base in hidden[0].__bases__ if base not in bases]
-
-
-def _is_public(base):
-    """Whether a class is not of this package, or is among the names of one of its subpackages or modules."""
-    module, name = base.__module__, getattr(base, "__name__", "")
-    if not module.startswith("pyro_lvgp"):
-        return True
-    home = importlib.import_module(".".join(module.split(".")[:2]))
-    return getattr(home, name, None) is base and not name.startswith("_")
-
-
-def setup(app):
-    """Called by Sphinx."""
-    app.connect("autodoc-process-bases", _show_public_bases)

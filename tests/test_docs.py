@@ -63,6 +63,11 @@ def test_no_description_is_an_empty_list():
     assert not {name: lines for name, lines in found.items() if lines}
 
 
+def test_the_gallery_has_all_pictures():
+    text = (ROOT / "docs" / "gallery.md").read_text("utf-8")
+    assert set(re.findall(r"\(images/(\S+)\)", text)) == {path.name for path in (ROOT / "docs" / "images").iterdir()}
+
+
 def test_every_promise_names_a_test_that_exists():
     named = re.findall(r"`(tests/[^`]*)`", (ROOT / "docs" / "promises.md").read_text("utf-8"))
     assert len(named) > 10
