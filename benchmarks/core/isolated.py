@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyro
 import torch
@@ -26,6 +26,13 @@ def timed(function: Callable[[], T], *, seed: int) -> tuple[T, float]:
     with isolated(seed):
         result = function()
     return result, time.perf_counter() - start
+
+
+def seconds_of(function: Callable[[], Any]) -> float:
+    """Wall seconds of a call."""
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Soak: fits, predictions and files of all models, again and again in one process, with its memory and its speed."""
 
 import logging
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.core.isolated import isolated
+from benchmarks.core.memory import resident_megabytes
 from benchmarks.core.report import Measurement, Row
 from pyro_lvgp.diagnostics import to_arviz
 from pyro_lvgp.guides import (
@@ -102,14 +102,6 @@ def one_round(seed: int, folder: Path) -> float:
             taken, spent = work(seed, folder)
         steps, seconds = steps + taken, seconds + spent
     return steps / seconds
-
-
-def resident_megabytes() -> float:
-    """Resident set size of this process."""
-    statm = Path("/proc/self/statm")
-    if not statm.exists():
-        raise ValueError("expected an operating system with /proc/self/statm, such as Linux, got none; run the soak there")
-    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def summarise(hours: list[float], values: list[float]) -> dict[str, float]:

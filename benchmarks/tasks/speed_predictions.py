@@ -1,7 +1,6 @@
 """Seconds of predictions: latents of new rows, missing entries, and export of many draws to ArviZ."""
 
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Normal
 
-from benchmarks.core.isolated import isolated
+from benchmarks.core.isolated import isolated, seconds_of
 from benchmarks.core.report import Measurement, Row, Settings
 from pyro_lvgp.diagnostics import to_arviz
 from pyro_lvgp.guides import MeanFieldGuide
@@ -46,15 +45,8 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
                 calls = export(quick=quick) if name == EXPORT else predictions(name, quick=quick)
                 settings: Settings = {"training rows": NUM_TRAINING, "new rows": NUM_NEW, "columns": DATA_DIM}
                 for call, function in calls.items():
-                    median = statistics.median(seconds(function) for _ in range(1 if quick else NUM_REPEATS))
+                    median = statistics.median(seconds_of(function) for _ in range(1 if quick else NUM_REPEATS))
                     yield Measurement("seconds", f"{name}, {call}", "call [s]", median, median, settings)
-
-
-def seconds(function: Callable[[], Any]) -> float:
-    """Wall seconds of a call."""
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
 
 
 def table(num_rows: int, name: str) -> Float[Tensor, "N D"]:
