@@ -8,6 +8,7 @@ from pyro.infer import SVI, Trace_ELBO
 from pyro.optim import Adam
 
 from pyro_lvgp.likelihoods import Gaussian, Likelihood, LogConcaveLikelihood, Logistic, Ordinal, Poisson
+from tests.helpers.abstract import missing_methods
 
 
 def test_likelihoods_on_their_own_do_not_share_parameters():
@@ -42,7 +43,7 @@ def test_svi_trains_a_likelihood_in_a_plain_function():
 )
 def test_a_likelihood_must_implement_its_methods(base, missing):
     cls = type("Mine", (base,), {})
-    with pytest.raises(TypeError, match=f"abstract class Mine with abstract methods {missing}"):
+    with pytest.raises(TypeError, match=f"abstract class Mine .*{missing_methods(missing)}"):
         cls()
 
 
