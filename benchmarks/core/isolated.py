@@ -28,7 +28,7 @@ def timed(function: Callable[[], T], *, seed: int) -> tuple[T, float]:
     return result, time.perf_counter() - start
 
 
-def seconds_of(function: Callable[[], Any]) -> float:
+def wall_seconds(function: Callable[[], Any]) -> float:
     """Wall seconds of a call."""
     start = time.perf_counter()
     function()

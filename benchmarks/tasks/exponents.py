@@ -12,7 +12,7 @@ import torch
 from matplotlib import pyplot as plt
 from tqdm import tqdm
 
-from benchmarks.core.isolated import isolated, seconds_of
+from benchmarks.core.isolated import isolated, wall_seconds
 from benchmarks.core.report import Measurement, Row, Settings
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
 from pyro_lvgp.infer import LazyAdam, MeanFieldELBO
@@ -67,7 +67,7 @@ def time_step(sizes: dict[str, int], *, seed: int, num_steps: int) -> float:
         seconds = []
         for _ in range(NUM_UNTIMED + num_steps):
             rows, idx = torch.randn(B, D), torch.randperm(N)[:B]
-            seconds.append(seconds_of(partial(svi.step, rows, idx)))
+            seconds.append(wall_seconds(partial(svi.step, rows, idx)))
     return statistics.median(seconds[NUM_UNTIMED:])
 
 

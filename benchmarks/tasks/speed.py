@@ -12,9 +12,11 @@ import numpyro
 import pyro
 import torch
 from jaxtyping import Float
+from pyro.infer import SVI, JitTrace_ELBO
 from torch import Tensor
 from tqdm import tqdm
 
+from benchmarks.core.isolated import wall_seconds
 from benchmarks.core.report import Measurement, Row, Settings
 from benchmarks.peers.gpytorch_gplvm import GPyTorchGPLVM
 from benchmarks.peers.numpyro_dais import NumPyroDAIS
@@ -29,7 +31,8 @@ PUBLISHED: list[Row] = []
 NOTES = """\
 "all in" are the wall seconds from the data to the end of the last step: initial values, recording or compilation, and
 steps. "step" is the median of the steps, "before" the rest of the time. "pyro_lvgp" is `fit` with its defaults, which runs
-the steps as a graph without Python; "eager" is `fit(compile=False)`; both give the same parameters. NumPyro compiles its
+the steps as a graph without Python; "eager" is `fit(compile=False)`; both give the same parameters. The mean-field fit is also
+compiled by `fit(compile=True)`, by Pyro's `JitTrace_ELBO`, and by `torch.compile` of the loss alone. NumPyro compiles its
 step, whose chains are those of `AutoSemiDAIS` (corrected in two places, see `benchmarks/peers/numpyro_dais.py`). All methods
 take the same initial values of `initialize`, one draw at each step, and float64. Methods run one after the other; `taskset`
 gives each one core, since JAX takes all otherwise.
@@ -104,6 +107,9 @@ def methods(task: Task) -> dict[str, Fit]:
         f"NumPyro {numpyro.__version__}": in_numpyro,
     }
     if not task.num_transitions:
+        found["pyro_lvgp, compile=True"] = lambda *args: ours(*args, compile=True)
+        found["Pyro, JitTrace_ELBO"] = by_trace
+        found["torch.compile of the loss"] = by_dynamo
         found[f"GPyTorch {gpytorch.__version__}"] = in_gpytorch
     return found
 
@@ -134,6 +140,35 @@ def ours(Y: Float[Tensor, "N D"], task: Task, num_steps: int, seed: int, *, comp
         progress=False,
     )
     return np.diff(history.seconds).tolist()
+
+
+def by_trace(Y: Float[Tensor, "N D"], task: Task, num_steps: int, seed: int) -> list[float]:
+    """Fit our model and guide by Pyro's loss that is traced by PyTorch."""
+    pyro.clear_param_store()
+    model = started(Y, seed)
+    loss = JitTrace_ELBO(max_plate_nesting=1, ignore_jit_warnings=True)
+    svi = SVI(model, MeanFieldGuide(model), JointAdam(LEARNING_RATE), loss)
+    with seeded(seed):
+        return [wall_seconds(partial(svi.step, Y)) for _ in range(num_steps)]
+
+
+def by_dynamo(Y: Float[Tensor, "N D"], task: Task, num_steps: int, seed: int) -> list[float]:
+    """Fit our model and guide by a loop whose loss ``torch.compile`` compiles; its parts without a graph stay in Python."""
+    pyro.clear_param_store()
+    model = started(Y, seed)
+    guide, bound = MeanFieldGuide(model), MeanFieldELBO(num_samples=1, max_plate_nesting=1)
+    guide(Y)
+    parameters = {id(part): part for module in (model, guide) for part in module.parameters()}
+    optimizer = torch.optim.Adam(parameters.values(), lr=LEARNING_RATE)
+    compiled = torch.compile(partial(bound.differentiable_loss, model, guide))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        compiled(Y).backward()
+        optimizer.step()
+
+    with seeded(seed):
+        return [wall_seconds(step) for _ in range(num_steps)]
 
 
 def in_numpyro(Y: Float[Tensor, "N D"], task: Task, num_steps: int, seed: int) -> list[float]:

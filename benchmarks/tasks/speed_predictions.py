@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Normal
 
-from benchmarks.core.isolated import isolated, seconds_of
+from benchmarks.core.isolated import isolated, wall_seconds
 from benchmarks.core.report import Measurement, Row, Settings
 from pyro_lvgp.diagnostics import to_arviz
 from pyro_lvgp.guides import MeanFieldGuide
@@ -45,7 +45,7 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
                 calls = export(quick=quick) if name == EXPORT else predictions(name, quick=quick)
                 settings: Settings = {"training rows": NUM_TRAINING, "new rows": NUM_NEW, "columns": DATA_DIM}
                 for call, function in calls.items():
-                    median = statistics.median(seconds_of(function) for _ in range(1 if quick else NUM_REPEATS))
+                    median = statistics.median(wall_seconds(function) for _ in range(1 if quick else NUM_REPEATS))
                     yield Measurement("seconds", f"{name}, {call}", "call [s]", median, median, settings)
 
 
