@@ -5,7 +5,6 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from numpy.random import RandomState
-from sklearn.manifold import TSNE
 from torch import Tensor
 
 from pyro_lvgp._utils.seeding import seeded
@@ -15,7 +14,7 @@ from pyro_lvgp.guides.random_feature.guide import Weights
 from pyro_lvgp.infer import fit
 from pyro_lvgp.likelihoods import Gaussian, Likelihood
 from pyro_lvgp.models import RandomFeatureLVM, RowArguments
-from pyro_lvgp.models.initialization import linear_latents
+from pyro_lvgp.models.initialization import MAX_TSNE_DIM, MIN_TSNE_ROWS, linear_latents, tsne_layout
 from pyro_lvgp.sklearn._latent_transformer import Fitted, LatentTransformer
 from pyro_lvgp.sklearn._pyro_state import own_parameters
 
@@ -23,7 +22,6 @@ __all__ = ["RandomFeatureGPLVM"]
 
 Init = Literal["auto", "pca", "tsne"]
 _INITS = ("auto", "pca", "tsne")
-_MAX_TSNE_DIM = 3
 
 
 class RandomFeatureGPLVM(LatentTransformer):
@@ -162,12 +160,11 @@ class RandomFeatureGPLVM(LatentTransformer):
                     f"{self.init!r}"
                 )
             return None
-        if self.init == "pca" or (self.init == "auto" and (self.n_components > _MAX_TSNE_DIM or len(Y) < 5)):
+        if self.init == "pca" or (self.init == "auto" and (self.n_components > MAX_TSNE_DIM or len(Y) < MIN_TSNE_ROWS)):
             return None
-        if self.n_components > _MAX_TSNE_DIM:
+        if self.n_components > MAX_TSNE_DIM:
             raise ValueError(f'expected init="pca" or "auto" for more than 3 latent dimensions, got {self.init!r}')
         with torch.no_grad():
             function = likelihood.to(Y).initial_function(Y)
         _, filled = linear_latents(function, self.n_components, seed=self._seed)
-        layout = TSNE(self.n_components, perplexity=min(30.0, (len(Y) - 1) / 3.0), init="pca", random_state=self._seed)
-        return torch.as_tensor(layout.fit_transform(filled.numpy(force=True))).to(Y)
+        return tsne_layout(filled, self.n_components, seed=self._seed)
