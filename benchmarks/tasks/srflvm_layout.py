@@ -30,12 +30,12 @@ ACCURACY, DIFFERENCE, NEW = "1-NN", "1-NN − t-SNE", "1-NN, new rows"
 SURE, UNSURE, START, BOUND = "… surer half", "… other half", "1-NN at the start", "negative bound per row [nats]"
 PUBLISHED: list[Row] = []
 NOTES = f"""\
-{MOST_ROWS} rows of each set at most, {100 * TRAINING_SHARE:.0f} % of them for training. "1-NN" is the accuracy of one nearest neighbour in two dimensions
-among training rows, the mean over five folds; "new rows" that of the other rows, whose neighbours are training rows. A seed
-is that of the split, of the folds and of all methods. "1-NN − t-SNE" is the difference of one seed, whose spread is smaller
-than that of its parts. "Surer half" are the new rows whose posterior of the latents has a smaller standard deviation than the
-median. "All columns" are nearest neighbours among the data themselves, without a map. t-SNE has no new rows; UMAP has
-`transform`, and ours `infer_latents`, with default arguments.
+{MOST_ROWS} rows of each set at most, {100 * TRAINING_SHARE:.0f} % of them for training. "1-NN" is the accuracy of one nearest
+neighbour in two dimensions among training rows, the mean over five folds; "new rows" that of the other rows, whose neighbours
+are training rows. A seed is that of the split, of the folds and of all methods. "1-NN − t-SNE" is the difference of one seed,
+whose spread is smaller than that of its parts. "Surer half" are the new rows whose posterior of the latents has a smaller
+standard deviation than the median. "All columns" are nearest neighbours among the data themselves, without a map. t-SNE has no
+new rows; UMAP has `transform`, and ours `infer_latents`, with default arguments.
 
 Ours are `RandomFeatureLVM.from_data(Y, 2)`, from PCA, and `from_data(Y, 2, layout="tsne")`, with latents that are learned or
 frozen at the layout. No setting depends on the set: guides have Gaussian frequencies, an initial standard deviation of
