@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -73,8 +74,8 @@ def split(task: Task, seed: int) -> Split:
     """Divide rows at random; standardise new rows as training rows are."""
     order = np.random.default_rng(seed).permutation(len(task.Y))
     number = round(TRAINING_SHARE * len(order))
-    parts = (Task(task.Y[rows], task.target[rows], task.image, task.counts) for rows in (order[:number], order[number:]))
-    return Split(*parts, seed)
+    train, new = (replace(task, Y=task.Y[rows], target=task.target[rows]) for rows in (order[:number], order[number:]))
+    return Split(train, new, seed)
 
 
 def standardised(given: Split) -> tuple[Float[np.ndarray, "N D"], Float[np.ndarray, "M D"]]:
