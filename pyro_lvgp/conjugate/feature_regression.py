@@ -27,6 +27,7 @@ __all__ = [
     "gaussian_weight_posterior",
     "log_partition",
     "precision_sum",
+    "profile_log_density",
     "weight_posterior",
 ]
 
@@ -219,3 +220,43 @@ def gaussian_log_density(
     posterior = gaussian_weight_posterior(features, y, observed, variance)
     noise = (2.0 * math.pi * variance).log().unsqueeze(-2) + y.square() / variance.unsqueeze(-2)
     return log_partition(posterior) - 0.5 * (observed * noise).sum(-2)
+
+
+def profile_log_density(
+    features: Float[Tensor, "N L"], y: Float[Tensor, "N D"], *, num_ratios: int = 91
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Float[Tensor, ""]]:
+    r"""Maximise :math:`\sum_d \log N(y_d;\, 0, \sigma^2 (I + \rho\, \Phi\Phi^T))` over the noise variance σ² and the ratio ρ.
+
+    The optimal σ² is a closed form of ρ.  With the eigenvalues λ of ΦᵀΦ, computed once, and the squares b of the coordinates
+    of Φᵀy along the eigenvectors, summed over outputs,
+
+    .. math::
+
+        \sigma^2(\rho) = \frac{1}{N D} \Big( \|y\|^2 - \sum_i \frac{\rho\, b_i}{1 + \rho \lambda_i} \Big), \qquad
+        \max_{\sigma^2} = - \tfrac{N D}{2} \big( \log 2 \pi \sigma^2(\rho) + 1 \big)
+        - \tfrac{D}{2} \sum_i \log (1 + \rho \lambda_i),
+
+    and ρ is the best of a geometric grid from 10⁻³ to 10⁶.
+
+    :param features: Φ.
+    :param y: data, without missing entries, not all zero.
+    :param num_ratios: number of values of ρ.
+    :returns: the maximum, σ² and ρ.
+
+    >>> features, y = torch.ones(3, 1), torch.tensor([[1.0], [2.0], [1.0]])
+    >>> value, variance, ratio = profile_log_density(features, y)
+    >>> scaled = (ratio * variance).sqrt() * features
+    >>> torch.allclose(value, gaussian_log_density(scaled, y, torch.ones(3, 1, dtype=torch.bool), variance[None]).sum())
+    True
+    """
+    num_entries, D = y.numel(), y.shape[1]
+    eigenvalues, vectors = torch.linalg.eigh(features.mT @ features)
+    eigenvalues = eigenvalues.clamp_min(0.0)
+    squares = (vectors.mT @ (features.mT @ y)).square().sum(-1)
+    ratio = torch.logspace(-3.0, 6.0, num_ratios, dtype=y.dtype, device=y.device)
+    factor = 1.0 + ratio[:, None] * eigenvalues
+    smallest = torch.finfo(y.dtype).eps * y.square().sum()  # rounding of the difference
+    variance = (y.square().sum() - (ratio[:, None] * squares / factor).sum(-1)).maximum(smallest) / num_entries
+    value = -0.5 * (num_entries * ((2.0 * math.pi * variance).log() + 1.0) + D * factor.log().sum(-1))
+    best = value.argmax()
+    return value[best], variance[best], ratio[best]

@@ -2,7 +2,7 @@
 
 from pyro_lvgp.models.gp_vae import GPVAE
 from pyro_lvgp.models.gplvm import BayesianGPLVM
-from pyro_lvgp.models.initialization import cluster_centres, latent_mixture, linear_latents
+from pyro_lvgp.models.initialization import cluster_centres, latent_mixture, linear_latents, tsne_layout
 from pyro_lvgp.models.latent_process_model import LatentProcessModel
 from pyro_lvgp.models.latent_variable_model import LatentVariableModel
 from pyro_lvgp.models.linear_gp_vae import LinearGPVAE
@@ -26,4 +26,5 @@ __all__ = [
     "cluster_centres",
     "latent_mixture",
     "linear_latents",
+    "tsne_layout",
 ]

@@ -1,4 +1,4 @@
-"""Initial latents by linear models, inducing points by k-means, and mixture densities of latents by EM."""
+"""Initial latents by linear models or t-SNE, inducing points by k-means, and mixture densities of latents by EM."""
 
 from itertools import combinations
 from typing import Literal, get_args
@@ -19,9 +19,11 @@ __all__ = [
     "kaiser_dim",
     "latent_mixture",
     "linear_latents",
+    "tsne_layout",
 ]
 
 InitialLatents = Literal["pca", "factor-analysis"]
+MAX_TSNE_DIM, MIN_TSNE_ROWS = 3, 5
 
 
 @names_types
@@ -66,6 +68,32 @@ def linear_latents(
     X = X - X.mean(0)
     X = X / np.where(len(X) > 1, X.std(0), 1.0)
     return torch.as_tensor(X).to(Y), torch.as_tensor(filled).to(Y)
+
+
+@names_types
+def tsne_layout(Y: Float[Tensor, "N D"], latent_dim: int = 2, *, seed: int = 0) -> Float[Tensor, "N Q"]:
+    """Compute a t-SNE embedding of rows by scikit-learn, from principal components, with a perplexity of 30 or (N − 1) / 3.
+
+    :param Y: rows without missing entries, such as those that :func:`linear_latents` imputes.
+    :param latent_dim: number of dimensions, at most three, for which the Barnes-Hut approximation exists.
+    :param seed: seed of scikit-learn's solver.
+    :raises ValueError: for more dimensions than three, fewer rows than five, or missing entries.
+
+    Source: van der Maaten and Hinton (2008), "Visualizing data using t-SNE".
+
+    >>> tsne_layout(torch.randn(20, 5)).shape
+    torch.Size([20, 2])
+    """
+    if latent_dim > MAX_TSNE_DIM:
+        raise ValueError(f"expected t-SNE in at most {MAX_TSNE_DIM} dimensions, got {latent_dim}; use fewer, or PCA")
+    if len(Y) < MIN_TSNE_ROWS:
+        raise ValueError(f"expected {MIN_TSNE_ROWS} rows or more for t-SNE, got {len(Y)}; use PCA")
+    if Y.isnan().any():
+        raise ValueError("expected rows without missing entries for t-SNE, got NaN; impute them, as linear_latents(Y, 2) does")
+    from sklearn.manifold import TSNE  # imported where it is used, since scikit-learn takes a second
+
+    layout = TSNE(latent_dim, perplexity=min(30.0, (len(Y) - 1) / 3.0), init="pca", random_state=seed)
+    return torch.as_tensor(layout.fit_transform(Y.numpy(force=True))).to(Y)
 
 
 def _centred_rank(values: np.ndarray, most: int, seed: int) -> int:

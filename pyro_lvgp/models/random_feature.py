@@ -1,7 +1,7 @@
 """Random-feature latent variable model, with a learned kernel."""
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import pyro
 import pyro.distributions as dist
@@ -17,8 +17,8 @@ from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.control_flow import holds
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import normal_draws, seeded
-from pyro_lvgp._utils.tables import Table
-from pyro_lvgp._utils.validation import check_data
+from pyro_lvgp._utils.tables import Table, as_tensor
+from pyro_lvgp._utils.validation import check_data, check_sizes, check_values
 from pyro_lvgp.conjugate.feature_regression import gaussian_sites
 from pyro_lvgp.distributions.diagonal_mixture import DiagonalMixture
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, ObservedRows
@@ -30,8 +30,9 @@ from pyro_lvgp.likelihoods import Gaussian, Likelihood, Logistic
 from pyro_lvgp.likelihoods import polya_gamma as polyagamma
 from pyro_lvgp.models._known_rows import KnownRows
 from pyro_lvgp.models._latent_rows import Guide
+from pyro_lvgp.models._layout import best_lengthscale, default_lengthscale, likelihood_of
 from pyro_lvgp.models._row_model import RowModel
-from pyro_lvgp.models.initialization import InitialLatents
+from pyro_lvgp.models.initialization import InitialLatents, linear_latents, tsne_layout
 from pyro_lvgp.models.row_arguments import RowArguments
 from pyro_lvgp.ops.linalg import function_variance
 
@@ -116,7 +117,7 @@ class RandomFeatureLVM(RowModel):
         super().__init__(num_data, data_dim, latent_dim, likelihood, rows, num_frequencies=num_frequencies)
         if num_components < 2:
             raise ValueError(f"expected num_components of 2 or more, got {num_components}; unused ones get weights near zero")
-        lengthscale = (latent_dim / 8.0) ** 0.5 if lengthscale is None else lengthscale
+        lengthscale = default_lengthscale(latent_dim) if lengthscale is None else lengthscale
         for name, value in {"lengthscale": lengthscale, "concentration": min(concentration)}.items():
             if not value > 0.0:
                 raise ValueError(f"expected a positive {name}, got {value}")
@@ -135,6 +136,82 @@ class RandomFeatureLVM(RowModel):
             "a": ("feature",),
             "y": ("output",),
         }
+
+    @classmethod
+    def from_data(
+        cls,
+        Y: Table,
+        latent_dim: int | None = None,
+        *,
+        layout: Literal["tsne"] | Float[Tensor, "N Q"] | Table | None = None,
+        num_frequencies: int = 100,
+        num_components: int = 20,
+        lengthscale: float | None = None,
+        likelihood: Likelihood | None = None,
+        rows: RowArguments | None = None,
+        seed: int = 0,
+    ) -> "RandomFeatureLVM":
+        r"""Create a model of the sizes, dtype and device of the data, and initialize it from the data, or at a layout of rows.
+
+        With a layout X₀, the initial latents are its columns with mean 0 and variance 1, and the initial lengthscale is the
+        one of nine, from twice the constructor's default down to an eighth of it in steps of √2, under which the data have the
+        highest log density at X₀, with optimal variances and F frequencies drawn from the spectral density of ℓ:
+
+        .. math::
+
+            \hat\ell = \arg\max_\ell\, \max_{\rho, \sigma}\, \sum_d
+            \log N(\tilde f_d;\, 0,\, \sigma^2 (I + \rho\, \Phi_\ell(X_0)\, \Phi_\ell(X_0)^T)).
+
+        :math:`\tilde f` are the centred data, or their inverse link under another likelihood than a Gaussian, with missing
+        entries imputed by a linear model (:func:`~pyro_lvgp.models.linear_latents`).  Each of the nine takes O(N L² + L³).
+
+        Real-valued data should have columns of about unit variance: standardise them first.
+
+        :param Y: all data, NaN where missing: a tensor or a table (:func:`~pyro_lvgp.tables.as_tensor`), which has the
+            precision of the model, and labels of columns that further tables must have too.
+        :param latent_dim: number of latent dimensions; by default that of a layout, or of the priors of ``rows``, or 2.
+        :param layout: None for principal components; ``"tsne"`` for scikit-learn's t-SNE of :math:`\tilde f`
+            (:func:`~pyro_lvgp.models.tsne_layout`); or a table [N, Q] of positions of rows, of any unit.
+        :param num_frequencies: number of frequencies F.
+        :param num_components: truncation of the Dirichlet process.
+        :param lengthscale: initial lengthscale; None for the one above with a layout, and else the constructor's default.
+        :param likelihood: p(y | f); by default :class:`~pyro_lvgp.likelihoods.NegativeBinomial` with a dispersion for each
+            column, if all entries are whole numbers from 0 and some exceed 1, and else
+            :class:`~pyro_lvgp.likelihoods.Gaussian`.  Standardise grey levels, which are whole too.
+        :param rows: what is known of each row; None for nothing.
+        :param seed: seed of the layout, of the frequencies and of the initial values.
+        :raises ValueError: for data or a layout that cannot be used, sizes that are not positive or do not fit, t-SNE in more
+            than three dimensions or of fewer than five rows, or a layout with priors, covariates or exposures of rows.
+        :raises TypeError: for a tensor of integers.
+
+        >>> model = RandomFeatureLVM.from_data(torch.randn(40, 6), layout="tsne")
+        >>> model.latent_dim, model.initial_values["X"].std(0, correction=0)
+        (2, tensor([1., 1.]))
+        >>> type(RandomFeatureLVM.from_data(torch.randn(40, 6).exp().round()).likelihood).__name__
+        'NegativeBinomial'
+        """
+        table, Y = Y, as_tensor(Y, name="Y")
+        if Y.dim() != 2:
+            raise ValueError(f"expected data of shape [rows, columns], got {list(Y.shape)}; flatten images to rows")
+        check_values(Y, name="Y")
+        positions = _checked_layout(layout, rows)
+        if latent_dim is None:
+            prior = None if rows is None else rows.prior
+            latent_dim = next((x.shape[1] for x in (positions, prior and prior[0]) if x is not None), 2)
+        check_sizes(latent_dim=latent_dim)
+        N, D = Y.shape
+        likelihood = likelihood_of(Y) if likelihood is None else likelihood
+        sizes: Any = {"num_frequencies": num_frequencies, "num_components": num_components}
+        model = cls(N, D, latent_dim, lengthscale=lengthscale, likelihood=likelihood, rows=rows, seed=seed, **sizes).to(Y)
+        if layout is None:
+            return model.initialize(table, seed=seed)
+        with torch.no_grad():
+            _, filled = linear_latents(model.likelihood.initial_function(Y), latent_dim, seed=seed)
+            positions = tsne_layout(filled, latent_dim, seed=seed) if positions is None else positions
+            if lengthscale is None:
+                best = best_lengthscale(model._checked_latents(positions), filled, num_frequencies, seed=seed)
+                model.component_scales = model.component_scales * (default_lengthscale(latent_dim) / best)
+        return model.initialize(table, latents=positions, seed=seed)
 
     def forward(
         self,
@@ -395,3 +472,22 @@ def _stick_log_weights(v: Tensor) -> Tensor:
     """Compute ``log π_c = log v_c + Σ_{j<c} log(1 − v_j)``, with v_C = 1."""
     v = v.clamp(torch.finfo(v.dtype).tiny, 1.0 - torch.finfo(v.dtype).eps)
     return pad(v.log(), (0, 1)) + pad((-v).log1p().cumsum(-1), (1, 0))
+
+
+def _checked_layout(layout: Any, rows: RowArguments | None) -> Float[Tensor, "N Q"] | None:
+    """Return the layout as a tensor; None for one to compute, or for none."""
+    if layout is None:
+        return None
+    if rows is not None and not (rows.prior is None and rows.covariates is None and rows.exposure is None):
+        raise ValueError(
+            "expected no layout with priors, covariates or exposures of rows, which its lengthscale does not account for, got "
+            "both; pass latents to initialize(Y, latents=...)"
+        )
+    if isinstance(layout, str):
+        if layout != "tsne":
+            raise ValueError(f'expected layout="tsne", a table of positions [N, Q] or None, got {layout!r}')
+        return None
+    positions = as_tensor(layout, name="layout")
+    if positions.dim() != 2:
+        raise ValueError(f"expected a layout of shape [rows, latent dimensions], got {list(positions.shape)}")
+    return positions

@@ -5,7 +5,6 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from numpy.random import RandomState
-from sklearn.manifold import TSNE
 from torch import Tensor
 
 from pyro_lvgp._utils.seeding import seeded
@@ -15,7 +14,7 @@ from pyro_lvgp.guides.random_feature.guide import Weights
 from pyro_lvgp.infer import fit
 from pyro_lvgp.likelihoods import Gaussian, Likelihood
 from pyro_lvgp.models import RandomFeatureLVM, RowArguments
-from pyro_lvgp.models.initialization import linear_latents
+from pyro_lvgp.models.initialization import MAX_TSNE_DIM, MIN_TSNE_ROWS, linear_latents, tsne_layout
 from pyro_lvgp.sklearn._latent_transformer import Fitted, LatentTransformer
 from pyro_lvgp.sklearn._pyro_state import own_parameters
 
@@ -23,7 +22,6 @@ __all__ = ["RandomFeatureGPLVM"]
 
 Init = Literal["auto", "pca", "tsne"]
 _INITS = ("auto", "pca", "tsne")
-_MAX_TSNE_DIM = 3
 
 
 class RandomFeatureGPLVM(LatentTransformer):
@@ -49,6 +47,10 @@ class RandomFeatureGPLVM(LatentTransformer):
     :param init: initial latents: ``"pca"``, ``"tsne"`` of data whose missing entries are filled by a linear model, or
         ``"auto"``, which is t-SNE for up to three dimensions and five rows or more, and else PCA.  With priors, covariates or
         exposures of rows it is PCA of what these do not explain.
+    :param layout: ``"tsne"`` for the initial latents and the initial lengthscale of
+        :meth:`RandomFeatureLVM.from_data(..., layout="tsne") <pyro_lvgp.models.RandomFeatureLVM.from_data>`, which chooses the
+        lengthscale by the log density of the data at the layout; None for those of ``init`` and ``lengthscale``.
+    :param freeze_latents: whether the latents stay at their initial values; their standard deviations are learned.
     :param max_iter: number of sweeps through the blocks of parameters.
     :param warm_start: whether a further call of ``fit`` continues from the previous one, for the same rows in the same order.
     :param device: device of the fit, such as ``"cuda"``; None for torch's default device.
@@ -78,6 +80,8 @@ class RandomFeatureGPLVM(LatentTransformer):
         n_frequencies: int = 100,
         lengthscale: float | None = None,
         init: Init = "auto",
+        layout: Literal["tsne"] | None = None,
+        freeze_latents: bool = False,
         max_iter: int = 500,
         warm_start: bool = False,
         device: str | torch.device | None = None,
@@ -89,6 +93,8 @@ class RandomFeatureGPLVM(LatentTransformer):
         self.n_frequencies = n_frequencies
         self.lengthscale = lengthscale
         self.init = init
+        self.layout = layout
+        self.freeze_latents = freeze_latents
         self.max_iter = max_iter
         self.warm_start = warm_start
         self.device = device
@@ -115,23 +121,25 @@ class RandomFeatureGPLVM(LatentTransformer):
         self, Y: Float[Tensor, "N D"], likelihood: Likelihood, rows: RowArguments | None
     ) -> tuple[RandomFeatureLVM, RandomFeatureGuide]:
         """Make a model and a guide with initial values."""
-        model: Any = RandomFeatureLVM(
-            len(Y),
-            Y.shape[1],
-            self.n_components,
-            num_frequencies=self.n_frequencies,
-            lengthscale=self.lengthscale,
-            likelihood=likelihood,
-            rows=rows,
-            seed=self._seed,
-        )
-        model = model.to(Y).initialize(Y, latents=self._initial_latents(Y, likelihood, rows), seed=self._seed)
+        options: Any = {"num_frequencies": self.n_frequencies, "lengthscale": self.lengthscale, "likelihood": likelihood}
+        options |= {"rows": rows, "seed": self._seed}
+        if self.layout is None:
+            model: Any = RandomFeatureLVM(len(Y), Y.shape[1], self.n_components, **options)
+            model = model.to(Y).initialize(Y, latents=self._initial_latents(Y, likelihood, rows), seed=self._seed)
+        elif self.layout != "tsne" or self.init != "auto":
+            raise ValueError(
+                f'expected layout="tsne" with init="auto", or layout=None, got layout={self.layout!r} and init={self.init!r}'
+            )
+        else:
+            model = RandomFeatureLVM.from_data(Y, self.n_components, layout=self.layout, **options)
         # One Cholesky factor for all columns, instead of one for each column with gaps.
         weights: Weights | None = "filled" if Y.isnan().any() and type(likelihood) is Gaussian else None
         return model, self._make_guide(model, weights)
 
     def _make_guide(self, model: RandomFeatureLVM, weights: Weights | None) -> RandomFeatureGuide:
-        return RandomFeatureGuide(model, frequencies="gaussian", weights=weights, seed=self._seed)
+        return RandomFeatureGuide(
+            model, frequencies="gaussian", weights=weights, freeze_latents=self.freeze_latents, seed=self._seed
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         # A pickled guide has no model, which this guide needs: pickle its tensors, and make a new guide of them.
@@ -162,12 +170,11 @@ class RandomFeatureGPLVM(LatentTransformer):
                     f"{self.init!r}"
                 )
             return None
-        if self.init == "pca" or (self.init == "auto" and (self.n_components > _MAX_TSNE_DIM or len(Y) < 5)):
+        if self.init == "pca" or (self.init == "auto" and (self.n_components > MAX_TSNE_DIM or len(Y) < MIN_TSNE_ROWS)):
             return None
-        if self.n_components > _MAX_TSNE_DIM:
+        if self.n_components > MAX_TSNE_DIM:
             raise ValueError(f'expected init="pca" or "auto" for more than 3 latent dimensions, got {self.init!r}')
         with torch.no_grad():
             function = likelihood.to(Y).initial_function(Y)
         _, filled = linear_latents(function, self.n_components, seed=self._seed)
-        layout = TSNE(self.n_components, perplexity=min(30.0, (len(Y) - 1) / 3.0), init="pca", random_state=self._seed)
-        return torch.as_tensor(layout.fit_transform(filled.numpy(force=True))).to(Y)
+        return tsne_layout(filled, self.n_components, seed=self._seed)

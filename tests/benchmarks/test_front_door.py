@@ -71,6 +71,7 @@ def test_list_names_every_benchmark_with_its_first_line(capsys):
         "speed_predictions",
         "srflvm",
         "srflvm_large",
+        "srflvm_layout",
         "srflvm_scaling",
         "srflvm_variants",
         "views",

@@ -11,6 +11,7 @@ from pyro_lvgp.conjugate.feature_regression import (
     gaussian_weight_posterior,
     log_partition,
     precision_sum,
+    profile_log_density,
     weight_posterior,
 )
 from pyro_lvgp.ops.linalg import function_variance
@@ -53,6 +54,24 @@ def test_log_density_and_its_gradients_equal_the_dense_gaussian(holes, shared_va
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("num_rows", [N, 3])
+def test_the_profile_is_the_dense_gaussian_at_its_best_variances(num_rows):
+    features = torch.randn(num_rows, L)
+    y = 3.0 * features[:, :2] @ torch.randn(2, D) + 0.5 * torch.randn(num_rows, D)
+    value, variance, ratio = profile_log_density(features, y)
+
+    def dense(variance, ratio):
+        identity = torch.eye(num_rows)
+        covariance = variance * (identity + ratio * features @ features.mT)
+        return MultivariateNormal(torch.zeros(num_rows), covariance).log_prob(y.mT).sum()
+
+    torch.testing.assert_close(value, dense(variance, ratio))
+    for other in (0.9, 1.1):
+        assert dense(other * variance, ratio) < value
+    for other in torch.logspace(-3.0, 6.0, 19):
+        assert dense(variance, other) < value + 1e-6
 
 
 @pytest.mark.parametrize("holes", [False, True])

@@ -52,3 +52,17 @@ def test_other_likelihoods_see_the_data_as_they_are(likelihood, weights):
 def test_gaussian_data_with_gaps_share_one_factor(iris):
     gapped = np.where(np.random.default_rng(0).random(iris.shape) < 0.1, np.nan, iris)
     assert RandomFeatureGPLVM(n_frequencies=5, max_iter=2, random_state=0).fit(gapped).guide_.weights == "filled"
+
+
+def test_frozen_at_a_layout_it_is_the_model_from_data(iris):
+    settings = {"layout": "tsne", "n_frequencies": 10, "max_iter": 5, "random_state": 3}
+    fitted = RandomFeatureGPLVM(freeze_latents=True, **settings).fit(iris)
+    Y, seed = torch.tensor(fitted.scaler_.transform(iris)), int(np.random.RandomState(3).randint(2**31 - 1))
+    model = RandomFeatureLVM.from_data(Y, 2, layout="tsne", num_frequencies=10, seed=seed)
+    np.testing.assert_array_equal(fitted.embedding_, model.initial_values["X"])
+    guide = RandomFeatureGuide(model, frequencies="gaussian", freeze_latents=True, seed=seed)
+    history = fit(model, guide, Y, optim=guide.blocks(), num_steps=5, seed=seed, progress=False)
+    np.testing.assert_allclose(fitted.history_.losses, history.losses, rtol=1e-4)
+    for wrong in ({"layout": "umap"}, {"init": "pca"}):
+        with pytest.raises(ValueError, match='expected layout="tsne" with init="auto", or layout=None, got layout='):
+            RandomFeatureGPLVM(**settings | wrong).fit(iris)

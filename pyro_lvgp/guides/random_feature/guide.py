@@ -64,10 +64,12 @@ class RandomFeatureGuide(SampledGuide):
         mini-batches of many rows need, and latents of new rows need no fit.  The model's initial latents are not used.  The
         module is turned into a ``PyroModule`` in place.
     :param init_scale: initial standard deviation of the latents, without an encoder.
+    :param freeze_latents: whether the means of the latents stay at the initial values of the model, such as the layout of
+        :meth:`~pyro_lvgp.models.RandomFeatureLVM.from_data`; their standard deviations are learned.
     :param seed: seed of the initial assignments or frequencies.
     :raises ValueError: for an unknown choice, or one that the likelihood or the other choice excludes; for an encoder of
         another site than X; for a call without the data that the encoder needs, or an encoding of another shape than the
-        latents.
+        latents; for frozen latents with an encoder, or of a model that has not been initialized.
     :raises TypeError: for an encoder that does not return a pair.
 
     Parameters are grouped by site: ``alpha.shape``, ``alpha.rate``; ``v.a``, ``v.b``; ``omega.logits`` [F, C], or
@@ -107,6 +109,7 @@ class RandomFeatureGuide(SampledGuide):
         weights: Weights | None = None,
         encoders: Mapping[str, nn.Module | None] | None = None,
         init_scale: float = 0.1,
+        freeze_latents: bool = False,
         seed: int = 0,
     ):
         weights = weights or ("collapsed" if model.is_conjugate else "explicit")
@@ -118,7 +121,12 @@ class RandomFeatureGuide(SampledGuide):
             if name != "X":
                 raise ValueError(f"expected an encoder of the site 'X', got one of {name!r}; no other site is amortised")
         super().__init__(model, encoders=encoders)
+        if freeze_latents and self.encoder_of("X") is not None:
+            raise ValueError("expected freeze_latents=False with an encoder, got True; leave out one of the two")
+        if freeze_latents and "X" not in model.initial_values:
+            raise ValueError("expected a model with initial latents to freeze, got none; call initialize(Y) first")
         self.frequencies, self._weights, self._init_scale, self._seed = frequencies, weights, init_scale, seed
+        self._freeze_latents = freeze_latents
 
     @property
     def weights(self) -> Weights:
@@ -158,6 +166,7 @@ class RandomFeatureGuide(SampledGuide):
             X = model.initial_values.get("X")
             X = like.new_zeros(model.num_data, model.latent_dim) if X is None else X.to(like, copy=True)
             self.X.loc = PyroParam(X, constraints.real)
+            self.X.loc_unconstrained.requires_grad_(not self._freeze_latents)
             self.X.scale = _positive(torch.full_like(X, self._init_scale))
         if self.weights in _EXPLICIT:
             if y is None:
