@@ -216,6 +216,16 @@ def test_all_names_of_a_package_are_on_its_api_page(package):
         assert all(inspect.getdoc(each) for each in documented if inspect.isclass(each) or inspect.isroutine(each)), name
 
 
+@pytest.mark.parametrize("package", PUBLIC_PACKAGES)
+def test_tables_of_contents_have_all_names_of_their_module(package):
+    page = (ROOT / "docs" / "api" / f"{package}.md").read_text("utf-8")
+    for section in page.split(".. automodule:: ")[1:]:
+        name = section.split()[0]
+        entries = re.findall(r"^   (\w+)$", section, re.MULTILINE)
+        names = [each for each in declared(name) or [] if not inspect.ismodule(getattr(importlib.import_module(name), each))]
+        assert not entries or set(names) <= set(entries), name
+
+
 def exported(name: str) -> set[str]:
     """Names of the packages that a module is in, below the root."""
     parts = name.split(".")
