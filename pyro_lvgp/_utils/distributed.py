@@ -1,6 +1,7 @@
 """Communication between the processes of a distributed fit, by ``torch.distributed``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
@@ -56,7 +57,8 @@ class ProcessGroup:
         :param tensor: a tensor of the same shape in all processes.
         """
         if self.size > 1:
-            dist.broadcast(tensor, src=0)
+            with _others_answer():
+                dist.broadcast(tensor, src=0)
         return tensor
 
     def average_gradients(self, params: Sequence[Tensor]) -> None:
@@ -89,7 +91,8 @@ class ProcessGroup:
             return
         own = {name: (list(param.shape), param.dtype) for name, param in params.items()}
         gathered: list[Any] = [None] * self.size
-        dist.all_gather_object(gathered, own)
+        with _others_answer():
+            dist.all_gather_object(gathered, own)
         if others := [rank for rank, found in enumerate(gathered) if found != gathered[0]]:
             raise ValueError(
                 f"expected the same parameters in all processes, got {gathered[0]} in the first and {gathered[others[0]]} in "
@@ -99,8 +102,21 @@ class ProcessGroup:
             self.broadcast(param.detach())
 
     def _all_reduce_mean_(self, message: Tensor) -> None:
-        dist.all_reduce(message)  # gloo has no ReduceOp.AVG
+        with _others_answer():
+            dist.all_reduce(message)  # gloo has no ReduceOp.AVG
         message /= self.size
+
+
+@contextmanager
+def _others_answer() -> Iterator[None]:
+    """Raise an error that says what to do if another process does not take part in a communication."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(
+            "expected a message of all processes of the fit, got none or a part of it; one of them was killed, or ended by an "
+            "error, which it printed.  Start all processes again: with a Checkpoint the fit continues from its last file"
+        ) from error
 
 
 def _device_and_dtype(param: Tensor) -> tuple[str, str]:

@@ -177,6 +177,44 @@ def test_checkpoints_are_of_each_process(tmp_path: Path):
     assert (tmp_path / "fit.pt.1").exists()
 
 
+def killed(folder: Path, rank: int) -> None:
+    """The second process ends without a word after the fifth step."""
+
+    def die(step: int, loss: float) -> None:
+        if step == 4 and rank == 1:
+            os._exit(0)
+
+    try:
+        long_fit(folder, OnStep(die))
+    except RuntimeError as error:
+        (folder / "error").write_text(str(error))
+    os._exit(0)
+
+
+def long_fit(folder: Path, *callbacks: Callback) -> list[float]:
+    x, y = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)).tensor_split([2], -1)
+    pyro.clear_param_store()
+    every = [Checkpoint(folder / "fit.pt", every=2), *callbacks, Distributed()]
+    how: Any = {"num_steps": 8, "callbacks": every, "progress": False}
+    return fit(regression, AutoDelta(regression), x, y[:, 0], **how).losses
+
+
+def resumed_after_a_death(folder: Path, rank: int) -> tuple[list[float], list[float], list[int]]:
+    steps: list[int] = []
+    losses = long_fit(folder, OnStep(lambda step, loss: steps.append(step)))
+    return losses, long_fit(folder / "other"), steps
+
+
+def test_a_fit_ends_when_a_process_is_killed_and_resumes(tmp_path: Path):
+    with pytest.raises(FileNotFoundError):  # neither process has a result
+        in_processes(partial(killed, tmp_path), NUM_PROCESSES)
+    assert "one of them was killed" in (tmp_path / "error").read_text()
+    (tmp_path / "other").mkdir()
+    for losses, uninterrupted, steps in in_processes(partial(resumed_after_a_death, tmp_path), NUM_PROCESSES):
+        assert steps == [4, 5, 6, 7]
+        assert losses == uninterrupted
+
+
 def fitted_without_names(rank: int) -> tuple[list[float], list[Tensor]]:
     with pyro.settings.context(module_local_params=True):
         torch.manual_seed(rank)
