@@ -1,5 +1,7 @@
 """The benchmark of maps from a layout: scores of known maps, splits, and all methods but UMAP for a few steps."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -41,6 +43,7 @@ def test_scores_are_of_new_rows_among_training_rows_and_of_their_surer_half(task
 def test_methods_but_umap_are_measured(task, monkeypatch):
     few = {name: method for name, method in layouts.METHODS.items() if name != "UMAP"}
     monkeypatch.setattr(layouts, "METHODS", few)
+    task = replace(task, counts=False)  # the posterior of Gaussian weights is exact from the first step
     found = {(one.method, one.metric): one.value for one in layouts.measure("toy", task, seed=0, num_steps=3)}
     assert {method for method, _ in found} == set(few)
     assert min(found[method, layouts.ACCURACY] for method in few) > 0.7
@@ -51,3 +54,18 @@ def test_methods_but_umap_are_measured(task, monkeypatch):
         assert found[method, layouts.NEW] > 0.6
     assert found[frozen, layouts.ACCURACY] == found[frozen, layouts.START] == found[learned, layouts.START]
     assert (layouts.TSNE, layouts.NEW) not in found
+
+
+@pytest.mark.parametrize(("most", "weights"), [(20, "collapsed"), (5, "shared")])
+def test_many_columns_of_counts_share_a_factor(task, monkeypatch, most, weights):
+    made, make = [], layouts.RandomFeatureGuide
+
+    def recorded(*args, **options):
+        made.append(make(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr(layouts, "MOST_COLLAPSED", most)
+    monkeypatch.setattr(layouts, "RandomFeatureGuide", recorded)
+    found = layouts.ours(layouts.split(task, 0), 1)
+    assert made[0].weights == weights
+    assert found.new.shape == (18, 2)

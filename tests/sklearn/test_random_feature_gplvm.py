@@ -63,6 +63,10 @@ def test_frozen_at_a_layout_it_is_the_model_from_data(iris):
     guide = RandomFeatureGuide(model, frequencies="gaussian", freeze_latents=True, seed=seed)
     history = fit(model, guide, Y, optim=guide.blocks(), num_steps=5, seed=seed, progress=False)
     np.testing.assert_allclose(fitted.history_.losses, history.losses, rtol=1e-4)
-    for wrong in ({"layout": "umap"}, {"init": "pca"}):
-        with pytest.raises(ValueError, match='expected layout="tsne" with init="auto", or layout=None, got layout='):
-            RandomFeatureGPLVM(**settings | wrong).fit(iris)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("wrong", [{"layout": "umap"}, {"layout": "tsne", "init": "pca"}])
+def test_another_layout_or_a_second_start_is_refused(iris, wrong):
+    with pytest.raises(ValueError, match='expected layout="tsne" with init="auto", or layout=None, got layout='):
+        RandomFeatureGPLVM(**wrong).fit(iris)
