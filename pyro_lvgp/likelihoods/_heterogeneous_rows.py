@@ -83,17 +83,19 @@ class HeterogeneousRows(Heterogeneous, RowLikelihood):
 
     def log_predictive_density_of_rows(self, y, observed, mean, variance, params):
         terms = []
-        for part, own, (value, seen, *moments) in self.by_part(params, y, observed, mean, variance):
+        for part, own, (value, seen, f_mean, f_variance) in self.by_part(params, y, observed, mean, variance):
             if isinstance(part, RowLikelihood):
-                terms.append(part.log_predictive_density_of_rows(value, seen, *moments, own))
+                terms.append(part.log_predictive_density_of_rows(value, seen, f_mean, f_variance, own))
             else:
-                entries = part.log_predictive_density(value, *moments, own)
+                entries = part.log_predictive_density(value, f_mean, f_variance, own)
                 terms.append(torch.where(seen, entries, 0.0).sum(-1))
         return _sum(terms)
 
     def condition(self, y, observed, mean, variance, params):
-        parts = self.by_part(params, y, observed, mean, variance)
-        conditioned = [part.condition(*x, own) if isinstance(part, RowLikelihood) else own for part, own, x in parts]
+        conditioned = []
+        for part, own, (value, seen, f_mean, f_variance) in self.by_part(params, y, observed, mean, variance):
+            has_rows = isinstance(part, RowLikelihood)
+            conditioned.append(part.condition(value, seen, f_mean, f_variance, own) if has_rows else own)
         return self.join_params(conditioned)
 
 

@@ -232,6 +232,30 @@ class MultiViewGPLVM(SparseRowModel):
 
     @names_types
     @pyro_lock
+    def infer_from_views(
+        self, guide: Guide, given: Mapping[str, Any], *, rows: RowArguments | None = None, seed: int = 0
+    ) -> torch.distributions.Distribution:
+        """Infer the latents of new rows from some of their views, under the prior of the model.
+
+        This is :meth:`infer_latents` from five starts under the prior N(0, I), if rows have no priors of their own.  The
+        default prior of :meth:`infer_latents`, fitted to training latents, which depend on all views, makes intervals of the
+        other views too narrow.
+
+        :param guide: a fitted guide.
+        :param given: views of the rows, as for :meth:`table`, NaN where missing.
+        :param rows: what is known of the rows, if the training rows have it.
+        :param seed: seed of the starts.
+        :returns: a Gaussian for each row, or a mixture of Gaussians.
+        :raises ValueError: for unknown views, or a row that has no given view.
+        """
+        candidates = self.latent_candidates()
+        has_prior = "prior_loc" in (*self._row_parts, *({} if rows is None else rows.parts()))
+        prior = None if has_prior else dist.Normal(torch.zeros_like(candidates[0]), 1.0).to_event(1)
+        options: Any = {"rows": rows, "prior": prior, "num_starts": min(_NUM_STARTS, len(candidates)), "seed": seed}
+        return self.infer_latents(guide, self.table(given), **options)
+
+    @names_types
+    @pyro_lock
     def predict_view(
         self,
         guide: Guide,
@@ -246,9 +270,7 @@ class MultiViewGPLVM(SparseRowModel):
 
         .. math:: p(y^v_* \mid y^{\text{given}}_*) = \int p(y^v_* \mid x, u)\, q(x \mid y^{\text{given}}_*)\, q(u)\, dx\, du
 
-        The posterior of the latents is that of :meth:`infer_latents` from five starts under the prior of the model, N(0, I),
-        if rows have no priors of their own.  The default prior of :meth:`infer_latents`, fitted to training latents, which
-        depend on their targets, makes intervals too narrow.  For another posterior, pass the result of
+        The posterior of the latents is that of :meth:`infer_from_views`.  For another posterior, pass the result of
         ``infer_latents(guide, model.table(given), ...)`` as ``given``.
 
         :param guide: a fitted guide.
@@ -269,12 +291,7 @@ class MultiViewGPLVM(SparseRowModel):
                     f"expected data of other views than the predicted one, got {view!r} too; leave it out, or impute(...) "
                     "missing entries"
                 )
-            has_prior = "prior_loc" in (*self._row_parts, *({} if rows is None else rows.parts()))
-            candidates = self.latent_candidates()
-            prior = None if has_prior else dist.Normal(torch.zeros_like(candidates[0]), 1.0).to_event(1)
-            num_starts = min(_NUM_STARTS, len(candidates))
-            options: Any = {"rows": rows, "prior": prior, "num_starts": num_starts, "seed": 0 if seed is None else seed}
-            inferred = self.infer_latents(guide, self.table(given), **options)
+            inferred = self.infer_from_views(guide, given, rows=rows, seed=0 if seed is None else seed)
             return self.predict_view(guide, view, inferred, rows=rows, num_samples=num_samples, seed=seed)
         draw_latents, num_rows = self._draws_of(given)
         known = self._checked_rows(rows, num_rows)
