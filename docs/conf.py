@@ -48,7 +48,7 @@ html_css_files = ["site.css"]
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_typehints = "signature"
-autosummary_context = {"described": api_pages.described, "inherits": api_pages.inherits}
+autosummary_context = {"described": api_pages.described, "foreign_bases": api_pages.foreign_bases}
 autosummary_ignore_module_all = False
 suppress_warnings = ["config.cache"]  # functions among the settings
 # A method that implements a documented interface says nothing new.

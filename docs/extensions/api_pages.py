@@ -5,21 +5,21 @@ import inspect
 
 from sphinx.ext.autosummary import autosummary_toc
 
-# Methods for users that these inherit from private classes of the package have an entry.
-_INHERIT = ("BayesianGPLVM", "LatentVariableModel", "MultiViewGPLVM")
-# Made by scikit-learn for its metadata routing.
-_REQUESTS = (
-    "set_fit_request",
-    "set_predict_request",
-    "set_score_request",
-    "set_transform_request",
-    "set_inverse_transform_request",
-)
+
+def is_request(name: str) -> bool:
+    """Whether a method is one that scikit-learn makes for its metadata routing."""
+    return name.startswith("set_") and name.endswith("_request")
 
 
-def inherits(module: str, name: str) -> bool:
-    """Whether the page of a class has the methods that it inherits."""
-    return module == "pyro_lvgp.models" and name in _INHERIT
+def foreign_bases(module: str, name: str) -> list[str]:
+    """Return the names of the classes of other packages that a class with a private base inherits from; else none.
+
+    A page has the methods that a class inherits from this package, if a private class is among its bases, which has no page.
+    """
+    bases = getattr(importlib.import_module(module), name).__mro__[1:]
+    if all(is_public(base) for base in bases):
+        return []
+    return list(dict.fromkeys(base.__name__ for base in bases if not is_of_package(base)))
 
 
 def described(module: str, name: str, kind: str) -> list[str]:
@@ -30,12 +30,12 @@ def described(module: str, name: str, kind: str) -> list[str]:
     :param kind: ``"method"`` or ``"attribute"``.
     """
     cls = getattr(importlib.import_module(module), name)
-    bases = [base for base in cls.__mro__ if base is cls or (inherits(module, name) and is_of_package(base))]
+    bases = [base for base in cls.__mro__ if base is cls or (foreign_bases(module, name) and is_of_package(base))]
     members = {member: value for base in reversed(bases) for member, value in vars(base).items()}
     return [
         member
         for member, value in members.items()
-        if not member.startswith("_") and member not in _REQUESTS and _kind(value) == kind and inspect.getdoc(value)
+        if not member.startswith("_") and not is_request(member) and _kind(value) == kind and inspect.getdoc(value)
     ]
 
 
@@ -52,12 +52,12 @@ def is_of_package(base: type) -> bool:
 
 def show_public_bases(app, name, obj, options, bases):
     """In place of a base that has no page show what it derives from; called by Sphinx."""
-    while hidden := [base for base in bases if not _is_public(base)]:
+    while hidden := [base for base in bases if not is_public(base)]:
         at = bases.index(hidden[0])
         bases[at : at + 1] = [base for base in hidden[0].__bases__ if base not in bases]
 
 
-def _is_public(base: type) -> bool:
+def is_public(base: type) -> bool:
     """Whether a class is not of this package, or is among the names of one of its subpackages or modules."""
     name = getattr(base, "__name__", "")
     if not is_of_package(base):
@@ -68,7 +68,7 @@ def _is_public(base: type) -> bool:
 
 def skip_requests(app, what, name, obj, skip, options):
     """Leave out the methods that scikit-learn makes; called by Sphinx."""
-    return True if name in _REQUESTS else None
+    return True if is_request(name) else None
 
 
 def leave_out_of_sidebar(app, doctree):

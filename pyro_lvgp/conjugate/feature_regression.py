@@ -44,20 +44,20 @@ class WeightPosterior(NamedTuple):
 
 
 def gaussian_sites(
-    y: Float[Tensor, "N D"], observed: Bool[Tensor, "N D"], variance: Float[Tensor, "*#batch #D"]
+    y: Float[Tensor, "N D"], observed: Bool[Tensor, "N D"], variance: Float[Tensor, "*#rows #D"]
 ) -> tuple[Float[Tensor, "*batch N D"], Float[Tensor, "*batch N #D"]]:
     """Compute sites ``h = y / σ²`` and ``w = 1 / σ²`` of Gaussian noise; one column of w for complete data and a shared σ².
 
     :param y: data, any finite number where missing.
     :param observed: mask of the observed entries.
-    :param variance: σ², one for all outputs or one for each.
+    :param variance: σ², one for all outputs, one for each, or one for each entry.
 
     >>> h, w = gaussian_sites(torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), torch.tensor([0.5]))
     >>> h.shape, w
     (torch.Size([2, 3]), tensor([[2.],
             [2.]]))
     """
-    precision = variance.reciprocal().unsqueeze(-2)
+    precision = variance.reciprocal()
     weight = observed[..., :1] if holds(observed.all()) else observed
     return precision * observed * y, precision * weight
 

@@ -270,6 +270,7 @@ def _filled_in_support(y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 def stacking_weights(
     log_prob: Mapping[_Name, Float[Tensor, " _"]],
     *,
+    weight: Float[Tensor, " _"] | None = None,
     num_independent: float = math.inf,
     tolerance: float = 1e-6,
     max_steps: int = 10_000,
@@ -288,13 +289,15 @@ def stacking_weights(
     may predict better than each of them.
 
     :param log_prob: nats of each hidden entry by name, such as of :func:`held_out_log_prob`.
+    :param weight: weights of the entries in the mean over h, such as those of their rows; equal ones if None.
     :param num_independent: number n of independent observations that the entries are worth.  Entries of one gap in a series
         are no independent evidence: count the gaps.
     :param tolerance: bound on the difference from the maximum, in nats per entry, at which iterations stop.
     :param max_steps: maximum number of iterations.
     :returns: weights by name; a name is a string, or any other key.
     :raises ValueError: if there are no candidates or entries, candidates have different numbers of entries, an entry has
-        no finite density under any candidate, or NaN under one, or ``num_independent`` is not positive.
+        no finite density under any candidate, or NaN under one, weights are not of the entries, or ``num_independent`` is not
+        positive.
 
     Source: Yao, Vehtari, Simpson and Gelman (2018), "Using stacking to average Bayesian predictive
     distributions", Bayesian Analysis 13, 917-1003.
@@ -313,15 +316,28 @@ def stacking_weights(
             "expected entries to each of which a candidate gives a finite density, none NaN, got "
             f"{int(finite.sum())} of {finite.numel()}"
         )
+    share = _shares(weight, stacked)
     num_candidates = len(stacked)
     weights = torch.full((num_candidates,), 1.0 / num_candidates, dtype=stacked.dtype, device=stacked.device)
     prior_share, tiny = 1.0 / (1.0 + num_independent), torch.finfo(stacked.dtype).tiny
     for _ in range(max_steps):
         log_joint = weights.log()[:, None] + stacked
-        likelihood = (stacked - log_joint.logsumexp(0)).exp().mean(1)
+        likelihood = (stacked - log_joint.logsumexp(0)).exp() @ share
         # The prior is that of further entries, each of which has a density under one candidate alone.
         gain = (1.0 - prior_share) * likelihood + prior_share / (num_candidates * weights).clamp_min(tiny)
         if gain.max().log() < tolerance:
             break
         weights = weights * gain
     return dict(zip(log_prob, weights.tolist(), strict=True))
+
+
+def _shares(weight: Tensor | None, stacked: Float[Tensor, "K H"]) -> Float[Tensor, " H"]:
+    """Weights of the entries, of sum 1."""
+    if weight is None:
+        return stacked.new_full(stacked.shape[1:], 1.0 / stacked.shape[1])
+    if weight.shape != stacked.shape[1:] or not (weight >= 0.0).all() or not 0.0 < float(weight.sum()) < math.inf:
+        raise ValueError(
+            f"expected {stacked.shape[1]} weights of entries, 0 or more and not all 0, got {list(weight.shape)} from "
+            f"{float(weight.min())}; repeat the weights of rows for their entries"
+        )
+    return (weight / weight.sum()).to(stacked)

@@ -149,7 +149,7 @@ def _inverse_box_cox(z: Tensor, power: Tensor) -> Tensor:
 
 
 class WarpedNormal(dist.TorchDistribution):
-    r"""Distribution of y with :math:`g(y) \sim \sum_j \pi_j N(m, (f_j s)^2)`, for an increasing function g of each column.
+    r"""Distribution of y with :math:`g(y) \sim \sum_j \pi_j N(m, (f_j s)^2 + e^2)`, for an increasing g of each column.
 
     With one factor f = 1 this is the predictive distribution of a warped Gaussian process; several factors make its tails
     heavier.  Mean and variance are computed by the trapezoidal rule with 31 nodes for each factor.
@@ -159,6 +159,7 @@ class WarpedNormal(dist.TorchDistribution):
     :param warp: g, such as a :class:`YeoJohnsonTransform`.
     :param factors: f; 1 if None.
     :param weights: probabilities π of the factors; equal if None.
+    :param error: known standard deviations e of errors, which factors do not multiply; 0 if None.
 
     >>> warp = YeoJohnsonTransform.from_data(torch.randn(100, 2).exp())
     >>> y = WarpedNormal(torch.zeros(5, 2), torch.ones(5, 2), warp)
@@ -180,7 +181,9 @@ class WarpedNormal(dist.TorchDistribution):
         warp: Transform,
         factors: Float[Tensor, " J"] | None = None,
         weights: Float[Tensor, " J"] | None = None,
+        error: Float[Tensor, "*#batch #D"] | None = None,
     ):
+        self.error = error
         self.loc, self.scale, self.warp = loc, scale, warp
         self.factors = torch.ones_like(loc[..., 0].flatten()[:1]) if factors is None else factors
         self.weights = torch.ones_like(self.factors) / len(self.factors) if weights is None else weights
@@ -189,29 +192,35 @@ class WarpedNormal(dist.TorchDistribution):
     def log_prob(self, value):
         t = self.warp(value)
         parts = [
-            weight.log() + dist.Normal(self.loc, factor * self.scale).log_prob(t)
+            weight.log() + dist.Normal(self.loc, self._stddev(factor)).log_prob(t)
             for factor, weight in zip(self.factors, self.weights, strict=True)
         ]
         return torch.stack(parts).logsumexp(0) + self.warp.log_abs_det_jacobian(value, t)
+
+    def _stddev(self, factors: Tensor) -> Tensor:
+        """Standard deviations before the transformation."""
+        scaled = factors * self.scale
+        return scaled if self.error is None else torch.hypot(scaled, self.error.expand_as(self.scale))
 
     def sample(self, sample_shape=()):
         shape = torch.Size(sample_shape) + self.batch_shape
         uniform = torch.rand(shape, dtype=self.loc.dtype, device=self.loc.device)
         chosen = torch.bucketize(uniform, self.weights.to(uniform).cumsum(0)[:-1].contiguous())
         noise = torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
-        return self.warp.inv(self.loc + self.factors[chosen] * self.scale * noise)
+        return self.warp.inv(self.loc + self._stddev(self.factors[chosen]) * noise)
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:
         # The slope of the inverse jumps at the limits of the data, where Gauss-Hermite quadrature is not accurate.
         nodes = torch.linspace(-_LARGEST_NODE, _LARGEST_NODE, _NUM_NODES).to(self.loc)
-        steps = torch.outer(self.factors.to(nodes), nodes).flatten()
         shares = torch.outer(self.weights.to(nodes), (-0.5 * nodes.square()).softmax(0)).flatten()
+        factors, nodes = (x.flatten() for x in torch.meshgrid(self.factors.to(nodes), nodes, indexing="ij"))
         first = second = torch.zeros_like(self.loc)
         centre = self.warp.inv(self.loc)
         number = max(_MAX_SIZE // max(self.loc.numel(), 1), 1)
-        for step, share in zip(steps.split(number), shares.split(number), strict=True):
-            deviation = self.warp.inv(self.loc + torch.tensordot(step[:, None], self.scale[None], 1)) - centre
+        for factor, node, share in zip(*(x.split(number) for x in (factors, nodes, shares)), strict=True):
+            factor, node = (x.reshape(-1, *[1] * self.loc.dim()) for x in (factor, node))
+            deviation = self.warp.inv(self.loc + node * self._stddev(factor)) - centre
             first = first + torch.tensordot(share, deviation, 1)
             second = second + torch.tensordot(share, deviation.square(), 1)
         return centre + first, (second - first.square()).clamp_min(0.0)

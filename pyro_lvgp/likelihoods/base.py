@@ -14,9 +14,10 @@ from torch import Tensor
 
 from pyro_lvgp._utils.standalone import StandaloneModule
 from pyro_lvgp._utils.validation import check_sizes
+from pyro_lvgp.ops.expected_log_likelihood import Quadratic
 from pyro_lvgp.ops.quadrature import gauss_hermite, log_expectation_at_mode
 
-__all__ = ["Likelihood", "LogConcaveLikelihood", "WithParameter"]
+__all__ = ["Likelihood", "LogConcaveLikelihood", "QuadraticLikelihood", "WithParameter"]
 
 
 class Likelihood(StandaloneModule):
@@ -290,6 +291,34 @@ class LogConcaveLikelihood(Likelihood):
     def _bend(self, y: Tensor, params: Tensor | None) -> Tensor:
         """Function value near which log p(y | f, θ) bends, where quadrature nodes cluster."""
         return self.inverse_link(y)
+
+
+class QuadraticLikelihood(Likelihood):
+    """Likelihood with Gaussian noise, whose expected log density of a row of a sparse process is a quadratic form."""
+
+    has_gaussian_noise = True
+
+    @abstractmethod
+    def quadratic_form(
+        self,
+        residual: Float[Tensor, "*#batch N D"],
+        observed: Bool[Tensor, "N D"] | None,
+        u: Float[Tensor, "*#batch D M"],
+        u_scale_tril: Float[Tensor, "D M M"] | None,
+        params: Tensor,
+        incomplete: Int[Tensor, " R"] | None,
+        variance: Float[Tensor, "N #D"] | None = None,
+    ) -> Quadratic:
+        """Compute the coefficients of the form (:mod:`~pyro_lvgp.ops.expected_log_likelihood`).
+
+        :param residual: y − c, any finite number where missing.
+        :param observed: mask of the observed entries; None if all are observed.
+        :param u: whitened inducing outputs, or their means.
+        :param u_scale_tril: Cholesky factors of their covariances.
+        :param params: the tensor that :meth:`params` returns.
+        :param incomplete: indices of the rows with missing entries; None for all rows.
+        :param variance: variances of each row that are added to those of the noise.
+        """
 
 
 class WithParameter(Likelihood):

@@ -5,12 +5,11 @@ import warnings
 
 import pyro.distributions as dist
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from pyro_lvgp._utils.control_flow import holds
-from pyro_lvgp.likelihoods.base import Likelihood, WithParameter
-from pyro_lvgp.ops.expected_log_likelihood import Quadratic, gaussian_quadratic, heteroscedastic_quadratic
+from pyro_lvgp.likelihoods.base import Likelihood, QuadraticLikelihood, WithParameter
+from pyro_lvgp.ops.expected_log_likelihood import gaussian_quadratic, heteroscedastic_quadratic
 from pyro_lvgp.ops.student_t import expected_log_student_t, log_student_t_plus_normal
 
 __all__ = ["Gaussian", "LogNormal", "StudentT", "as_likelihood"]
@@ -68,7 +67,7 @@ class _AdditiveNoise(_WithNoise):
         return y
 
 
-class Gaussian(_AdditiveNoise):
+class Gaussian(_AdditiveNoise, QuadraticLikelihood):
     """Gaussian likelihood ``y ~ N(f, σ²)``.
 
     :param variance: initial noise variance σ², in squared units of y.
@@ -79,8 +78,6 @@ class Gaussian(_AdditiveNoise):
     >>> Gaussian(0.25)(torch.zeros(3, 2)).variance[0, 0].detach()
     tensor(0.2500)
     """
-
-    has_gaussian_noise = True
 
     def __init__(self, variance: float | Tensor = 0.3, *, data_dim: int | None = None):
         super().__init__("variance", variance, data_dim)
@@ -117,26 +114,7 @@ class Gaussian(_AdditiveNoise):
         mean, variance = torch.broadcast_tensors(mean, variance + params)
         return mean, variance
 
-    def quadratic_form(
-        self,
-        residual: Float[Tensor, "*#batch N D"],
-        observed: Bool[Tensor, "N D"] | None,
-        u: Float[Tensor, "*#batch D M"],
-        u_scale_tril: Float[Tensor, "D M M"] | None,
-        params: Tensor,
-        incomplete: Int[Tensor, " R"] | None,
-        variance: Float[Tensor, "N #D"] | None = None,
-    ) -> Quadratic:
-        """Compute :func:`~pyro_lvgp.ops.expected_log_likelihood.gaussian_quadratic` at the noise variances.
-
-        :param residual: y − c, any finite number where missing.
-        :param observed: mask of the observed entries; None if all are observed.
-        :param u: whitened inducing outputs, or their means.
-        :param u_scale_tril: Cholesky factors of their covariances.
-        :param params: the tensor that :meth:`params` returns.
-        :param incomplete: indices of the rows with missing entries; None for all rows.
-        :param variance: variances of each row that are added to those of the noise.
-        """
+    def quadratic_form(self, residual, observed, u, u_scale_tril, params, incomplete, variance=None):
         precision = (params if variance is None else params.unsqueeze(-2) + variance).reciprocal()
         precision = precision.expand(*precision.shape[:-1], residual.shape[-1])
         if variance is None:

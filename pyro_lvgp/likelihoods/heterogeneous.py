@@ -48,6 +48,7 @@ class Heterogeneous(Likelihood):
     def __init__(self, parts: Sequence[tuple[Likelihood, Sequence[int]]]):
         super().__init__()
         likelihoods, groups = _checked(parts)
+        self._check_kinds(likelihoods)
         params_of_parts = [part.params() for part in likelihoods]
         for part, group, params in zip(likelihoods, groups, params_of_parts, strict=True):
             part.check_outputs(len(group), params)
@@ -63,19 +64,28 @@ class Heterogeneous(Likelihood):
         self.has_gaussian_noise = all(part.has_gaussian_noise for part in likelihoods)
         self.fill_value = _common_fill_value([part.fill_value for part in likelihoods], [y.support for y in entries])
 
+    def _check_kinds(self, likelihoods: Sequence[Likelihood]) -> None:
+        """Raise if a part cannot be used beside the others."""
+        for likelihood in likelihoods:
+            check_independent_entries(likelihood, "Heterogeneous")
+
     def by_part(self, params: Tensor | None, *tensors: Tensor) -> Iterator[tuple[Any, Tensor | None, tuple[Tensor, ...]]]:
         """Iterate over the parts, with the parameter of each and its columns of the tensors.
 
         :param params: the tensor that :meth:`params` returns.
         :param tensors: tensors ``[*batch, D or 1]``.
         """
-        values = [None] * len(self.parts) if params is None else self._columns.split(params)
+        values = [None] * len(self.parts) if params is None else self._split_params(params)
         columns = zip(*(self._columns.split(x) for x in tensors), strict=True)
         for part, has_params, value, inputs in zip(self.parts, self._has_params, values, columns, strict=True):
             yield part, value if has_params else None, inputs
 
     def params(self):
         return self.join_params([part.params() for part in self.parts])
+
+    def _split_params(self, params: Tensor) -> Sequence[Tensor]:
+        """Split the parameter into values of the parts; any number for a part without a parameter."""
+        return self._columns.split(params)
 
     def join_params(self, own: Sequence[Tensor | None]) -> Tensor | None:
         """Join the parameters of the parts to a value of :meth:`params`.
@@ -89,7 +99,7 @@ class Heterogeneous(Likelihood):
 
     def add_variance(self, params, variance):
         parts = self.by_part(params, variance)
-        return self._columns.join([part.add_variance(own, *inputs) for part, own, inputs in parts])
+        return self.join_params([part.add_variance(own, *inputs) for part, own, inputs in parts])
 
     def distribution(self, f, params):
         return _ByColumn(self._columns, [part.distribution(*inputs, own) for part, own, inputs in self.by_part(params, f)])
@@ -231,7 +241,6 @@ def _checked(parts: Sequence[tuple[Likelihood, Sequence[int]]]) -> tuple[list[Li
                 raise TypeError(f"{part!r} is no such pair")
         except (TypeError, ValueError) as error:
             raise TypeError(f"expected pairs of a likelihood and a list of columns as parts, got {part!r}") from error
-        check_independent_entries(likelihood, "Heterogeneous")
         if not len(group):
             raise ValueError(f"expected columns for each likelihood, got none for {type(likelihood).__name__}; leave it out")
         likelihoods.append(likelihood)

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import pyro.distributions as dist
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from pyro.distributions import constraints
 from pyro.nn import PyroParam
 from torch import Tensor
@@ -13,9 +13,9 @@ from torch.nn.functional import pad
 from pyro_lvgp._utils.control_flow import holds
 from pyro_lvgp._utils.seeding import normal_draws
 from pyro_lvgp.conjugate.factor_analysis import factor_analysis
+from pyro_lvgp.likelihoods.base import QuadraticLikelihood
 from pyro_lvgp.likelihoods.rows import RowLikelihood
 from pyro_lvgp.ops import low_rank
-from pyro_lvgp.ops.expected_log_likelihood import Quadratic
 
 __all__ = ["LowRankGaussian"]
 
@@ -39,7 +39,7 @@ class _Residual(NamedTuple):
         return torch.cat([x.expand(*batch, *x.shape[-2:]) for x in rows], -2)
 
 
-class LowRankGaussian(RowLikelihood):
+class LowRankGaussian(RowLikelihood, QuadraticLikelihood):
     r"""Gaussian likelihood of rows with a low-rank-plus-diagonal covariance: linear factors beside the functions.
 
     .. math::
@@ -84,8 +84,6 @@ class LowRankGaussian(RowLikelihood):
 
     Source: Bishop (2006), section 12.2.4; Rasmussen and Williams (2006), section 2.7, for a linear model beside a process.
     """
-
-    has_gaussian_noise = True
 
     def __init__(self, rank: int, data_dim: int, *, variance: float | Tensor = 0.3, seed: int = 0):
         super().__init__()
@@ -160,26 +158,7 @@ class LowRankGaussian(RowLikelihood):
         )
         return mean, variance
 
-    def quadratic_form(
-        self,
-        residual: Float[Tensor, "*#batch N D"],
-        observed: Bool[Tensor, "N D"] | None,
-        u: Float[Tensor, "*#batch D M"],
-        u_scale_tril: Float[Tensor, "D M M"] | None,
-        params: Tensor,
-        incomplete: Int[Tensor, " R"] | None,
-        variance: Float[Tensor, "N #D"] | None = None,
-    ) -> Quadratic:
-        """Compute :func:`~pyro_lvgp.ops.low_rank.low_rank_quadratic`, the expected log likelihood of rows of a sparse process.
-
-        :param residual: y − c, any finite number where missing.
-        :param observed: mask of the observed entries; None if all are observed.
-        :param u: whitened inducing outputs, or their means.
-        :param u_scale_tril: Cholesky factors of their covariances.
-        :param params: the tensor that :meth:`params` returns.
-        :param incomplete: indices of the rows with missing entries; None for all rows.
-        :param variance: variances of each row that are added to the diagonal of Ψ.
-        """
+    def quadratic_form(self, residual, observed, u, u_scale_tril, params, incomplete, variance=None):
         _, factor, diagonal = _Residual.unpack(params)
         return low_rank.low_rank_quadratic(residual, observed, factor, diagonal, u, u_scale_tril, incomplete, variance)
 

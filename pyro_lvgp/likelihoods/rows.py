@@ -127,5 +127,5 @@ def check_independent_entries(likelihood: Likelihood, user: str) -> None:
     if isinstance(likelihood, RowLikelihood):
         raise TypeError(
             f"expected a likelihood of independent entries for {user}, got {type(likelihood).__name__}, whose entries of a "
-            "row are dependent; use it in BayesianGPLVM or RandomFeatureLVM, or take a likelihood such as Gaussian()"
+            "row are dependent; use it in BayesianGPLVM, RandomFeatureLVM or MultiViewGPLVM, or take one such as Gaussian()"
         )

@@ -219,7 +219,10 @@ def best_candidates(
     points = candidates[:, None] if candidates.dim() == 2 else candidates
     scores = _log_likelihood_at([entries], Y, candidates, by_row) + prior.log_prob(points)
     if num_starts > 1:  # the best candidates alone may all be close to one mode
-        scores = 0.5 * scores - torch.empty_like(scores).exponential_().log()
+        noise = (
+            torch.empty_like(scores[:, :1]).exponential_().log()
+        )  # the same for all rows, which then do not depend on others
+        scores = 0.5 * scores - noise
     best = scores.topk(num_starts, 0).indices
     chosen = candidates[best] if candidates.dim() == 2 else candidates[best, torch.arange(len(Y), device=Y.device)]
     return chosen.flatten(0, 1)

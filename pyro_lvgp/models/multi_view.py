@@ -21,8 +21,8 @@ from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, 
 from pyro_lvgp.infer.protocols import LatentSymmetry
 from pyro_lvgp.kernels import Kernel
 from pyro_lvgp.kernels._symmetry import intersection, is_rotation_invariant, symmetry_of_columns
-from pyro_lvgp.likelihoods import Gaussian, Heterogeneous, Likelihood, as_likelihood
-from pyro_lvgp.likelihoods.rows import check_independent_entries
+from pyro_lvgp.likelihoods import Gaussian, Heterogeneous, Likelihood, RowLikelihood, as_likelihood
+from pyro_lvgp.likelihoods._heterogeneous_rows import HeterogeneousRows
 from pyro_lvgp.models._given_latents import as_kwargs, global_draws, rows_given
 from pyro_lvgp.models._known_rows import KnownRows, default_latent_dim
 from pyro_lvgp.models._latent_rows import Guide, Latents
@@ -99,13 +99,14 @@ class MultiViewGPLVM(SparseRowModel):
     :param kernel: covariances of f by view; an ``RBF`` with a lengthscale √Q for each dimension for views that are left out.
     :param num_inducing: number of inducing points M_v, of all views or by view; 50 for views that are left out.
     :param likelihood: p(y | f) by view; ``Gaussian`` with a noise variance for each column for views that are left out.
+        Under ``LowRankGaussian`` the entries of a row of the view are dependent given the latents.
     :param likelihood_term: as for :class:`BayesianGPLVM`, for all views.
     :param rows: what is known of each training row; None for nothing.
     :raises ValueError: if there are fewer rows than inducing points, a size is not positive, names of views are no identifiers
         or differ, a kernel has a batch shape or other columns, a likelihood is for other columns, two views share an object,
         or ``rows`` do not fit.
-    :raises TypeError: for a likelihood of rows whose entries are dependent, or exposures or standard errors in ``rows`` that
-        the likelihoods do not take.
+    :raises TypeError: for ``StudentT`` beside a likelihood whose entries of a row are dependent, or exposures or standard
+        errors in ``rows`` that the likelihoods do not take.
 
     >>> from pyro_lvgp.guides import MeanFieldGuide
     >>> from pyro_lvgp.infer import fit
@@ -231,6 +232,30 @@ class MultiViewGPLVM(SparseRowModel):
 
     @names_types
     @pyro_lock
+    def infer_from_views(
+        self, guide: Guide, given: Mapping[str, Any], *, rows: RowArguments | None = None, seed: int = 0
+    ) -> torch.distributions.Distribution:
+        """Infer the latents of new rows from some of their views, under the prior of the model.
+
+        This is :meth:`infer_latents` from five starts under the prior N(0, I), if rows have no priors of their own.  The
+        default prior of :meth:`infer_latents`, fitted to training latents, which depend on all views, makes intervals of the
+        other views too narrow.
+
+        :param guide: a fitted guide.
+        :param given: views of the rows, as for :meth:`table`, NaN where missing.
+        :param rows: what is known of the rows, if the training rows have it.
+        :param seed: seed of the starts.
+        :returns: a Gaussian for each row, or a mixture of Gaussians.
+        :raises ValueError: for unknown views, or a row that has no given view.
+        """
+        candidates = self.latent_candidates()
+        has_prior = "prior_loc" in (*self._row_parts, *({} if rows is None else rows.parts()))
+        prior = None if has_prior else dist.Normal(torch.zeros_like(candidates[0]), 1.0).to_event(1)
+        options: Any = {"rows": rows, "prior": prior, "num_starts": min(_NUM_STARTS, len(candidates)), "seed": seed}
+        return self.infer_latents(guide, self.table(given), **options)
+
+    @names_types
+    @pyro_lock
     def predict_view(
         self,
         guide: Guide,
@@ -245,9 +270,7 @@ class MultiViewGPLVM(SparseRowModel):
 
         .. math:: p(y^v_* \mid y^{\text{given}}_*) = \int p(y^v_* \mid x, u)\, q(x \mid y^{\text{given}}_*)\, q(u)\, dx\, du
 
-        The posterior of the latents is that of :meth:`infer_latents` from five starts under the prior of the model, N(0, I),
-        if rows have no priors of their own.  The default prior of :meth:`infer_latents`, fitted to training latents, which
-        depend on their targets, makes intervals too narrow.  For another posterior, pass the result of
+        The posterior of the latents is that of :meth:`infer_from_views`.  For another posterior, pass the result of
         ``infer_latents(guide, model.table(given), ...)`` as ``given``.
 
         :param guide: a fitted guide.
@@ -268,10 +291,7 @@ class MultiViewGPLVM(SparseRowModel):
                     f"expected data of other views than the predicted one, got {view!r} too; leave it out, or impute(...) "
                     "missing entries"
                 )
-            has_prior = "prior_loc" in (*self._row_parts, *({} if rows is None else rows.parts()))
-            prior = None if has_prior else dist.Normal(torch.zeros_like(self.latent_candidates()[0]), 1.0).to_event(1)
-            options: Any = {"rows": rows, "prior": prior, "num_starts": _NUM_STARTS, "seed": 0 if seed is None else seed}
-            inferred = self.infer_latents(guide, self.table(given), **options)
+            inferred = self.infer_from_views(guide, given, rows=rows, seed=0 if seed is None else seed)
             return self.predict_view(guide, view, inferred, rows=rows, num_samples=num_samples, seed=seed)
         draw_latents, num_rows = self._draws_of(given)
         known = self._checked_rows(rows, num_rows)
@@ -458,9 +478,9 @@ def _joint_likelihood(columns: Mapping[str, slice], given: Mapping[str, Likeliho
     for name, own in columns.items():
         group = list(range(own.start, own.stop))
         likelihood = as_likelihood(given.get(name, Gaussian(data_dim=len(group))))
-        check_independent_entries(likelihood, f"view {name!r}")
         parts.append((likelihood, group))
-    return Heterogeneous(parts)
+    has_dependent_entries = any(isinstance(likelihood, RowLikelihood) for likelihood, _ in parts)
+    return (HeterogeneousRows if has_dependent_entries else Heterogeneous)(parts)
 
 
 def _beside_each_other(values: list[Tensor]) -> Tensor:

@@ -357,9 +357,6 @@ class RandomFeatureLVM(RowModel):
         offsets, params = self.offsets(rows), self.likelihood_params(rows)
         if isinstance(self.likelihood, Gaussian):
             assert params is not None
-            if rows is not None and rows.standard_error is not None:
-                precision = observed / params
-                return precision * (y - offsets), precision
             return gaussian_sites(y - offsets, observed, params)
         if isinstance(self.likelihood, Logistic):
             a, b = (torch.where(observed, exponent, 0.0) for exponent in self.likelihood.exponents(y, params))

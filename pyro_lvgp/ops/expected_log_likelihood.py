@@ -22,6 +22,7 @@ from torch import Tensor
 
 __all__ = [
     "Quadratic",
+    "among_rows",
     "deficit_times",
     "evaluate",
     "gaussian_quadratic",
@@ -46,6 +47,23 @@ class Quadratic(NamedTuple):
     matrix: Float[Tensor, "*batch M M"]
     deficit: Float[Tensor, "*batch N M M"] | None
     trace: Float[Tensor, "*batch N"]
+
+    @classmethod
+    def of_rows(
+        cls,
+        constant: Float[Tensor, "*batch N"],
+        linear: Float[Tensor, "*batch N M"],
+        matrices: Float[Tensor, "*batch N M M"],
+        trace: Float[Tensor, "*batch N"],
+    ) -> "Quadratic":
+        """Return the form of rows that share no matrix.
+
+        :param constant: c_n.
+        :param linear: b_n.
+        :param matrices: H_n of each row.
+        :param trace: t_n.
+        """
+        return cls(constant, linear, matrices.new_zeros(matrices.shape[-2:]), -matrices, trace)
 
 
 def gaussian_quadratic(
@@ -77,8 +95,11 @@ def gaussian_quadratic(
     else:
         weight, log_weight = weight * observed, log_weight * observed
     constant = 0.5 * (log_weight - weight * residual.square()).sum(-1)
-    deficit = None if observed is None else _deficit(observed, precision, u, u_scale_tril, incomplete)
-    matrix = weighted_moments(precision, u, u_scale_tril)
+    matrix, deficit = weighted_moments(precision, u, u_scale_tril), None
+    if observed is not None:
+        missing = ~(observed if incomplete is None else observed[incomplete])
+        own = weighted_moments(precision.unsqueeze(-2) * missing, u.unsqueeze(-3), u_scale_tril)
+        deficit = among_rows(own, incomplete, len(observed))
     return Quadratic(constant, (weight * residual) @ u, matrix, deficit, weight.sum(-1))
 
 
@@ -109,8 +130,8 @@ def heteroscedastic_quadratic(
     moments = u.unsqueeze(-1) * u.unsqueeze(-2) - torch.eye(u.shape[-1], dtype=u.dtype, device=u.device)
     if u_scale_tril is not None:
         moments = moments + u_scale_tril @ u_scale_tril.mT
-    own = (precision @ moments.flatten(-2)).unflatten(-1, moments.shape[-2:])  # one product for all rows
-    return Quadratic(constant, (precision * residual) @ u, own.new_zeros(own.shape[-2:]), -own, precision.sum(-1))
+    matrices = (precision @ moments.flatten(-2)).unflatten(-1, moments.shape[-2:])  # one product for all rows
+    return Quadratic.of_rows(constant, (precision * residual) @ u, matrices, precision.sum(-1))
 
 
 def evaluate(
@@ -149,6 +170,23 @@ def with_offset(form: Quadratic, offset: Float[Tensor, "*#batch #N M"]) -> Quadr
     return form._replace(constant=evaluate(form, offset, torch.zeros_like(form.trace)), linear=linear)
 
 
+def among_rows(
+    matrices: Float[Tensor, "*batch R M M"], index: Int[Tensor, " R"] | None, num_rows: int
+) -> Float[Tensor, "*batch N M M"]:
+    """Return a matrix for each of all rows: those of some rows, and zero for the others.
+
+    :param matrices: a matrix for each of some rows.
+    :param index: indices of these rows; None for all rows.
+    :param num_rows: number of all rows.
+
+    >>> among_rows(torch.ones(1, 1, 1), torch.tensor([1]), 3).flatten()
+    tensor([0., 1., 0.])
+    """
+    if index is None:
+        return matrices
+    return matrices.new_zeros(*matrices.shape[:-3], num_rows, *matrices.shape[-2:]).index_copy(-3, index, matrices)
+
+
 def deficit_times(deficit: Float[Tensor, "*#batch N M M"], a: Float[Tensor, "*#batch N M"]) -> Float[Tensor, "*batch N M"]:
     """Multiply each row by a matrix of its own.
 
@@ -184,15 +222,3 @@ def weighted_moments(
         covariance = u_scale_tril @ u_scale_tril.mT
         total = total + (weight @ covariance.flatten(-2)).unflatten(-1, (M, M))
     return total
-
-
-def _deficit(
-    observed: Tensor, precision: Tensor, u: Tensor, scale_tril: Tensor | None, incomplete: Tensor | None
-) -> Float[Tensor, "*batch N M M"]:
-    """Differences H − H_n, computed for incomplete rows and zero for the others."""
-    rows = observed if incomplete is None else observed[incomplete]
-    deficit = weighted_moments(precision.unsqueeze(-2) * ~rows, u.unsqueeze(-3), scale_tril)
-    if incomplete is None:
-        return deficit
-    zeros = deficit.new_zeros(*deficit.shape[:-3], *observed.shape[:1], *deficit.shape[-2:])
-    return zeros.index_copy(-3, incomplete, deficit)

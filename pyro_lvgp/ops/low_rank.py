@@ -29,7 +29,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from pyro_lvgp.ops.expected_log_likelihood import Quadratic, weighted_moments
+from pyro_lvgp.ops.expected_log_likelihood import Quadratic, among_rows, weighted_moments
 from pyro_lvgp.ops.linalg import solve_lower
 
 __all__ = [
@@ -208,15 +208,12 @@ def low_rank_quadratic(
     rows = factor_posterior(factor, diagonal if variance is None else diagonal + variance, observed)
     constant, linear, trace = log_prob(rows, residual), precision_times(rows, residual) @ u, marginal_precision(rows).sum(-1)
     if variance is not None:
-        own = _matrix(rows, u.unsqueeze(-3), u_scale_tril)
-        return Quadratic(constant, linear, own.new_zeros(own.shape[-2:]), -own, trace)
+        return Quadratic.of_rows(constant, linear, _matrix(rows, u.unsqueeze(-3), u_scale_tril), trace)
     matrix, deficit = _matrix(factor_posterior(cov_factor, cov_diag), u, u_scale_tril), None
     if observed is not None:
         some = rows if incomplete is None else factor_posterior(factor, diagonal, observed[incomplete])
-        deficit = matrix.unsqueeze(-3) - _matrix(some, u.unsqueeze(-3), u_scale_tril)
-        if incomplete is not None:
-            zeros = deficit.new_zeros(*deficit.shape[:-3], *observed.shape[:1], *deficit.shape[-2:])
-            deficit = zeros.index_copy(-3, incomplete, deficit)
+        own = matrix.unsqueeze(-3) - _matrix(some, u.unsqueeze(-3), u_scale_tril)
+        deficit = among_rows(own, incomplete, len(observed))
     return Quadratic(constant, linear, matrix, deficit, trace.expand_as(constant))
 
 

@@ -21,7 +21,7 @@ from pyro_lvgp.infer import FitResult
 from pyro_lvgp.likelihoods import Gaussian, Likelihood
 from pyro_lvgp.models import BayesianGPLVM, RandomFeatureLVM, RowArguments
 from pyro_lvgp.sklearn._pyro_state import own_parameters
-from pyro_lvgp.sklearn._rows import CHECKS, RowsEstimator, as_device
+from pyro_lvgp.sklearn._rows import CHECKS, RowsEstimator, as_device, scaled_rows
 
 _CHUNK_SIZE = 1000  # rows, which bounds the memory for new rows
 
@@ -91,7 +91,7 @@ class LatentTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsE
         standardised = self.likelihood is None
         scaler = StandardScaler(with_mean=standardised, with_std=standardised)
         Y = torch.tensor(scaler.fit_transform(X)[is_observed]).to(device)
-        every = scaled_rows(rows, scaler, Y, len(X))
+        every = scaled_rows(rows, scaler.scale_, Y, len(X))
         known = None if every is None else every[torch.as_tensor(is_observed).to(device)]
         previous = self._previous(Y, known) if self.warm_start else None
         self.scaler_ = scaler
@@ -159,7 +159,7 @@ class LatentTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsE
         :param rows: known quantities of these rows, if the training rows have them, as for :meth:`fit`.
         """
         Y, is_observed = self._scaled(X)
-        known = scaled_rows(rows, self.scaler_, Y, len(Y))
+        known = scaled_rows(rows, self.scaler_.scale_, Y, len(Y))
         with own_parameters(self._local):
             prior = self._prior_of(known)
             latents = prior.mean.expand(len(Y), -1).clone()
@@ -188,7 +188,7 @@ class LatentTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsE
         check_is_fitted(self)
         latents = torch.tensor(check_array(X, dtype=CHECKS["dtype"])).to(self.model_.latent_candidates())
         with own_parameters(self._local), seeded(self._seed):
-            known = scaled_rows(rows, self.scaler_, latents, len(latents))
+            known = scaled_rows(rows, self.scaler_.scale_, latents, len(latents))
             prediction = self.model_.predict(self.guide_, latents, rows=known)
         mean = self.scaler_.inverse_transform(prediction.mean.numpy(force=True))
         if not return_std:
@@ -199,15 +199,3 @@ class LatentTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsE
     @property
     def _n_features_out(self) -> int:
         return self.embedding_.shape[1]
-
-
-def scaled_rows(rows: RowArguments | None, scaler: StandardScaler, like: Tensor, num_rows: int) -> RowArguments | None:
-    """Convert the known quantities of rows to the dtype and device of a tensor, and standard errors to scaled columns."""
-    if rows is None:
-        return None
-    if not isinstance(rows, RowArguments):
-        raise TypeError(f"expected rows to be RowArguments(...), got {type(rows).__name__}; import it from pyro_lvgp.models")
-    rows = rows.to(like).expand(num_rows)
-    if rows.standard_error is None or scaler.scale_ is None:
-        return rows
-    return rows.replace(RowArguments(standard_error=rows.standard_error / torch.as_tensor(scaler.scale_).to(like)))

@@ -1,4 +1,4 @@
-"""Checks and imputation of rows with missing entries and the fit of a Bayesian GPLVM, for the estimators of tables."""
+"""Checks and imputation of rows, what is known of them, and the fit of a Bayesian GPLVM, for the estimators of tables."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 from pyro_lvgp._utils.tables import Table, numeric_table
 from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.infer import FitResult, JointAdam, LRSchedule, MeanFieldELBO, fit
-from pyro_lvgp.models import BayesianGPLVM, Prediction
+from pyro_lvgp.models import BayesianGPLVM, MultiViewGPLVM, Prediction, RowArguments
 
 CHECKS: dict[str, Any] = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}
 
@@ -49,6 +49,28 @@ def as_device(device: Any) -> torch.device:
         raise ValueError(f'expected a device such as "cpu" or "cuda:0", or None, got {device!r}') from error
 
 
+def scaled_rows(
+    rows: RowArguments | None, scale: np.ndarray | Tensor | None, like: Tensor, num_rows: int
+) -> RowArguments | None:
+    """Convert the known quantities of rows to the dtype and device of a tensor, and standard errors to scaled columns.
+
+    :param rows: known quantities of the rows, or one row for all; None for nothing.
+    :param scale: factors that the columns were divided by; None for none.
+    :param like: a tensor of the dtype and device.
+    :param num_rows: number of rows.
+    :raises TypeError: for anything else than ``RowArguments``.
+    :raises ValueError: for another number of rows.
+    """
+    if rows is None:
+        return None
+    if not isinstance(rows, RowArguments):
+        raise TypeError(f"expected rows to be RowArguments(...), got {type(rows).__name__}; import it from pyro_lvgp.models")
+    rows = rows.to(like).expand(num_rows)
+    if rows.standard_error is None or scale is None:
+        return rows
+    return rows.replace(RowArguments(standard_error=rows.standard_error / torch.as_tensor(scale).to(like)))
+
+
 def fill_missing(
     X: Float[np.ndarray, "N D"], rows: Bool[np.ndarray, " N"], predict: Callable[[], Prediction], *, return_std: bool
 ) -> Float[np.ndarray, "N D"] | tuple[Float[np.ndarray, "N D"], Float[np.ndarray, "N D"]]:
@@ -68,7 +90,7 @@ def fill_missing(
 
 
 def fit_gplvm(
-    model: BayesianGPLVM,
+    model: BayesianGPLVM | MultiViewGPLVM,
     Y: Float[Tensor, "N D"],
     *,
     max_iter: int,

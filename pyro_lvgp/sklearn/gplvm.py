@@ -17,9 +17,9 @@ from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.likelihoods import Likelihood, RowLikelihood
 from pyro_lvgp.models import BayesianGPLVM, RowArguments
 from pyro_lvgp.ops.quasi_monte_carlo import qmc_normal
-from pyro_lvgp.sklearn._latent_transformer import Fitted, LatentTransformer, chunks, scaled_rows
+from pyro_lvgp.sklearn._latent_transformer import Fitted, LatentTransformer, chunks
 from pyro_lvgp.sklearn._pyro_state import own_parameters
-from pyro_lvgp.sklearn._rows import fit_gplvm
+from pyro_lvgp.sklearn._rows import fit_gplvm, scaled_rows
 
 __all__ = ["GPLVM"]
 
@@ -173,7 +173,7 @@ class GPLVM(LatentTransformer):
         """
         Y, is_observed = self._scaled(X)
         log_evidence = Y.new_zeros(len(Y))
-        known = scaled_rows(rows, self.scaler_, Y, len(Y))
+        known = scaled_rows(rows, self.scaler_.scale_, Y, len(Y))
         with own_parameters(self._local), seeded(self._seed):
             shared = self._prior_of(None)
             draws = shared.sample((_NUM_DRAWS,))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyro
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from numpy.random import RandomState
 from pyro.distributions import Normal
 from sklearn.base import OneToOneFeatureMixin, TransformerMixin
@@ -16,16 +16,17 @@ from sklearn.utils.parallel import Parallel, delayed
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from pyro_lvgp._utils.seeding import normal_draws, seeded
+from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.tables import Labels, labels_of
 from pyro_lvgp._utils.validation import check_sizes, check_values
 from pyro_lvgp.conjugate.gaussian_mixture import GaussianMixture, gaussian_mixture
 from pyro_lvgp.diagnostics import stacking_weights
 from pyro_lvgp.distributions import WarpedNormal, YeoJohnsonTransform
 from pyro_lvgp.guides import MeanFieldGuide
-from pyro_lvgp.models import BayesianGPLVM, Prediction
+from pyro_lvgp.models import BayesianGPLVM, Prediction, RowArguments
+from pyro_lvgp.sklearn._posterior_points import posterior_points, stratified
 from pyro_lvgp.sklearn._pyro_state import own_parameters
-from pyro_lvgp.sklearn._rows import RowsEstimator, fill_missing, fit_gplvm
+from pyro_lvgp.sklearn._rows import RowsEstimator, fill_missing, fit_gplvm, scaled_rows
 
 __all__ = ["GPLVMImputer"]
 
@@ -51,6 +52,37 @@ class _Fit(NamedTuple):
     model: BayesianGPLVM
     guide: MeanFieldGuide
     prior: Any
+
+
+class _Table(NamedTuple):
+    """Transformed rows, and what is known of them.
+
+    :param values: transformed entries, NaN where missing.
+    :param known: known quantities of the rows, with standard errors in units of ``values``; None for nothing.
+    """
+
+    values: Float[Tensor, "N D"]
+    known: RowArguments | None
+
+    def at(self, idx: Tensor) -> "_Table":
+        """Select rows."""
+        return _Table(self.values[idx], None if self.known is None else self.known[idx])
+
+    @property
+    def error(self) -> Float[Tensor, "N D"] | None:
+        """Standard errors of the entries; None without."""
+        error = None if self.known is None else self.known.standard_error
+        return error.expand_as(self.values) if isinstance(error, Tensor) else None
+
+    def without_errors_of_missing_entries(self) -> "_Table":
+        """Set standard errors of missing entries to 0."""
+        if self.known is None or self.error is None:
+            return self
+        error = RowArguments(standard_error=torch.where(self.values.isnan(), 0.0, self.error))
+        return self._replace(known=self.known.replace(error))
+
+    def to(self, dtype: torch.dtype) -> "_Table":
+        return _Table(self.values.to(dtype), None if self.known is None else self.known.to(dtype))
 
 
 class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
@@ -82,6 +114,16 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
 
     Latents of all rows, training rows included, are inferred by Laplace's approximation under a mixture of Gaussians as prior,
     which is fitted to the training latents.
+
+    What is known of each row (:class:`~pyro_lvgp.models.RowArguments`) is an argument ``rows`` of all methods:
+
+    - Candidates are the models alone, since Gaussians cannot use it; with priors of latents these have the dimensions of the
+      priors.
+    - With standard errors columns are standardised alone, since errors of a power are not Gaussian.  Errors are in the units
+      of the columns.  Predictions of missing entries include theirs, which the factors do not multiply.
+    - Rows of weight 0 are left out.  Other weights multiply the terms of a row in the bounds of the models, and the log
+      densities of its hidden entries in the choice of the weights w.
+    - Exposures are refused, since the noise is Gaussian.
 
     :param n_folds: number of sets of held-out rows, each with its own fits, which are averaged.  By default as many that 100
         rows are held out, 4 at most, or 8 for tables of fewer than 100 rows: fewer rows choose weights by chance.
@@ -139,30 +181,30 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         self.random_state = random_state
         self.verbose = verbose
 
-    def fit(self, X: Any, y: Any = None) -> "GPLVMImputer":
+    def fit(self, X: Any, y: Any = None, rows: RowArguments | None = None) -> "GPLVMImputer":
         """Fit the candidates, and their weights by held-out rows.
 
         :param X: rows [N, D], NaN where missing.
         :param y: ignored.
+        :param rows: known quantities of the rows, or one row of them for all; None for nothing.
         :raises ValueError: for columns without observed entries, fewer than four rows with observed entries, infinite entries,
-            or sizes that are not positive.
+            sizes that are not positive, or known quantities of other rows or columns.
+        :raises TypeError: for ``rows`` that are no ``RowArguments``, or that have exposures.
         """
         check_sizes(max_iter=self.max_iter, batch_size=self.batch_size)
         if self.n_folds is not None:
             check_sizes(n_folds=self.n_folds)
         X = self._validated(X, ensure_min_samples=_LEAST_ROWS)
-        check_values(torch.tensor(X), rows=False, name="X")
-        Y = torch.tensor(X[~np.isnan(X).all(1)])
-        if len(Y) < _LEAST_ROWS:
-            raise ValueError(f"expected {_LEAST_ROWS} rows of X or more with an observed entry, got {len(Y)}; add rows")
+        Y, known = _used_rows(X, rows)
         self._local = pyro.settings.get("module_local_params")
         self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        self.warp_ = YeoJohnsonTransform.from_data(Y.double())
-        T = self.warp_(Y.double())
-        sizes = _sizes(*T.shape)
+        self._row_parts = frozenset() if known is None else frozenset(known.parts())
+        self.warp_ = _warp(Y.double(), is_linear="standard_error" in self._row_parts)
+        T = self._table(Y.double(), known)
+        sizes = _sizes(len(Y), Y.shape[1], T.known)
         fits: dict[_Size, list[_Fit | GaussianMixture]] = {size: [] for size in sizes}
         log_prob: dict[_Size, list[Tensor]] = {size: [] for size in sizes}
-        folds = list(enumerate(self._held_out(T)))
+        folds = list(enumerate(self._held_out(T.values)))
         tasks = [(size, fold, held_out) for fold, held_out in folds for size in sizes]
         results = Parallel(n_jobs=self.n_jobs)(delayed(self._fit_and_score)(T, Y.dtype, *task) for task in tasks)
         for (size, *_), (fitted, values) in zip(tasks, results, strict=True):
@@ -173,7 +215,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
             for size, parts in log_prob.items()
             for factor, values in zip(_FACTORS, torch.cat(parts, 1), strict=True)
         }
-        weights = _weights(joined)
+        weights = _weights(joined, self._weights_of_hidden(T, folds))
         self.weights_ = {size: sum(weights[size, factor] for factor in _FACTORS) for size in sizes}
         self.weights_ = {size: weight for size, weight in self.weights_.items() if weight > _LEAST_WEIGHT}
         self._factors = {size: torch.tensor([weights[size, factor] for factor in _FACTORS]).double() for size in self.weights_}
@@ -200,130 +242,176 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         first = ~T.isnan() & ((~T.isnan()).cumsum(1) == 1)
         return hidden & ~((hidden | T.isnan()).all(1, keepdim=True) & first)
 
+    def _weights_of_hidden(self, T: _Table, folds: list[tuple[int, Tensor]]) -> Float[Tensor, " hidden"] | None:
+        """Weights of the rows of the hidden entries of all folds; None if rows have none."""
+        if T.known is None or T.known.weight is None:
+            return None
+        weight = T.known.weight[:, None].expand_as(T.values)
+        return torch.cat([weight[rows][self._hidden(T.values[rows], fold)] for fold, rows in folds])
+
+    def _table(self, Y: Float[Tensor, "N D"], known: RowArguments | None) -> _Table:
+        """Transform rows, and convert standard errors to units of the transformed columns."""
+        return _Table(self.warp_(Y), scaled_rows(known, self.warp_.scale, Y, len(Y)))
+
     def _fit_and_score(
-        self, T: Float[Tensor, "N D"], dtype: torch.dtype, size: _Size, fold: int, held_out: Bool[Tensor, " N"]
+        self, T: _Table, dtype: torch.dtype, size: _Size, fold: int, held_out: Bool[Tensor, " N"]
     ) -> tuple[_Fit | GaussianMixture, Float[Tensor, "J hidden"]]:
         """Fit a candidate to the rows of a fold; compute log densities of hidden entries of the others, for each factor."""
-        rows, hidden = T[held_out], self._hidden(T[held_out], fold)
-        fitted = self._fit(T[~held_out].to(dtype), size, fold)
-        if not len(rows):
-            return fitted, T.new_zeros(len(_FACTORS), 0)
-        return fitted, _log_prob(*self._moments(fitted, rows.masked_fill(hidden, torch.nan)), rows)[:, hidden]
+        rows = T.at(held_out)
+        hidden = self._hidden(rows.values, fold)
+        fitted = self._fit(T.at(~held_out).to(dtype), size, fold)
+        if not len(rows.values):
+            return fitted, rows.values.new_zeros(len(_FACTORS), 0)
+        moments = self._moments(fitted, rows._replace(values=rows.values.masked_fill(hidden, torch.nan)))
+        return fitted, _log_prob(*moments, rows)[:, hidden]
 
-    def _fit(self, T: Float[Tensor, "N D"], size: _Size, fold: int) -> _Fit | GaussianMixture:
+    def _fit(self, T: _Table, size: _Size, fold: int) -> _Fit | GaussianMixture:
         seed = self._seed + fold
         if isinstance(size, int):
-            return gaussian_mixture(T.double(), size, seed=seed)
+            return gaussian_mixture(T.values.double(), size, seed=seed)
         latent_dim, rank = size
         with own_parameters(self._local), seeded(seed):
-            model = BayesianGPLVM.from_data(T, latent_dim, rank=rank, seed=seed)
+            model = BayesianGPLVM.from_data(T.values, latent_dim, rank=rank, rows=T.known, seed=seed)
             guide, _ = fit_gplvm(
                 model,
-                T,
+                T.values,
                 max_iter=self.max_iter,
                 batch_size=self.batch_size,
                 learning_rate=self.learning_rate,
                 seed=seed,
                 verbose=self.verbose,
             )
-            return _Fit(model, guide, model.training_prior(guide, T, seed=seed))
+            return _Fit(model, guide, model.training_prior(guide, T.values, seed=seed))
 
-    def _moments(
-        self, fitted: _Fit | GaussianMixture, T: Float[Tensor, "B D"]
-    ) -> tuple[Float[Tensor, "S B D"], Float[Tensor, "S B D"]]:
-        """Means and standard deviations of the entries of transformed rows, at points of equal weight."""
-        parts = _component_moments(fitted, T) if isinstance(fitted, GaussianMixture) else self._latent_moments(fitted, T)
+    def _moments(self, fitted: _Fit | GaussianMixture, T: _Table) -> tuple[Float[Tensor, "S B D"], Float[Tensor, "S B D"]]:
+        """Means and standard deviations, without known errors, of the entries of rows at points of equal weight."""
+        if isinstance(fitted, GaussianMixture):
+            parts = _component_moments(fitted, T.values)
+        else:
+            parts = self._latent_moments(fitted, T)
         mean, variance = (torch.cat(part, 1) for part in zip(*parts, strict=True))
         return mean, variance.clamp_min(1e-10).sqrt()
 
-    def _latent_moments(self, fitted: _Fit, T: Float[Tensor, "B D"]) -> list[list[Tensor]]:
+    def _latent_moments(self, fitted: _Fit, T: _Table) -> list[list[Tensor]]:
         """Means and variances of the entries of parts of the rows, at points of their latents."""
         model, guide, _ = fitted
         parts = []
         with own_parameters(self._local), seeded(self._seed):
-            for rows in T.to(model.mean).split(_CHUNK_SIZE):
-                latents = self._latents(fitted, rows)
+            T = T.to(model.mean.dtype).without_errors_of_missing_entries()
+            for idx in torch.arange(len(T.values)).split(_CHUNK_SIZE):
+                part = T.at(idx)
+                latents, every = self._latents(fitted, part), part.at(torch.arange(len(idx)).repeat(_NUM_POINTS))
                 with torch.no_grad():
-                    y = model.predictive(guide, latents.flatten(0, 1)).condition(rows.repeat(_NUM_POINTS, 1))
+                    y = model.predictive(guide, latents.flatten(0, 1), rows=every.known).condition(every.values)
                     parts.append([moment.unflatten(0, (_NUM_POINTS, -1)).double() for moment in y.moments()])
         return parts
 
-    def _latents(self, fitted: _Fit, T: Float[Tensor, "B D"]) -> Float[Tensor, "S B Q"]:
+    def _latents(self, fitted: _Fit, T: _Table) -> Float[Tensor, "S B Q"]:
         """Points of the posterior of the latents of rows, or of the prior for rows without observed entries."""
-        model, guide, prior = fitted
-        is_observed = ~T.isnan().all(1)
-        points = T.new_empty(_NUM_POINTS, len(T), model.latent_dim)
+        model, guide, shared = fitted
+        own = None if T.known is None else T.known.prior
+        is_observed = ~T.values.isnan().all(1)
+        points = T.values.new_empty(_NUM_POINTS, len(T.values), model.latent_dim)
         if is_observed.any():
-            q = model.infer_latents(guide, T[is_observed], prior=prior, seed=self._seed)
-            points[:, is_observed] = _points(q, _NUM_POINTS)
-        points[:, ~is_observed] = _points(prior.expand([int((~is_observed).sum())]), _NUM_POINTS)
+            some, prior = T.at(is_observed), shared if own is None else None  # rows may have priors of their own
+            q = model.infer_latents(guide, some.values, prior=prior, rows=some.known, seed=self._seed)
+            points[:, is_observed] = posterior_points(q, _NUM_POINTS)
+        if not is_observed.all():
+            if own is None:
+                prior = shared.expand([int((~is_observed).sum())])
+            else:
+                loc, scale = (part[~is_observed] for part in own)
+                prior = torch.distributions.MultivariateNormal(loc, scale_tril=torch.diag_embed(scale))
+            points[:, ~is_observed] = posterior_points(prior, _NUM_POINTS)
         return points
 
-    def predictive(self, X: Any) -> Prediction:
+    def predictive(self, X: Any, rows: RowArguments | None = None) -> Prediction:
         """Predict the entries of training or new rows, in the units of the data; observed entries are point masses.
 
         A row without observed entries has the prediction of the prior, the mixture of the training latents.
 
         :param X: rows [N, D], NaN where missing: an array, or a data frame, whose labels the prediction keeps.
-        :raises ValueError: for infinite entries.
+        :param rows: known quantities of these rows, or one row of them for all, as for :meth:`fit`.
+        :raises ValueError: for infinite entries, or other known quantities than those of the training rows.
         """
         check_is_fitted(self)
         labels = labels_of(X)
-        return self._predictive(self._validated(X, reset=False), labels)
+        X = self._validated(X, reset=False)
+        return self._predictive(X, labels, self._known_of_new(rows, len(X)))
 
-    def _predictive(self, X: np.ndarray, labels: Labels) -> Prediction:
+    def _known_of_new(self, rows: RowArguments | None, num_rows: int) -> RowArguments | None:
+        """Expand known quantities to all rows; raise for one that training rows did not have."""
+        known = scaled_rows(rows, None, self.warp_.scale, num_rows)
+        if known is not None and (other := sorted(known.parts().keys() - self._row_parts)):
+            raise ValueError(f"expected no {other} of rows, since training rows have none, got some; leave them out")
+        return known
+
+    def _predictive(self, X: np.ndarray, labels: Labels, known: RowArguments | None) -> Prediction:
         """Predict the entries of rows that were validated."""
         Y = torch.tensor(X, dtype=torch.float64)
         check_values(Y, rows=False, columns=False, name="X")
-        T = self.warp_(Y)
+        T = self._table(Y, known)
         predictions, weights, dims = [], [], labels.dims or _DIMS
         for size, fits in self.fits_.items():
             shares = self._factors[size]
             chosen = shares > _LEAST_WEIGHT * shares.sum()
             factors = torch.tensor(_FACTORS).double()[chosen], (shares / shares[chosen].sum())[chosen]
             for fitted in fits:
-                y = WarpedNormal(*self._moments(fitted, T), self.warp_, *factors)
+                y = WarpedNormal(*self._moments(fitted, T), self.warp_, *factors, T.error)
                 predictions.append(Prediction([y], dims=dims, coords=labels.coords(dims)))
                 weights.append(self.weights_[size])
         return Prediction.pool(predictions, weights).with_observed(Y)
 
     def transform(
-        self, X: Any, return_std: bool = False
+        self, X: Any, return_std: bool = False, rows: RowArguments | None = None
     ) -> Float[np.ndarray, "N D"] | tuple[Float[np.ndarray, "N D"], Float[np.ndarray, "N D"]]:
         """Replace missing entries by their predictive means.
 
         :param X: rows [N, D], NaN where missing.
         :param return_std: whether to return the predictive standard deviations too, zero for observed entries.
+        :param rows: known quantities of these rows, or one row of them for all, as for :meth:`fit`.
         """
         check_is_fitted(self)
         X = self._validated(X, reset=False)
-        rows = np.isnan(X).any(1)
-        return fill_missing(X, rows, lambda: self._predictive(X[rows], Labels()), return_std=return_std)
+        known = self._known_of_new(rows, len(X))
+        gapped = np.isnan(X).any(1)
+        own = None if known is None else known[torch.as_tensor(gapped)]
+        return fill_missing(X, gapped, lambda: self._predictive(X[gapped], Labels(), own), return_std=return_std)
+
+    def fit_transform(self, X: Any, y: Any = None, rows: RowArguments | None = None) -> Any:
+        """Fit the candidates, and replace missing entries by their predictive means.
+
+        :param X: rows [N, D], NaN where missing.
+        :param y: ignored.
+        :param rows: as for :meth:`fit`.
+        """
+        return self.fit(X, y, rows).transform(X, rows=rows)
 
 
-def _points(q: Any, number: int) -> Float[Tensor, "S B Q"]:
-    """Stratified points of the distribution of each row's latents, which do not depend on the other rows.
-
-    :param q: a Gaussian for each row, or a mixture of Gaussians.
-    :param number: number S of points; each component has a share of them that is its weight, up to rounding.
-    """
-    if isinstance(q, torch.distributions.MixtureSameFamily):
-        weights = q.mixture_distribution.probs
-        parts: Any = q.component_distribution
-        loc, scale_tril = parts.loc, parts.scale_tril
-    else:
-        loc, scale_tril = q.loc[:, None], q.scale_tril[:, None]
-        weights = torch.ones_like(loc[..., 0])
-    chosen = _stratified(weights, number)
-    noise = normal_draws(number, loc.shape[-1], seed=0, like=loc)
-    steps = torch.einsum("bsij,sj->bsi", scale_tril.take_along_dim(chosen[..., None, None], 1), noise)
-    return (loc.take_along_dim(chosen[..., None], 1) + steps).transpose(0, 1)
+def _used_rows(X: Float[np.ndarray, "N D"], rows: RowArguments | None) -> tuple[Float[Tensor, "N D"], RowArguments | None]:
+    """Return rows with an observed entry and a positive weight, and what is known of them; raise unless they can be used."""
+    known = scaled_rows(rows, None, torch.tensor(X).double(), len(X))
+    if known is not None and known.exposure is not None:
+        raise TypeError(
+            "expected rows without exposure, since the noise is Gaussian, got one; leave it out, or divide the data by it"
+        )
+    is_used = ~np.isnan(X).all(1)
+    if known is not None and known.weight is not None:
+        is_used &= known.weight.numpy() > 0.0
+    Y = torch.tensor(X[is_used])
+    if len(Y) < _LEAST_ROWS:
+        raise ValueError(f"expected {_LEAST_ROWS} rows of X or more with an observed entry, got {len(Y)}; add rows")
+    check_values(Y, rows=False, name="X")
+    return Y, None if known is None else known[torch.as_tensor(is_used)]
 
 
-def _stratified(weights: Float[Tensor, "B K"], number: int) -> Int[Tensor, "B S"]:
-    """Components of points of equal weight, in each row as many as the weight of a component, up to rounding."""
-    ranks = ((torch.arange(number, dtype=weights.dtype) + 0.5) / number).expand(len(weights), -1)
-    return torch.searchsorted(weights.cumsum(-1), ranks.contiguous()).clamp_max(weights.shape[-1] - 1)
+def _warp(Y: Float[Tensor, "N D"], *, is_linear: bool) -> YeoJohnsonTransform:
+    """Transformation that makes columns more normal, or standardises them alone."""
+    warp = YeoJohnsonTransform.from_data(Y)
+    if not is_linear:
+        return warp
+    zeros, ones = torch.zeros_like(warp.scale), torch.ones_like(warp.scale)
+    return YeoJohnsonTransform(ones, warp.shift, warp.scale, warp.limits, (zeros, ones))
 
 
 def _component_moments(mixture: GaussianMixture, T: Float[Tensor, "B D"]) -> list[list[Tensor]]:
@@ -331,28 +419,36 @@ def _component_moments(mixture: GaussianMixture, T: Float[Tensor, "B D"]) -> lis
     parts = []
     for part in mixture.chunks(T):
         rows = mixture.condition(part)
-        chosen = _stratified(rows.log_weight.exp(), _NUM_POINTS)[..., None]
+        chosen = stratified(rows.log_weight.exp(), _NUM_POINTS)[..., None]
         moments = rows.mean, rows.covariance.diagonal(dim1=-2, dim2=-1)
         parts.append([moment.take_along_dim(chosen, 1).transpose(0, 1) for moment in moments])
     return parts
 
 
-def _sizes(num_rows: int, num_columns: int) -> list[_Size]:
-    """Candidates for a table."""
-    models = dict.fromkeys((min(Q, num_columns), min(r, num_columns // 2)) for Q, r in _SIZES)
+def _sizes(num_rows: int, num_columns: int, known: RowArguments | None = None) -> list[_Size]:
+    """Candidates for a table: models that use what is known of its rows, and Gaussians if nothing is known."""
+    prior = None if known is None else known.prior
+    dims = [Q if prior is None else prior[0].shape[1] for Q, _ in _SIZES]
+    most = num_columns if prior is None else max(dims)
+    models = dict.fromkeys((min(Q, most), min(r, num_columns // 2)) for Q, (_, r) in zip(dims, _SIZES, strict=True))
+    if known is not None:
+        return list(models)
     number = min(max(num_rows // _ROWS_PER_GAUSSIAN, 2), _MAX_GAUSSIANS)
     return [*models, *(K for K in (1, number) if num_rows * K * num_columns**3 <= _MAX_COST)]
 
 
-def _weights(log_prob: dict[tuple[_Size, float], Tensor]) -> dict[tuple[_Size, float], float]:
+def _weights(
+    log_prob: dict[tuple[_Size, float], Tensor], weight_of_entries: Tensor | None
+) -> dict[tuple[_Size, float], float]:
     """Stacking weights of sizes and factors; equal weights of the sizes with a factor of 1 if no entry is held out."""
     if all(not len(values) for values in log_prob.values()):
         number = len(log_prob) // len(_FACTORS)
         return {(size, factor): float(factor == 1.0) / number for size, factor in log_prob}
-    return stacking_weights(log_prob, tolerance=_STACKING_TOLERANCE)
+    return stacking_weights(log_prob, weight=weight_of_entries, tolerance=_STACKING_TOLERANCE)
 
 
-def _log_prob(loc: Float[Tensor, "S B D"], scale: Float[Tensor, "S B D"], T: Float[Tensor, "B D"]) -> Float[Tensor, "J B D"]:
+def _log_prob(loc: Float[Tensor, "S B D"], scale: Float[Tensor, "S B D"], T: _Table) -> Float[Tensor, "J B D"]:
     """Log densities of entries under an equal mixture of Gaussians, for each factor on the standard deviations."""
-    values = T.nan_to_num()
-    return torch.stack([(Normal(loc, factor * scale).log_prob(values).logsumexp(0) - np.log(len(loc))) for factor in _FACTORS])
+    values, error = T.values.nan_to_num(), 0.0 if T.error is None else T.error.square()
+    stddevs = (((factor * scale).square() + error).sqrt() for factor in _FACTORS)
+    return torch.stack([Normal(loc, stddev).log_prob(values).logsumexp(0) - np.log(len(loc)) for stddev in stddevs])

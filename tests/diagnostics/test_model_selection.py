@@ -147,6 +147,16 @@ def test_two_stacking_weights_are_the_best_on_a_grid():
     assert weights["wide"] == pytest.approx(grid[means.argmax()].item(), abs=1e-4)
 
 
+def test_stacking_weights_of_weighted_entries_are_those_of_repeated_ones():
+    log_prob = {"a": torch.randn(6).double(), "b": torch.randn(6).double()}
+    number = torch.tensor([2, 0, 1, 3, 1, 0])
+    repeated = {name: values.repeat_interleave(number) for name, values in log_prob.items()}
+    assert stacking_weights(log_prob, weight=0.5 * number) == pytest.approx(stacking_weights(repeated), abs=1e-6)
+    for wrong in (torch.ones(5), torch.zeros(6), -torch.ones(6)):
+        with pytest.raises(ValueError, match="expected 6 weights of entries"):
+            stacking_weights(log_prob, weight=wrong)
+
+
 def test_stacking_ends_where_no_candidate_gains():
     """The conditions of Karush, Kuhn and Tucker: the gain is one for what has weight, and less for all else."""
     locs = {"a": 0.0, "b": 0.5, "c": 3.0, "d": -4.0}

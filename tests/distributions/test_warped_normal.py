@@ -51,14 +51,18 @@ def test_columns_that_do_not_vary_are_shifted():
         YeoJohnsonTransform.from_data(torch.tensor([[torch.nan, 1.0]]))
 
 
-def test_density_mean_and_variance_agree_with_a_fine_grid_and_draws(skewed):
+@pytest.mark.parametrize("error", [None, torch.tensor([0.0, 0.3, 1.0])])
+def test_density_mean_and_variance_agree_with_a_fine_grid_and_draws(skewed, error):
     warp = YeoJohnsonTransform.from_data(skewed)
-    y = WarpedNormal(
-        torch.tensor([0.5, -0.5, 0.0]), torch.tensor([0.6, 0.4, 1.0]), warp, torch.tensor([0.5, 2.0]), torch.tensor([0.7, 0.3])
-    )
+    loc, scale, factors, weights = map(torch.tensor, ([0.5, -0.5, 0.0], [0.6, 0.4, 1.0], [0.5, 2.0], [0.7, 0.3]))
+    y = WarpedNormal(loc, scale, warp, factors, weights, error)
     t = torch.linspace(-12.0, 12.0, 40_001)[:, None].expand(-1, 3)
     grid = warp.inv(t)
     density = y.log_prob(grid).exp()
+    variances = (factors[:, None] * scale).square() + (0.0 if error is None else error.square())
+    normals = torch.distributions.Normal(loc, variances.sqrt())
+    before = (weights[:, None] * normals.log_prob(t[:, None]).exp()).sum(1)  # of g(y)
+    torch.testing.assert_close(density, before * warp.log_abs_det_jacobian(grid, t).exp())
     torch.testing.assert_close(torch.trapezoid(density, grid, dim=0), torch.ones(3), rtol=1e-4, atol=0.0)
     mean = torch.trapezoid(density * grid, grid, dim=0)
     variance = torch.trapezoid(density * (grid - mean) ** 2, grid, dim=0)

@@ -10,7 +10,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from pyro_lvgp.conjugate.gaussian_mixture import GaussianMixture
 from pyro_lvgp.sklearn import GPLVMImputer
-from pyro_lvgp.sklearn.gplvm_imputer import _component_moments, _points, _sizes
+from pyro_lvgp.sklearn._posterior_points import posterior_points
+from pyro_lvgp.sklearn.gplvm_imputer import _component_moments, _sizes
 
 QUICK = {"max_iter": 2, "n_folds": 1, "random_state": 0}
 
@@ -117,12 +118,12 @@ def test_points_of_latents_have_the_moments_of_the_mixture():
     covariance = torch.tensor([[0.5, 0.2], [0.2, 0.3]]).expand(1, 2, 2, 2)
     parts = dist.MultivariateNormal(torch.tensor([[[-1.0, 0.0], [2.0, 1.0]]]), covariance)
     q = dist.MixtureSameFamily(dist.Categorical(torch.tensor([[0.25, 0.75]])), parts)
-    points = _points(q, 4000)[:, 0]
+    points = posterior_points(q, 4000)[:, 0]
     error = 4.0 * (q.variance[0] / 4000).sqrt()
     assert ((points.mean(0) - q.mean[0]).abs() < error).all()
     torch.testing.assert_close(points.var(0), q.variance[0], rtol=0.1, atol=0.0)
     one = dist.MultivariateNormal(parts.loc[:, 0], parts.covariance_matrix[:, 0])
-    assert ((_points(one, 4000)[:, 0].mean(0) - one.mean[0]).abs() < error).all()
+    assert ((posterior_points(one, 4000)[:, 0].mean(0) - one.mean[0]).abs() < error).all()
 
 
 def test_components_are_chosen_by_their_probabilities():

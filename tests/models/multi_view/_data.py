@@ -3,7 +3,7 @@
 import torch
 
 from pyro_lvgp.kernels import RBF
-from pyro_lvgp.likelihoods import Bernoulli, Gaussian
+from pyro_lvgp.likelihoods import Bernoulli, Gaussian, LowRankGaussian
 from pyro_lvgp.models import MultiViewGPLVM
 
 N, Q = 14, 2
@@ -20,6 +20,11 @@ def small_model(**kwargs):
 def gaussian_model(**kwargs):
     likelihood = {"sensors": Gaussian(0.3), "label": Gaussian(torch.tensor([0.2, 0.5]), data_dim=2)}
     return small_model(likelihood=likelihood, **kwargs)
+
+
+def low_rank_model(**kwargs):
+    """Model whose sensors have correlated residuals."""
+    return small_model(likelihood={"sensors": LowRankGaussian(1, 3), "label": Bernoulli()}, **kwargs)
 
 
 def small_table(*, binary=True):

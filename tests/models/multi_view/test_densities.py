@@ -11,9 +11,9 @@ from pyro.optim import Adam
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
 from pyro_lvgp.infer import MeanFieldELBO, fit
 from pyro_lvgp.kernels import RBF, Linear, Matern
-from pyro_lvgp.likelihoods import Gaussian
+from pyro_lvgp.likelihoods import Gaussian, LowRankGaussian
 from pyro_lvgp.models import BayesianGPLVM, MultiViewGPLVM, RowArguments
-from tests.models.multi_view._data import DIMS, INDUCING, N, Q, gaussian_model, small_model, small_table
+from tests.models.multi_view._data import DIMS, INDUCING, N, Q, gaussian_model, low_rank_model, small_model, small_table
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -42,6 +42,9 @@ def dense_log_joint(model, Y, values):
         mean, variance = conditional(model.views[name], values["X"], values[f"u_{name}"])
         seen = ~torch.isnan(y)
         value = torch.nan_to_num(y)
+        if isinstance(likelihood, LowRankGaussian):
+            total = total + dense_rows(y, mean, variance, dense_covariance(likelihood)).sum()
+            continue
         if isinstance(likelihood, Gaussian):
             expected = dist.Normal(mean, likelihood.variance.sqrt()).log_prob(value) - variance / (2.0 * likelihood.variance)
         else:  # quadrature of the expected log density of a binary entry
@@ -52,14 +55,28 @@ def dense_log_joint(model, Y, values):
     return total
 
 
+def dense_covariance(likelihood):
+    return likelihood.cov_factor @ likelihood.cov_factor.mT + likelihood.cov_diag.diag()
+
+
+def dense_rows(y, mean, variance, covariance):
+    """Expected log densities of rows with correlated residuals, by the inverse of the covariance of their observed entries."""
+    rows = []
+    for n, seen in enumerate(~torch.isnan(y)):
+        noise = covariance[seen][:, seen]
+        log_prob = dist.MultivariateNormal(mean[n, seen], noise).log_prob(y[n, seen]) if seen.any() else torch.zeros(())
+        rows.append(log_prob - 0.5 * (torch.linalg.inv(noise).diagonal() * variance[n, 0]).sum())
+    return torch.stack(rows)
+
+
 def gauss_hermite_rule(num_points):
     nodes, weights = map(torch.as_tensor, np.polynomial.hermite_e.hermegauss(num_points))
     return nodes, weights / weights.sum()
 
 
-@pytest.mark.parametrize("binary", [True, False])
-def test_log_joint_is_the_sum_of_the_dense_formulas_of_the_views(binary):
-    model, Y = (small_model if binary else gaussian_model)(), small_table(binary=binary)
+@pytest.mark.parametrize("make", [small_model, gaussian_model, low_rank_model])
+def test_log_joint_is_the_sum_of_the_dense_formulas_of_the_views(make):
+    model, Y = make(), small_table(binary=make is not gaussian_model)
     values = {name: value.requires_grad_() for name, value in sites().items()}
     fast, slow = log_joint(model, Y, values), dense_log_joint(model, Y, values)
     torch.testing.assert_close(fast, slow, rtol=1e-6, atol=1e-6)
@@ -69,9 +86,9 @@ def test_log_joint_is_the_sum_of_the_dense_formulas_of_the_views(binary):
 
 
 @pytest.mark.parametrize("rows", [None, RowArguments(prior_loc=torch.randn(N, Q).double(), prior_scale=0.3)])
-@pytest.mark.parametrize("make", [small_model, gaussian_model])
+@pytest.mark.parametrize("make", [small_model, gaussian_model, low_rank_model])
 def test_pure_log_joint_and_score_are_those_of_the_trace(make, rows):
-    model, Y = make(rows=rows), small_table(binary=make is small_model)
+    model, Y = make(rows=rows), small_table(binary=make is not gaussian_model)
     values = sites()
     with poutine.trace() as tr, poutine.condition(data=values):
         statistics = model.statistics(Y)

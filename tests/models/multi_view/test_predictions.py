@@ -176,7 +176,10 @@ REFUSED = {
     "no view": (lambda: MultiViewGPLVM(N, {}, Q), "one view or more"),
     "name": (lambda: MultiViewGPLVM(N, {"gene expression": 2}, Q), "identifiers"),
     "name of a method": (lambda: MultiViewGPLVM(N, {"items": 2}, Q), "methods of modules"),
-    "dependent entries": (lambda: small_model(likelihood={"sensors": LowRankGaussian(1, 3)}), "independent entries"),
+    "Student t beside dependent entries": (
+        lambda: small_model(likelihood={"sensors": LowRankGaussian(1, 3), "label": StudentT()}),
+        "log density is concave",
+    ),
     "other columns": (lambda: small_model(likelihood={"label": Gaussian(data_dim=3)}), "outputs"),
     "other view": (
         lambda: small_model(likelihood={"labels": Bernoulli()}),
