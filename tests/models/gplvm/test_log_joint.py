@@ -1,5 +1,6 @@
 """Log joint density and bounds, against loops, closed forms and quadrature."""
 
+import pyro
 import pyro.distributions as dist
 import pytest
 import torch
@@ -58,7 +59,11 @@ def test_sampled_term_is_unbiased(Y):
     model = make_model()
     exact = _log_joint(model, Y, X, u)
     model.likelihood_term = "sampled"
-    draws = torch.stack([_log_joint(model, Y, X, u) for _ in range(2000)]).detach()
+    many = {"X": X.expand(2000, N, Q), "u": u.expand(2000, D, M)}
+    with pyro.plate("draws", 2000, dim=-2):
+        trace = poutine.trace(poutine.condition(model, many)).get_trace(Y)
+    trace.compute_log_prob()
+    draws = sum(trace.nodes[name]["log_prob"].reshape(2000, -1).sum(1) for name in ("u", "X", "y")).detach()
     assert abs(draws.mean() - exact) < 4 * draws.std() / 2000**0.5
 
 
