@@ -24,7 +24,7 @@ def test_infer_latents_equals_factor_analysis_for_a_linear_kernel():
         unit = model.predict(guide, torch.eye(Q)).f_mean.mT  # W [D, Q], as f is linear in x
     Y_new = with_holes(torch.randn(6, D))
     prior = dist.Normal(torch.zeros(Q), 1.0).to_event(1)
-    q = model.infer_latents(guide, Y_new, method="variational", prior=prior, num_steps=4000, learning_rate=0.02).base_dist
+    q = model.infer_latents(guide, Y_new, method="variational", prior=prior, num_steps=600, learning_rate=0.05).base_dist
     for n in range(6):
         W = unit[~torch.isnan(Y_new[n])]
         precision = torch.eye(Q) + W.mT @ W / 0.5
