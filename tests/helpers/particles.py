@@ -24,3 +24,12 @@ def losses_of_particles(model, guide, *args, num_particles):
         of_guide, of_model = (poutine.trace(poutine.condition(part, values)).get_trace(*args) for part in (guide, model))
         losses.append(of_guide.log_prob_sum() - of_model.log_prob_sum())
     return torch.stack(losses).detach()
+
+
+def log_joints_of_draws(model, Y, X, u, num_draws):
+    """Log joint density at one X and u, for each draw of what a model draws besides."""
+    values = {"X": X.expand(num_draws, *X.shape), "u": u.expand(num_draws, *u.shape)}
+    with pyro.plate("draws", num_draws, dim=-2):
+        trace = poutine.trace(poutine.condition(model, values)).get_trace(Y)
+    trace.compute_log_prob()
+    return sum(trace.nodes[name]["log_prob"].reshape(num_draws, -1).sum(1) for name in ("u", "X", "y")).detach()

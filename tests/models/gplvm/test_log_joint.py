@@ -1,6 +1,5 @@
 """Log joint density and bounds, against loops, closed forms and quadrature."""
 
-import pyro
 import pyro.distributions as dist
 import pytest
 import torch
@@ -9,6 +8,7 @@ from pyro.infer import TraceMeanField_ELBO
 
 from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.likelihoods import Gaussian
+from tests.helpers.particles import log_joints_of_draws
 from tests.models.gplvm._models import D, M, N, Q, make_model, with_holes
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -59,11 +59,7 @@ def test_sampled_term_is_unbiased(Y):
     model = make_model()
     exact = _log_joint(model, Y, X, u)
     model.likelihood_term = "sampled"
-    many = {"X": X.expand(2000, N, Q), "u": u.expand(2000, D, M)}
-    with pyro.plate("draws", 2000, dim=-2):
-        trace = poutine.trace(poutine.condition(model, many)).get_trace(Y)
-    trace.compute_log_prob()
-    draws = sum(trace.nodes[name]["log_prob"].reshape(2000, -1).sum(1) for name in ("u", "X", "y")).detach()
+    draws = log_joints_of_draws(model, Y, X, u, 2000)
     assert abs(draws.mean() - exact) < 4 * draws.std() / 2000**0.5
 
 

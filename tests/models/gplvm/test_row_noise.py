@@ -98,8 +98,9 @@ def test_expectations_over_inducing_outputs_are_exact():
 
     conditioned = poutine.condition(MarginalizeGaussians(trace)(model), {"X": X, "u": q.mean})
     exact = poutine.trace(conditioned).get_trace(Y).nodes["y"]["fn"].log_prob(Y.nan_to_num())
+    many = poutine.condition(model, {"X": X.expand(3000, N, Q), "u": q.sample((3000,))})
     with pyro.plate("draws", 3000, dim=-2):
-        y = poutine.trace(poutine.condition(model, {"X": X.expand(3000, N, Q), "u": q.sample((3000,))})).get_trace(Y).nodes["y"]
+        y = poutine.trace(many).get_trace(Y).nodes["y"]
     draws = y["fn"].log_prob(y["value"]).detach()
     assert draws.shape == (3000, N)
     assert ((draws.mean(0) - exact).abs() < 4.5 * draws.std(0) / 3000**0.5).all()
