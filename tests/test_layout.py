@@ -1,4 +1,4 @@
-"""The architecture, checked: layers, public names, import time, words, complexity."""
+"""The architecture, checked: layers, public names, imports, words, complexity."""
 
 import ast
 import importlib
@@ -253,7 +253,7 @@ def test_all_names_of_the_root_are_on_its_api_page():
 
 
 IMPORT = """
-import random, sys, time, warnings
+import random, sys, warnings
 import numpy, pyro, torch
 
 def state():
@@ -263,26 +263,24 @@ def state():
         repr(numpy.random.get_state()), list(pyro.get_param_store().keys()),
     )
 
-before, filters = state(), list(warnings.filters)
-start = time.perf_counter()
+before, filters, modules = state(), list(warnings.filters), set(sys.modules)
 import pyro_lvgp
-seconds = time.perf_counter() - start
-assert "matplotlib" not in sys.modules, "matplotlib"
-assert not [name for name in sys.modules if name.startswith("pyro_lvgp.")], "subpackages"
+new = {name for name in sys.modules.keys() - modules if name.split(".")[0] not in sys.stdlib_module_names}
+assert new == {"pyro_lvgp"}, new  # not even the package's own parts
 assert warnings.filters == filters, "filters of warnings"  # SciPy, which the models import, adds some of its own
 for name in "models", "guides", "infer", "kernels", "likelihoods", "distributions", "conjugate", "networks", "ops":
     getattr(pyro_lvgp, name)
-assert "matplotlib" not in sys.modules, "matplotlib"
+slow = {"anndata", "arviz_base", "arviz_stats", "gpytorch", "h5py", "matplotlib", "pandas", "pooch", "sklearn", "xarray"}
+slow.add("scipy.stats")
+assert not slow & sys.modules.keys(), slow & sys.modules.keys()
 for was, now in zip(before, state()):
     assert was == now, (was, now)
-print(seconds)
 """
 
 
-def test_import_is_fast_and_changes_no_global_state():
-    command = [sys.executable, "-c", IMPORT]
-    seconds = [float(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(3)]
-    assert min(seconds) <= 0.3, seconds
+def test_import_loads_little_and_changes_no_global_state():
+    done = subprocess.run([sys.executable, "-c", IMPORT], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 class Banned(NamedTuple):
@@ -413,12 +411,3 @@ def test_no_test_file_is_long():
 def test_fit_has_few_arguments():
     parameters = inspect.signature(pyro_lvgp.fit).parameters
     assert len(parameters) <= 12, list(parameters)
-
-
-def test_models_guides_and_fit_import_no_slow_packages():
-    code = (
-        "import sys\nfrom pyro_lvgp import AutoAnnealedLangevin, BayesianGPLVM, GPVAE, MeanFieldGuide, RandomFeatureLVM, fit\n"
-        "print([name for name in ('sklearn', 'scipy.stats', 'pandas', 'matplotlib', 'xarray') if name in sys.modules])"
-    )
-    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert found.strip() == "[]"

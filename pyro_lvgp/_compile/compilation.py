@@ -33,7 +33,7 @@ def compile_graph(
     :param tensors: arguments for which the results are compared.
     :param backend: backend of ``torch.compile``, or ``"torchscript"``, whose interpreter runs the operations one by one
         without Python, with the same results to the last bit on a CPU, after less than a second; from Python if TorchScript
-        cannot trace all of them.
+        cannot trace all of them.  ``"eager"`` returns the graph itself.
     :param options: options of a backend of ``torch.compile``.  The defaults for ``"inductor"`` are the random numbers of
         torch's own generators, since the compiler's are float32, and on the CPU a C++ wrapper around the kernels.
         ``{"triton.cudagraphs": True}`` launches all kernels of a GPU at once, as a CUDA graph, which does not allow operations
@@ -54,6 +54,8 @@ def compile_graph(
     with _quiet_compiler():
         if backend == "torchscript":
             compiled = _script(graph, tensors)
+        elif backend == "eager":
+            return graph
         elif guarded or backend != "inductor":
             compiled = torch.compile(graph, fullgraph=True, dynamic=False, backend=backend, options=options or None)
         else:

@@ -2,6 +2,8 @@
 
 import math
 import os
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyro.distributions as dist
@@ -16,7 +18,7 @@ pytest.importorskip("numpyro")
 from benchmarks.core import scores
 from benchmarks.core.report import aggregate
 from benchmarks.tasks import annealed, annealed_peers, annealed_pictures
-from pyro_lvgp.guides import MeanFieldGuide
+from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
 from pyro_lvgp.infer import MeanFieldELBO, _compiled_loop
 from pyro_lvgp.models import BayesianGPLVM
 from pyro_lvgp.plots import PALETTE
@@ -81,7 +83,7 @@ def test_expected_log_likelihood_and_bound_differ_by_the_divergences(fitted):
         kl = 0.5 * (X[0].square() + X[1].square() - 2.0 * X[1].log() - 1.0).sum()
         u, L = guide.locs.u, guide.scales.u
         kl += 0.5 * (u.square().sum() + L.square().sum() - u.numel()) - L.diagonal(dim1=-2, dim2=-1).log().sum()
-    bound = -scores.negative_bound(MeanFieldELBO(max_plate_nesting=1), model, guide, Y, draws=400)
+    bound = -scores.negative_bound(MeanFieldELBO(num_samples=200, max_plate_nesting=1), model, guide, Y, draws=4)
     expected = scores.expected_log_likelihood(model, guide, Y, draws=1000)
     assert bound + kl.item() / 12 == pytest.approx(expected, abs=0.1)
 
@@ -98,10 +100,22 @@ def test_reconstruction_tells_seen_from_hidden(fitted):
     assert math.isnan(scores.reconstruction(model, guide, Y, Y, torch.zeros_like(hidden))[1])
 
 
+def _not_recorded(model, *, compile, **options):
+    return AutoAnnealedLangevin(model, **options)
+
+
+RECORDED = ("annealed, K = 10, defaults", "annealed, K = 10, learned reverse")  # recording takes longer than these few steps
+
+
 @pytest.mark.parametrize("method", list(annealed.METHODS))
 def test_methods_are_measured_on_images_with_hidden_pixels(method, monkeypatch):
     monkeypatch.setattr(annealed, "BATCH_SIZE", 20)
-    task = annealed.images(torch.rand(120, 9), 2)
+    monkeypatch.setattr(annealed, "NUM_INDUCING", 5)
+    if method not in RECORDED:
+        monkeypatch.setattr(annealed, "AutoAnnealedLangevin", _not_recorded)
+    for score in (scores.negative_bound, scores.expected_log_likelihood):
+        monkeypatch.setattr(annealed, score.__name__, partial(score, draws=2))
+    task = replace(annealed.images(torch.rand(120, 9), 2), draws=20)
     assert task.hidden.any()
     rows = aggregate(annealed.measure("toy", task, method, seed=0, checkpoints=(2, 4)))
     values = {(row.dataset, row.metric): row.mean for row in rows}
@@ -130,9 +144,10 @@ def test_tasks_have_the_shapes_of_the_papers():
 
 @pytest.mark.skipif("PYRO_LVGP_DATA" not in os.environ, reason="PYRO_LVGP_DATA names no folder with oilflow.npz")
 def test_peers_are_measured(monkeypatch):
-    Y = annealed_peers.standardised()[:200]
+    Y = annealed_peers.standardised()[:60]
     monkeypatch.setattr(annealed_peers, "standardised", lambda: Y)
-    monkeypatch.setattr(annealed_peers, "BATCH_SIZE", 50)
+    monkeypatch.setattr(annealed_peers, "NUM_INDUCING", 10)
+    monkeypatch.setattr(annealed_peers, "BATCH_SIZE", 20)
     rows = aggregate(annealed_peers.measure(num_steps=4, seed=0, lengths=(2,), block=2, compile=False))
     values = {(row.method, row.metric): row.mean for row in rows}
     assert len({method for method, _ in values}) == 4
@@ -142,7 +157,10 @@ def test_peers_are_measured(monkeypatch):
 
 
 @pytest.mark.skipif("PYRO_LVGP_DATA" not in os.environ, reason="PYRO_LVGP_DATA names no folder with the data sets")
-def test_pictures_are_drawn(tmp_path, capsys):
+def test_pictures_are_drawn(tmp_path, capsys, monkeypatch):
+    faces = annealed.frey()
+    few = replace(faces, Y=faces.Y[:400], hidden=faces.hidden[:400])
+    monkeypatch.setitem(annealed_pictures.TASKS, "frey", lambda: few)
     annealed_pictures.main(["--quick", "--out", str(tmp_path / "new")])
     assert capsys.readouterr().out.startswith("    python -m benchmarks.tasks.annealed_pictures --quick --out")
     expected = {  # a curve for each of four fits, three flow regimes, and what hides pixels

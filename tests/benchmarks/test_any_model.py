@@ -11,7 +11,6 @@ from pyro.poutine.util import prune_subsample_sites
 
 pytest.importorskip("numpyro")
 
-import jax
 import pyroapi
 
 from benchmarks.core.report import aggregate, to_markdown
@@ -28,14 +27,6 @@ TINY = Budget(num_steps=3, num_evaluations=4, num_draws=20, num_chains=2, num_tr
 SHARED = [name for name, make in any_model.TASKS.items() if "gplvm" not in name]
 
 pytestmark = pytest.mark.usefixtures("float64")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compile_quickly():
-    """Programs this small take far longer to compile than to run."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.mark.parametrize("name", SHARED)

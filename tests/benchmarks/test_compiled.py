@@ -8,7 +8,14 @@ import pytest
 pytest.importorskip("gpytorch")
 
 from benchmarks.tasks import compiled
+from benchmarks.tasks.oilflow import standardised
 from pyro_lvgp.infer import _compiled_loop
+
+
+@pytest.fixture(autouse=True)
+def _few_rows(monkeypatch):
+    monkeypatch.setattr(compiled, "standardised", lambda: standardised()[:80])
+    monkeypatch.setattr(compiled, "BATCH_SIZE", 40)
 
 
 @pytest.mark.skipif("PYRO_LVGP_DATA" not in os.environ, reason="PYRO_LVGP_DATA names no folder with the data sets")

@@ -1,5 +1,6 @@
 import json
 import os
+from functools import partial
 from types import ModuleType
 
 import numpy as np
@@ -12,6 +13,7 @@ from benchmarks.__main__ import main
 from benchmarks.core.report import Measurement, Row, aggregate, to_markdown
 from benchmarks.peers.gpytorch_gplvm import GPyTorchGPLVM
 from benchmarks.tasks import oilflow
+from pyro_lvgp.infer import CompiledELBO
 
 KEYS = ["dataset", "method", "metric", "mean", "sd", "seeds", "seconds", "settings"]
 
@@ -261,6 +263,7 @@ def test_two_of_ours_share_no_parameters(Y, monkeypatch):
 @pytest.mark.skipif("PYRO_LVGP_DATA" not in os.environ, reason="PYRO_LVGP_DATA names no folder with oilflow.npz")
 def test_oilflow_measures_all_methods(monkeypatch):
     monkeypatch.setattr(oilflow, "NUM_EVALUATIONS", 8)
+    monkeypatch.setattr(oilflow, "CompiledELBO", partial(CompiledELBO, backend="eager"))  # compiling takes a minute
     rows = aggregate(oilflow.measure(num_steps=20, seed=0, block=15))
     values = {(row.method, row.metric): row.mean for row in rows}
     assert np.isfinite(list(values.values())).all()

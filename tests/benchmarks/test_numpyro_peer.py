@@ -36,14 +36,6 @@ HYPERPARAMETERS = {
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compile_quickly():
-    """Programs this small take far longer to compile than to run."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def _data():
     random = np.random.default_rng(0)
     Y = torch.tensor(1.0 + random.normal(size=(N, Q)) @ random.normal(size=(Q, D)) + 0.1 * random.normal(size=(N, D)))

@@ -1,13 +1,16 @@
 """Checks of argument and result shapes by jaxtyping and beartype, at a fraction of their usual cost."""
 
+import dataclasses
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import jaxtyping
 import torch
 
 _check_at_each_call = jaxtyping.jaxtyped
+_KEYWORDS = object()  # between the arguments by position and those by name
 
 
 def install(package: str) -> None:
@@ -25,16 +28,20 @@ def install(package: str) -> None:
 def _check_new_shapes(function: Any = None, *, typechecker: Any) -> Any:
     if function is None:  # called with a checker alone, as a decorator with arguments
         return functools.partial(_check_new_shapes, typechecker=typechecker)
+    if dataclasses.is_dataclass(function) and not hasattr(function.__init__, "__wrapped__"):
+        function.__init__ = _check_new_shapes(function.__init__, typechecker=typechecker)
+        return function
     if not inspect.isfunction(function):
         return _check_at_each_call(function, typechecker=typechecker)
     passed: set[Any] = set()
     checked = functools.cache(lambda: _check_at_each_call(function, typechecker=typechecker))  # takes a millisecond
+    config = jaxtyping.config
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if jaxtyping.config.jaxtyping_disable:
+        if config.jaxtyping_disable:
             return function(*args, **kwargs)
-        shapes = _shapes(args), _shapes(kwargs)
+        shapes = _shapes((*args, _KEYWORDS, *kwargs, *kwargs.values()) if kwargs else args)
         if shapes in passed:
             return function(*args, **kwargs)
         result = checked()(*args, **kwargs)
@@ -44,14 +51,28 @@ def _check_new_shapes(function: Any = None, *, typechecker: Any) -> Any:
     return call
 
 
-def _shapes(value: Any) -> Any:
-    """Describe what checks depend on: shapes and dtypes of tensors, strings and None, and the types of other values."""
-    if isinstance(value, torch.Tensor):
-        return type(value), value.dtype, value.shape
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, tuple | list):
-        return type(value), *map(_shapes, value)
-    if isinstance(value, dict):
-        return type(value), *((name, _shapes(item)) for name, item in value.items())
-    return type(value)
+def _shapes(values: Any) -> tuple[Any, ...]:
+    """Describe what checks depend on: shapes and dtypes of tensors, strings, and the types of other values."""
+    shapes = []
+    for value in values:  # in a loop without calls for most values, because steps of fits have hundreds
+        kind = type(value)
+        describe = _describers.get(kind, _new_kind)
+        shapes.append(kind if describe is None else describe(value))
+    return tuple(shapes)
+
+
+def _new_kind(value: Any) -> Any:
+    kind = type(value)
+    describe = next((describe for parent, describe in _PARENTS.items() if issubclass(kind, parent)), None)
+    _describers[kind] = describe
+    return kind if describe is None else describe(value)
+
+
+_PARENTS: dict[type, Callable[[Any], Any]] = {
+    torch.Tensor: lambda tensor: (type(tensor), tensor.dtype, tensor.shape),
+    str: lambda text: text,
+    tuple: lambda items: (type(items), _shapes(items)),
+    list: lambda items: (type(items), _shapes(items)),
+    dict: lambda items: (type(items), *items, _shapes(items.values())),
+}
+_describers: dict[type, Callable[[Any], Any] | None] = {}

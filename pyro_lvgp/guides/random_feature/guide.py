@@ -31,6 +31,7 @@ Frequencies = Literal["mixture", "gaussian"]
 Weights = Literal["collapsed", "filled", "explicit", "shared"]
 _EXPLICIT = ("explicit", "shared")  # weights that are parameters
 _DAMPING_OF_EXPLICIT = 0.1
+_MAX_VALUES = 1_000_000  # of weights and features of draws made at once
 
 
 class RandomFeatureGuide(SampledGuide):
@@ -371,13 +372,17 @@ class RandomFeatureGuide(SampledGuide):
         return self.model.features(X, omega, self.model.rows_at(idx))
 
     @pyro_lock
-    def sample_posterior(self, num_samples: int, *args, chunk_size: int = 1, **kwargs) -> dict[str, Tensor]:
-        """Draw all sites from the guide, along a new first dimension; by default one draw at a time, to save memory.
+    def sample_posterior(self, num_samples: int, *args, chunk_size: int | None = None, **kwargs) -> dict[str, Tensor]:
+        """Draw all sites from the guide, along a new first dimension.
 
         :param num_samples: number of draws.
         :param args: arguments of the model.
-        :param chunk_size: number of draws in memory at once; each has a weight for every output and feature.
+        :param chunk_size: number of draws in memory at once; each has a weight for every output and feature, and a feature
+            for every row.  By default as many as have a million of both, and at most 100.
         """
+        if chunk_size is None:
+            num_values = 2 * self.model.num_frequencies * (self.model.data_dim + self.model.num_data)
+            chunk_size = min(max(_MAX_VALUES // num_values, 1), 100)
         return super().sample_posterior(num_samples, *args, chunk_size=chunk_size, **kwargs)
 
     @torch.no_grad()

@@ -24,13 +24,17 @@ def test_infer_latents_equals_factor_analysis_for_a_linear_kernel():
         unit = model.predict(guide, torch.eye(Q)).f_mean.mT  # W [D, Q], as f is linear in x
     Y_new = with_holes(torch.randn(6, D))
     prior = dist.Normal(torch.zeros(Q), 1.0).to_event(1)
-    q = model.infer_latents(guide, Y_new, method="variational", prior=prior, num_steps=4000, learning_rate=0.02).base_dist
+    copies = Y_new.repeat(40, 1)  # whose means have a fraction of the noise of a fit
+    how = {"method": "variational", "prior": prior, "num_steps": 500, "learning_rate": 0.05}
+    q = model.infer_latents(guide, copies, **how).base_dist
+    q_loc, q_scale = (x.unflatten(0, (40, 6)) for x in (q.loc, q.scale))
+    assert q_loc.std(0).max() < 0.1
     for n in range(6):
         W = unit[~torch.isnan(Y_new[n])]
         precision = torch.eye(Q) + W.mT @ W / 0.5
         loc = torch.linalg.solve(precision, W.mT @ Y_new[n][~torch.isnan(Y_new[n])] / 0.5)
-        torch.testing.assert_close(q.loc[n], loc, rtol=0.0, atol=0.05)
-        torch.testing.assert_close(q.scale[n], precision.diagonal().rsqrt(), rtol=0.1, atol=0.0)
+        torch.testing.assert_close(q_loc[:, n].mean(0), loc, rtol=0.0, atol=0.05)
+        torch.testing.assert_close(q_scale[:, n].mean(0), precision.diagonal().rsqrt(), rtol=0.1, atol=0.0)
 
 
 def test_infer_latents_finds_both_modes_under_a_mixture_prior():

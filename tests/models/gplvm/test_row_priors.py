@@ -83,7 +83,7 @@ def test_rows_of_nothing_but_noise_have_their_priors(method):
     guide = MeanFieldGuide(model)
     guide(torch.randn(N, D))
     new = make_rows(4)
-    options = {"num_steps": 800, "learning_rate": 0.02} if method == "variational" else {}
+    options = {"num_steps": 300, "learning_rate": 0.05} if method == "variational" else {}
     q = model.infer_latents(guide, torch.randn(4, D), rows=new, method=method, **options)
     atol = 1e-6 if method == "laplace" else 0.15
     torch.testing.assert_close(q.mean, new.prior_loc, rtol=0.0, atol=atol)

@@ -23,7 +23,7 @@ def fitted(views, latent_dim, num_steps, **options):
     guide = MeanFieldGuide(model)
     optim, callbacks = JointAdam(lr=0.05), [LRSchedule("cosine")]
     options = {"loss": MeanFieldELBO(max_plate_nesting=1), "optim": optim, "callbacks": callbacks, "progress": False}
-    fit(model, guide, model.table(views), num_steps=num_steps, **options)
+    fit(model, guide, model.table(views), num_steps=num_steps, compile="torchscript", **options)
     return model, guide
 
 

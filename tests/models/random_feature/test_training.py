@@ -58,8 +58,9 @@ def test_every_likelihood_trains_with_holes(likelihood, dtype):
     assert torch.equal(filled.mean[seen], Y[seen])
     assert filled.mean.isfinite().all()
     assert filled.mean.dtype == dtype
-    assert set(guide.median()) == {"alpha", "v", "omega", "X", "a"}
-    torch.testing.assert_close(guide.median()["X"], guide.X.loc.detach())
+    median = guide.median()
+    assert set(median) == {"alpha", "v", "omega", "X", "a"}
+    torch.testing.assert_close(median["X"], guide.X.loc.detach())
     assert 1.0 <= guide.num_components_in_use() <= C
 
 

@@ -82,7 +82,7 @@ def test_free_form_reaches_the_evidence_of_a_linear_model():
     for p in model.parameters():
         p.requires_grad_(False)
     guide = SparseStructuredGPGuide(model)
-    how = {"num_steps": 600, "optim": JointAdam(lr=0.05), "progress": False}
+    how = {"num_steps": 600, "optim": JointAdam(lr=0.05), "progress": False, "compile": "torchscript"}
     fit(model, guide, x, y, loss=MeanFieldELBO("points", 20), **how)
     K = model.kernel(x)[0] + 0.1 * torch.eye(N)
     evidence = dist.MultivariateNormal(torch.zeros(N), K).log_prob(y[:, 0])
