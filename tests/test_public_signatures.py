@@ -128,6 +128,7 @@ VALID: dict[str, Callable[[], dict[str, Any]]] = {
     "cluster_centres": lambda: {"X": X, "num_centres": 3},
     "latent_mixture": lambda: {"X": X, "num_components": 2},
     "linear_latents": lambda: {"Y": Y, "latent_dim": 2},
+    "tsne_layout": lambda: {"Y": Y},
     "MeanFieldGuide": lambda: {"model": fitted()[0]},
     "RandomFeatureGuide": lambda: {"model": models.RandomFeatureLVM(N, D, latent_dim=2, num_frequencies=4)},
     "StructuredGPGuide": lambda: {"model": models.GPVAE(kernels.RBF(1), networks.MLP(1, D))},
