@@ -388,7 +388,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         return self.fit(X, y, rows).transform(X, rows=rows)
 
 
-def _used_rows(X: Float[np.ndarray, "N D"], rows: RowArguments | None) -> tuple[Float[Tensor, "N D"], RowArguments | None]:
+def _used_rows(X: Float[np.ndarray, "N D"], rows: RowArguments | None) -> tuple[Float[Tensor, "R D"], RowArguments | None]:
     """Return rows with an observed entry and a positive weight, and what is known of them; raise unless they can be used."""
     known = scaled_rows(rows, None, torch.tensor(X).double(), len(X))
     if known is not None and known.exposure is not None:

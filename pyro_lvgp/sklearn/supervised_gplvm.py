@@ -319,16 +319,6 @@ class GPLVMClassifier(ClassifierMixin, _SupervisedGPLVM):
     NaN or None marks a row without a class, which is used for the inputs.  Fitted estimators have the attribute ``classes_``,
     and no ``target_scaler_``.
 
-    :param n_components: number Q of latent dimensions; by default that of Kaiser's rule, but at most 8.
-    :param likelihood: likelihood p(x | f) of the inputs; a Gaussian with a noise variance for each column by default.
-    :param n_inducing: number of inducing points; it is reduced to the number of rows if there are fewer.
-    :param max_iter: number of steps of Adam.
-    :param batch_size: number of rows in a mini-batch; None for all rows.
-    :param learning_rate: initial learning rate of Adam, which falls to zero along a cosine.
-    :param device: device of the fit, such as ``"cuda"``; None for torch's default device.
-    :param random_state: seed of initial values, mini-batches and draws.
-    :param verbose: whether to show a progress bar.
-
     Source: as :class:`GPLVMRegressor`.
 
     >>> from sklearn.datasets import load_iris
