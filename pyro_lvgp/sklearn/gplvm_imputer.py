@@ -24,6 +24,7 @@ from pyro_lvgp.diagnostics import stacking_weights
 from pyro_lvgp.distributions import WarpedNormal, YeoJohnsonTransform
 from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.models import BayesianGPLVM, Prediction, RowArguments
+from pyro_lvgp.sklearn._known_table import KnownTable
 from pyro_lvgp.sklearn._posterior_points import posterior_points, stratified
 from pyro_lvgp.sklearn._pyro_state import own_parameters
 from pyro_lvgp.sklearn._rows import RowsEstimator, fill_missing, fit_gplvm, scaled_rows
@@ -52,37 +53,6 @@ class _Fit(NamedTuple):
     model: BayesianGPLVM
     guide: MeanFieldGuide
     prior: Any
-
-
-class _Table(NamedTuple):
-    """Transformed rows, and what is known of them.
-
-    :param values: transformed entries, NaN where missing.
-    :param known: known quantities of the rows, with standard errors in units of ``values``; None for nothing.
-    """
-
-    values: Float[Tensor, "N D"]
-    known: RowArguments | None
-
-    def at(self, idx: Tensor) -> "_Table":
-        """Select rows."""
-        return _Table(self.values[idx], None if self.known is None else self.known[idx])
-
-    @property
-    def error(self) -> Float[Tensor, "N D"] | None:
-        """Standard errors of the entries; None without."""
-        error = None if self.known is None else self.known.standard_error
-        return error.expand_as(self.values) if isinstance(error, Tensor) else None
-
-    def without_errors_of_missing_entries(self) -> "_Table":
-        """Set standard errors of missing entries to 0."""
-        if self.known is None or self.error is None:
-            return self
-        error = RowArguments(standard_error=torch.where(self.values.isnan(), 0.0, self.error))
-        return self._replace(known=self.known.replace(error))
-
-    def to(self, dtype: torch.dtype) -> "_Table":
-        return _Table(self.values.to(dtype), None if self.known is None else self.known.to(dtype))
 
 
 class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
@@ -242,19 +212,19 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         first = ~T.isnan() & ((~T.isnan()).cumsum(1) == 1)
         return hidden & ~((hidden | T.isnan()).all(1, keepdim=True) & first)
 
-    def _weights_of_hidden(self, T: _Table, folds: list[tuple[int, Tensor]]) -> Float[Tensor, " hidden"] | None:
+    def _weights_of_hidden(self, T: KnownTable, folds: list[tuple[int, Tensor]]) -> Float[Tensor, " hidden"] | None:
         """Weights of the rows of the hidden entries of all folds; None if rows have none."""
         if T.known is None or T.known.weight is None:
             return None
         weight = T.known.weight[:, None].expand_as(T.values)
         return torch.cat([weight[rows][self._hidden(T.values[rows], fold)] for fold, rows in folds])
 
-    def _table(self, Y: Float[Tensor, "N D"], known: RowArguments | None) -> _Table:
+    def _table(self, Y: Float[Tensor, "N D"], known: RowArguments | None) -> KnownTable:
         """Transform rows, and convert standard errors to units of the transformed columns."""
-        return _Table(self.warp_(Y), scaled_rows(known, self.warp_.scale, Y, len(Y)))
+        return KnownTable(self.warp_(Y), scaled_rows(known, self.warp_.scale, Y, len(Y)))
 
     def _fit_and_score(
-        self, T: _Table, dtype: torch.dtype, size: _Size, fold: int, held_out: Bool[Tensor, " N"]
+        self, T: KnownTable, dtype: torch.dtype, size: _Size, fold: int, held_out: Bool[Tensor, " N"]
     ) -> tuple[_Fit | GaussianMixture, Float[Tensor, "J hidden"]]:
         """Fit a candidate to the rows of a fold; compute log densities of hidden entries of the others, for each factor."""
         rows = T.at(held_out)
@@ -265,7 +235,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         moments = self._moments(fitted, rows._replace(values=rows.values.masked_fill(hidden, torch.nan)))
         return fitted, _log_prob(*moments, rows)[:, hidden]
 
-    def _fit(self, T: _Table, size: _Size, fold: int) -> _Fit | GaussianMixture:
+    def _fit(self, T: KnownTable, size: _Size, fold: int) -> _Fit | GaussianMixture:
         seed = self._seed + fold
         if isinstance(size, int):
             return gaussian_mixture(T.values.double(), size, seed=seed)
@@ -283,7 +253,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
             )
             return _Fit(model, guide, model.training_prior(guide, T.values, seed=seed))
 
-    def _moments(self, fitted: _Fit | GaussianMixture, T: _Table) -> tuple[Float[Tensor, "S B D"], Float[Tensor, "S B D"]]:
+    def _moments(self, fitted: _Fit | GaussianMixture, T: KnownTable) -> tuple[Float[Tensor, "S B D"], Float[Tensor, "S B D"]]:
         """Means and standard deviations, without known errors, of the entries of rows at points of equal weight."""
         if isinstance(fitted, GaussianMixture):
             parts = _component_moments(fitted, T.values)
@@ -292,7 +262,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         mean, variance = (torch.cat(part, 1) for part in zip(*parts, strict=True))
         return mean, variance.clamp_min(1e-10).sqrt()
 
-    def _latent_moments(self, fitted: _Fit, T: _Table) -> list[list[Tensor]]:
+    def _latent_moments(self, fitted: _Fit, T: KnownTable) -> list[list[Tensor]]:
         """Means and variances of the entries of parts of the rows, at points of their latents."""
         model, guide, _ = fitted
         parts = []
@@ -306,7 +276,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
                     parts.append([moment.unflatten(0, (_NUM_POINTS, -1)).double() for moment in y.moments()])
         return parts
 
-    def _latents(self, fitted: _Fit, T: _Table) -> Float[Tensor, "S B Q"]:
+    def _latents(self, fitted: _Fit, T: KnownTable) -> Float[Tensor, "S B Q"]:
         """Points of the posterior of the latents of rows, or of the prior for rows without observed entries."""
         model, guide, shared = fitted
         own = None if T.known is None else T.known.prior
@@ -447,7 +417,7 @@ def _weights(
     return stacking_weights(log_prob, weight=weight_of_entries, tolerance=_STACKING_TOLERANCE)
 
 
-def _log_prob(loc: Float[Tensor, "S B D"], scale: Float[Tensor, "S B D"], T: _Table) -> Float[Tensor, "J B D"]:
+def _log_prob(loc: Float[Tensor, "S B D"], scale: Float[Tensor, "S B D"], T: KnownTable) -> Float[Tensor, "J B D"]:
     """Log densities of entries under an equal mixture of Gaussians, for each factor on the standard deviations."""
     values, error = T.values.nan_to_num(), 0.0 if T.error is None else T.error.square()
     stddevs = (((factor * scale).square() + error).sqrt() for factor in _FACTORS)

@@ -8,7 +8,8 @@ import torch
 
 from pyro_lvgp.models import RowArguments
 from pyro_lvgp.sklearn import GPLVMImputer, gplvm_imputer
-from pyro_lvgp.sklearn.gplvm_imputer import _log_prob, _sizes, _Table
+from pyro_lvgp.sklearn._known_table import KnownTable
+from pyro_lvgp.sklearn.gplvm_imputer import _log_prob, _sizes
 
 N, D = 48, 5
 RANDOM = np.random.default_rng(0)
@@ -66,7 +67,7 @@ def test_rows_of_weight_zero_are_left_out():
 def test_weights_of_rows_are_those_of_their_hidden_entries():
     imputer = GPLVMImputer(**QUICK)
     imputer._seed = 0
-    T = _Table(torch.tensor(X), RowArguments(weight=torch.arange(N).double()))
+    T = KnownTable(torch.tensor(X), RowArguments(weight=torch.arange(N).double()))
     folds = list(enumerate(imputer._held_out(T.values)))
     weight = imputer._weights_of_hidden(T, folds)
     ((_, held_out),) = folds
@@ -103,7 +104,7 @@ def test_entries_with_large_errors_have_little_influence():
 
 def test_factors_multiply_the_standard_deviations_of_models_alone():
     error = torch.tensor([[3.0, 0.0]]).double()
-    T = _Table(torch.zeros(1, 2).double(), RowArguments(standard_error=error))
+    T = KnownTable(torch.zeros(1, 2).double(), RowArguments(standard_error=error))
     found = _log_prob(torch.zeros(1, 1, 2).double(), torch.full((1, 1, 2), 4.0).double(), T)
     expected = torch.distributions.Normal(0.0, torch.tensor([[[13.0**0.5, 2.0]], [[5.0, 4.0]]]).double()).log_prob(T.values)
     torch.testing.assert_close(found[[0, 2]], expected)  # of factors 0.5 and 1
@@ -116,7 +117,7 @@ def test_priors_of_latents_determine_the_dimensions_of_the_models():
     prior = RowArguments(prior_loc=torch.tensor([[3.0, -3.0]]), prior_scale=0.01)
     fitted = next(iter(imputer.fits_.values()))[0]
     for values in (torch.full((1, D), torch.nan), torch.zeros(1, D)):
-        table = _Table(values.double(), prior.to(torch.float64))
+        table = KnownTable(values.double(), prior.to(torch.float64))
         points = imputer._latents(fitted, table)
         assert (points - prior.prior_loc).abs().max() < 0.1
     assert imputer.transform(with_gaps()[:4]).shape == (4, D)  # under the mixture of the training latents
