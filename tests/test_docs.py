@@ -11,6 +11,8 @@ import pyro
 import pytest
 from matplotlib import pyplot as plt
 
+from pyro_lvgp.sklearn import gplvm_imputer
+
 ROOT = Path(__file__).parent.parent
 NEEDS_DATA = {"datasets.md": "oilflow"}
 NEEDS_PACKAGE = {"single_cells.md": "anndata"}
@@ -30,6 +32,8 @@ def pages():
 def _own_process(tmp_path, monkeypatch):
     """What a page may change stays in its test: files, Pyro's settings, figures."""
     monkeypatch.chdir(tmp_path)
+    for name in ("_MAX_FOLDS", "_ALL_FOLDS"):  # of estimators, as few as steps
+        monkeypatch.setattr(gplvm_imputer, name, 1)
     # What torchrun sets for one process; port 0 is any that is free.
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}.items():
         monkeypatch.setenv(name, value)
