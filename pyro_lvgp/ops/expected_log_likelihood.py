@@ -51,10 +51,10 @@ class Quadratic(NamedTuple):
     @classmethod
     def of_rows(
         cls,
-        constant: Float[Tensor, "*batch N"],
-        linear: Float[Tensor, "*batch N M"],
-        matrices: Float[Tensor, "*batch N M M"],
-        trace: Float[Tensor, "*batch N"],
+        constant: Float[Tensor, "*#batch N"],
+        linear: Float[Tensor, "*#batch N M"],
+        matrices: Float[Tensor, "*#batch N M M"],
+        trace: Float[Tensor, "*#batch N"],
     ) -> "Quadratic":
         """Return the form of rows that share no matrix.
 
