@@ -1,12 +1,16 @@
 """Isolated runs, between which neither parameters nor random states are shared."""
 
+import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import pyro
 import torch
+from pyro.infer import SVI
+from torch import Tensor
 
 from pyro_lvgp._utils.seeding import seeded
 
@@ -33,6 +37,16 @@ def wall_seconds(function: Callable[[], Any]) -> float:
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
+
+
+def median_step(svi: SVI, batches: Iterable[tuple[Tensor, ...]], num_untimed: int) -> float:
+    """Return the median wall seconds of steps.
+
+    :param svi: takes the steps.
+    :param batches: arguments of each step.
+    :param num_untimed: number of first steps that do not count.
+    """
+    return statistics.median([wall_seconds(partial(svi.step, *batch)) for batch in batches][num_untimed:])
 
 
 @contextmanager

@@ -1,8 +1,6 @@
 """Time of a step of a Bayesian GPLVM against each of its sizes, with the exponent of each."""
 
-import statistics
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import torch
 from matplotlib import pyplot as plt
 from tqdm import tqdm
 
-from benchmarks.core.isolated import isolated, wall_seconds
+from benchmarks.core.isolated import isolated, median_step
 from benchmarks.core.report import Measurement, Row, Settings
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
 from pyro_lvgp.infer import LazyAdam, MeanFieldELBO
@@ -64,11 +62,8 @@ def time_step(sizes: dict[str, int], *, seed: int, num_steps: int) -> float:
         model = BayesianGPLVM(N, D, Q, num_inducing=M)
         guide: Any = AutoAnnealedLangevin(model, num_steps=K) if K else MeanFieldGuide(model)
         svi = CheckedSVI(model, guide, LazyAdam(), MeanFieldELBO(num_samples=1, max_plate_nesting=1))
-        seconds = []
-        for _ in range(NUM_UNTIMED + num_steps):
-            rows, idx = torch.randn(B, D), torch.randperm(N)[:B]
-            seconds.append(wall_seconds(partial(svi.step, rows, idx)))
-    return statistics.median(seconds[NUM_UNTIMED:])
+        batches = ((torch.randn(B, D), torch.randperm(N)[:B]) for _ in range(NUM_UNTIMED + num_steps))
+        return median_step(svi, batches, NUM_UNTIMED)
 
 
 def exponent(seconds: dict[int, float]) -> float:

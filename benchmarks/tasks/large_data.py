@@ -1,6 +1,5 @@
 """Time of a step on mini-batches against the number of rows of the data, by Adam of all rows and of the batch alone."""
 
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -11,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks.core.isolated import isolated
+from benchmarks.core.isolated import isolated, median_step
 from benchmarks.core.report import Measurement, Row
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
 from pyro_lvgp.infer import JointAdam, LazyAdam, MeanFieldELBO
@@ -61,11 +60,5 @@ def time_step(guide: str, optim: str, Y: Float[Tensor, "N D"], *, seed: int, num
     with isolated(seed):
         model = BayesianGPLVM(len(Y), D, Q, num_inducing=M).initialize(Y)
         svi = CheckedSVI(model, GUIDES[guide](model), OPTIMIZERS[optim](), MeanFieldELBO(max_plate_nesting=1))
-        seconds = []
-        for _ in range(NUM_UNTIMED + num_steps):
-            idx = torch.randint(len(Y), (BATCH_SIZE,)).unique()
-            rows = Y[idx]
-            start = time.perf_counter()
-            svi.step(rows, idx)
-            seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[NUM_UNTIMED:])
+        chosen = (torch.randint(len(Y), (BATCH_SIZE,)).unique() for _ in range(NUM_UNTIMED + num_steps))
+        return median_step(svi, ((Y[idx], idx) for idx in chosen), NUM_UNTIMED)

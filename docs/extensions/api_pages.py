@@ -35,13 +35,13 @@ def described(module: str, name: str, kind: str) -> list[str]:
     return [
         member
         for member, value in members.items()
-        if not member.startswith("_") and not is_request(member) and _kind(value) == kind and inspect.getdoc(value)
+        if not member.startswith("_") and not is_request(member) and _kind(value) == kind and (value.__doc__ or "").strip()
     ]
 
 
 def _kind(value: object) -> str | None:
     if inspect.isfunction(value) or isinstance(value, classmethod | staticmethod):
-        return "method" if (getattr(value, "__doc__", None) or "").strip() else None
+        return "method"
     return "attribute" if isinstance(value, property) else None
 
 

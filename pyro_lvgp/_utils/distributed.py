@@ -114,8 +114,8 @@ def _others_answer() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise RuntimeError(
-            "expected a message of all processes of the fit, got none or a part of it; one of them was killed, or ended by an "
-            "error, which it printed.  Start all processes again: with a Checkpoint the fit continues from its last file"
+            f"expected a message of all processes of the fit, got {error}; if one of them was killed, or ended by an error, "
+            "which it printed, start all processes again: with a Checkpoint the fit continues from its last file"
         ) from error
 
 

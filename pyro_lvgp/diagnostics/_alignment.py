@@ -88,14 +88,11 @@ def _align_sites(
     means = [_as_rows(posterior[latents].mean(("chain", "draw")).values, axis).astype(np.float64) for posterior in posteriors]
     matrices = [np.eye(means[0].shape[-1]), *(closest_transformation(mean, means[0], symmetry.group) for mean in means[1:])]
     for tree, posterior, matrix in zip(trees[1:], posteriors[1:], matrices[1:], strict=True):
-        tree["posterior"].dataset = posterior.assign(
-            {
-                name: _transform(posterior[name], matrix, symmetry.vectors[name])
-                if name in symmetry.vectors
-                else _transform(posterior[name], np.abs(matrix), symmetry.scales[name])
-                for name in sites
-            }
-        )
+        parts = ((symmetry.vectors, matrix), (symmetry.scales, np.abs(matrix)))
+        transformed = {
+            name: _transform(posterior[name], own, axes[name]) for axes, own in parts for name in sites if name in axes
+        }
+        tree["posterior"].dataset = posterior.assign(transformed)
     return matrices
 
 

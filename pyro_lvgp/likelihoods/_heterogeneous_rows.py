@@ -60,17 +60,13 @@ class HeterogeneousRows(Heterogeneous, RowLikelihood):
         columns = self._columns.split(params)
         return [x[..., :rows, :] if rows else x[..., 0, :] for x, rows in zip(columns, self._num_rows, strict=True)]
 
-    def join_params(self, own: Sequence[Tensor | None]) -> Tensor | None:
-        like = next((params for params in own if params is not None), None)
-        if like is None:
-            return None
+    def _aligned(self, own: list[Tensor]) -> list[Tensor]:
         tables = []
         for params, rows, size in zip(own, self._num_rows, self._columns.sizes, strict=True):
-            table = like.new_ones(1) if params is None else params
-            table = table if rows else torch.atleast_1d(table).unsqueeze(-2)
+            table = params if rows else torch.atleast_1d(params).unsqueeze(-2)
             table = table.expand(*table.shape[:-1], size)
             tables.append(pad(table, (0, 0, 0, max(self._num_rows) - table.shape[-2])))
-        return self._columns.join(tables)
+        return tables
 
     def distribution(self, f, params):
         parts = [part.distribution(*inputs, own) for part, own, inputs in self.by_part(params, f)]

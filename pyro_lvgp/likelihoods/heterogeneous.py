@@ -95,7 +95,11 @@ class Heterogeneous(Likelihood):
         like = next((params for params in own if params is not None), None)
         if like is None:
             return None
-        return self._columns.join([like.new_ones(1) if params is None else params for params in own])
+        return self._columns.join(self._aligned([like.new_ones(1) if params is None else params for params in own]))
+
+    def _aligned(self, own: list[Tensor]) -> list[Tensor]:
+        """Give the parameters of the parts shapes that broadcast, but for their columns."""
+        return own
 
     def add_variance(self, params, variance):
         parts = self.by_part(params, variance)

@@ -218,11 +218,9 @@ def best_candidates(
         raise ValueError(f"expected num_starts of at most {len(candidates)}, the number of candidates, got {num_starts}")
     points = candidates[:, None] if candidates.dim() == 2 else candidates
     scores = _log_likelihood_at([entries], Y, candidates, by_row) + prior.log_prob(points)
-    if num_starts > 1:  # the best candidates alone may all be close to one mode
-        noise = (
-            torch.empty_like(scores[:, :1]).exponential_().log()
-        )  # the same for all rows, which then do not depend on others
-        scores = 0.5 * scores - noise
+    if num_starts > 1:
+        # The best candidates alone may all be close to one mode.  Rows share the noise, and so do not depend on each other.
+        scores = 0.5 * scores - torch.empty_like(scores[:, :1]).exponential_().log()
     best = scores.topk(num_starts, 0).indices
     chosen = candidates[best] if candidates.dim() == 2 else candidates[best, torch.arange(len(Y), device=Y.device)]
     return chosen.flatten(0, 1)

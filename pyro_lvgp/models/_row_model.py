@@ -9,7 +9,7 @@ from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
 from pyro_lvgp._utils.seeding import seeded
-from pyro_lvgp._utils.tables import Table, labels_of
+from pyro_lvgp._utils.tables import Table, as_tensor, labels_of
 from pyro_lvgp._utils.validation import check_data, check_index, check_sizes, check_tensors, check_values
 from pyro_lvgp.infer._row_weights import WeightedPlate
 from pyro_lvgp.likelihoods import Likelihood, as_likelihood
@@ -190,6 +190,19 @@ class RowModel(LatentVariableModel):
                 "expected finite latents with columns that vary, got NaN, infinite or constant ones; drop these columns"
             )
         return X
+
+
+def as_rows(Y: Table) -> Float[Tensor, "N D"]:
+    """Convert a table to a tensor of rows from which a model can be made.
+
+    :param Y: all data, NaN where missing.
+    :raises ValueError: for data of another shape, without rows or columns, or with entries that cannot be used.
+    """
+    rows = as_tensor(Y, name="Y")
+    if rows.dim() != 2:
+        raise ValueError(f"expected data of shape [rows, columns], got {list(rows.shape)}; flatten images to rows")
+    check_values(rows, name="Y")
+    return rows
 
 
 def _linear_fit(known: KnownRows, X: Float[Tensor, "N Q"], f: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:

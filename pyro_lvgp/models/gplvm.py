@@ -10,8 +10,7 @@ from pyro.nn import PyroParam
 from torch import Tensor
 
 from pyro_lvgp._utils.seeding import seeded
-from pyro_lvgp._utils.tables import Table, as_tensor
-from pyro_lvgp._utils.validation import check_values
+from pyro_lvgp._utils.tables import Table
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, LikelihoodTerm
 from pyro_lvgp.infer.protocols import LatentSymmetry
 from pyro_lvgp.kernels import Kernel
@@ -19,6 +18,7 @@ from pyro_lvgp.kernels._symmetry import is_rotation_invariant, symmetry_of_colum
 from pyro_lvgp.likelihoods import Likelihood, LowRankGaussian
 from pyro_lvgp.models._given_latents import as_kwargs
 from pyro_lvgp.models._known_rows import KnownRows, default_latent_dim
+from pyro_lvgp.models._row_model import as_rows
 from pyro_lvgp.models._sparse_columns import Shared, SparseColumns, Statistics, has_batches, score_of_latents
 from pyro_lvgp.models._sparse_row_model import SparseRowModel
 from pyro_lvgp.models.initialization import cluster_centres
@@ -144,10 +144,7 @@ class BayesianGPLVM(SparseRowModel):
 
         Source: Kaiser (1960), "The application of electronic computers to factor analysis".
         """
-        table, Y = Y, as_tensor(Y, name="Y")
-        if Y.dim() != 2:
-            raise ValueError(f"expected data of shape [rows, columns], got {list(Y.shape)}; flatten images to rows")
-        check_values(Y, name="Y")
+        table, Y = Y, as_rows(Y)
         N, D = Y.shape
         if likelihood is not None and rank is not None:
             raise ValueError(f"expected a rank for the default likelihood alone, got rank={rank} and {likelihood}")

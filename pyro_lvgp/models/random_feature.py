@@ -18,7 +18,7 @@ from pyro_lvgp._utils.control_flow import holds
 from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import normal_draws, seeded
 from pyro_lvgp._utils.tables import Table, as_tensor
-from pyro_lvgp._utils.validation import check_data, check_sizes, check_values
+from pyro_lvgp._utils.validation import check_data, check_sizes
 from pyro_lvgp.conjugate.feature_regression import gaussian_sites
 from pyro_lvgp.distributions.diagonal_mixture import DiagonalMixture
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, ObservedRows
@@ -31,7 +31,7 @@ from pyro_lvgp.likelihoods import polya_gamma as polyagamma
 from pyro_lvgp.models._known_rows import KnownRows
 from pyro_lvgp.models._latent_rows import Guide
 from pyro_lvgp.models._layout import best_lengthscale, default_lengthscale, likelihood_of
-from pyro_lvgp.models._row_model import RowModel
+from pyro_lvgp.models._row_model import RowModel, as_rows
 from pyro_lvgp.models.initialization import InitialLatents, linear_latents, tsne_layout
 from pyro_lvgp.models.row_arguments import RowArguments
 from pyro_lvgp.ops.linalg import function_variance
@@ -190,10 +190,7 @@ class RandomFeatureLVM(RowModel):
         >>> type(RandomFeatureLVM.from_data(torch.randn(40, 6).exp().round()).likelihood).__name__
         'NegativeBinomial'
         """
-        table, Y = Y, as_tensor(Y, name="Y")
-        if Y.dim() != 2:
-            raise ValueError(f"expected data of shape [rows, columns], got {list(Y.shape)}; flatten images to rows")
-        check_values(Y, name="Y")
+        table, Y = Y, as_rows(Y)
         positions = _checked_layout(layout, rows)
         if latent_dim is None:
             prior = None if rows is None else rows.prior

@@ -8,7 +8,7 @@ import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_array, check_random_state
@@ -21,14 +21,7 @@ from pyro_lvgp.infer import FitResult
 from pyro_lvgp.likelihoods import Gaussian, Likelihood
 from pyro_lvgp.models import BayesianGPLVM, RandomFeatureLVM, RowArguments
 from pyro_lvgp.sklearn._pyro_state import own_parameters
-from pyro_lvgp.sklearn._rows import CHECKS, RowsEstimator, as_device, scaled_rows
-
-_CHUNK_SIZE = 1000  # rows, which bounds the memory for new rows
-
-
-def chunks(is_observed: Bool[Tensor, " N"]) -> list[Int[Tensor, " B"]]:
-    """Return the indices of the rows with observed entries, in parts that bound the memory."""
-    return [rows for rows in is_observed.nonzero().squeeze(-1).split(_CHUNK_SIZE) if len(rows)]
+from pyro_lvgp.sklearn._rows import CHECKS, RowsEstimator, as_device, chunks, scaled_rows
 
 
 class Fitted(NamedTuple):

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from sklearn.base import BaseEstimator
 from sklearn.utils import Tags
 from sklearn.utils.validation import validate_data
@@ -69,6 +69,15 @@ def scaled_rows(
     if rows.standard_error is None or scale is None:
         return rows
     return rows.replace(RowArguments(standard_error=rows.standard_error / torch.as_tensor(scale).to(like)))
+
+
+def chunks(is_observed: Bool[Tensor, " N"], size: int = 1000) -> list[Int[Tensor, " B"]]:
+    """Return the indices of the rows with observed entries, in parts that bound the memory.
+
+    :param is_observed: rows with observed entries.
+    :param size: largest number of rows of a part.
+    """
+    return [rows for rows in is_observed.nonzero().squeeze(-1).split(size) if len(rows)]
 
 
 def fill_missing(

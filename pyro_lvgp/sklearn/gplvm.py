@@ -17,9 +17,9 @@ from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.likelihoods import Likelihood, RowLikelihood
 from pyro_lvgp.models import BayesianGPLVM, RowArguments
 from pyro_lvgp.ops.quasi_monte_carlo import qmc_normal
-from pyro_lvgp.sklearn._latent_transformer import Fitted, LatentTransformer, chunks
+from pyro_lvgp.sklearn._latent_transformer import Fitted, LatentTransformer
 from pyro_lvgp.sklearn._pyro_state import own_parameters
-from pyro_lvgp.sklearn._rows import fit_gplvm, scaled_rows
+from pyro_lvgp.sklearn._rows import chunks, fit_gplvm, scaled_rows
 
 __all__ = ["GPLVM"]
 

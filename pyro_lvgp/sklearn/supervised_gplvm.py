@@ -1,7 +1,6 @@
 """Latent variable models of inputs and targets, as a scikit-learn regressor and classifier."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
@@ -9,7 +8,7 @@ import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from numpy.random import RandomState
 from sklearn.base import ClassifierMixin, ClassNamePrefixFeaturesOutMixin, MultiOutputMixin, RegressorMixin, TransformerMixin
 from sklearn.metrics import accuracy_score, r2_score
@@ -28,7 +27,7 @@ from pyro_lvgp.likelihoods import Bernoulli, Gaussian, Likelihood
 from pyro_lvgp.models import MultiViewGPLVM, RowArguments
 from pyro_lvgp.sklearn._posterior_points import posterior_points
 from pyro_lvgp.sklearn._pyro_state import own_parameters
-from pyro_lvgp.sklearn._rows import RowsEstimator, as_device, fit_gplvm, scaled_rows
+from pyro_lvgp.sklearn._rows import RowsEstimator, as_device, chunks, fit_gplvm, scaled_rows
 
 __all__ = ["GPLVMClassifier", "GPLVMRegressor"]
 
@@ -155,9 +154,8 @@ class _SupervisedGPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsEs
         with own_parameters(self._local):
             latents = self._prior_mean(known, len(Y)).clone()
             is_observed = ~Y.isnan().all(1)
-            for idx in is_observed.nonzero().squeeze(-1).split(_CHUNK_SIZE):
-                if len(idx):
-                    latents[idx] = self._infer(Y[idx], None if known is None else known[idx]).mean
+            for idx in chunks(is_observed, _CHUNK_SIZE):
+                latents[idx] = self._infer(Y[idx], None if known is None else known[idx]).mean
         return latents.numpy(force=True)
 
     def _scaled(self, X: Any, rows: RowArguments | None) -> tuple[Float[Tensor, "N D"], RowArguments | None]:
@@ -192,7 +190,8 @@ class _SupervisedGPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsEs
         """Predictive means and standard deviations of the columns of targets, noise included."""
         Y, known = self._scaled(X, rows)
         with own_parameters(self._local), torch.no_grad(), seeded(self._seed):
-            parts = [self._moments(Y[idx], None if known is None else known[idx]) for idx in _chunks(len(Y))]
+            every = torch.arange(len(Y)).split(_CHUNK_SIZE)
+            parts = [self._moments(Y[idx], None if known is None else known[idx]) for idx in every]
         mean, variance = (torch.cat(part).numpy(force=True) for part in zip(*parts, strict=True))
         return mean, np.sqrt(variance)
 
@@ -207,10 +206,6 @@ class _SupervisedGPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsEs
     @property
     def _n_features_out(self) -> int:
         return self.embedding_.shape[1]
-
-
-def _chunks(num_rows: int) -> Iterator[Int[Tensor, " B"]]:
-    yield from torch.arange(num_rows).split(_CHUNK_SIZE)
 
 
 class GPLVMRegressor(RegressorMixin, MultiOutputMixin, _SupervisedGPLVM):

@@ -1,9 +1,13 @@
 """Particles of a vectorised trace, one by one."""
 
 import pyro
+import pytest
 import torch
 from pyro import poutine
+from pyro.infer import Trace_ELBO
 from pyro.poutine.util import prune_subsample_sites
+
+from pyro_lvgp._utils.seeding import seeded
 
 
 def losses_of_particles(model, guide, *args, num_particles):
@@ -24,6 +28,17 @@ def losses_of_particles(model, guide, *args, num_particles):
         of_guide, of_model = (poutine.trace(poutine.condition(part, values)).get_trace(*args) for part in (guide, model))
         losses.append(of_guide.log_prob_sum() - of_model.log_prob_sum())
     return torch.stack(losses).detach()
+
+
+def assert_particles_are_those_one_by_one(model, guide, *args, num_particles=8):
+    """The vectorised bound is the mean over its particles, which have draws of their own."""
+    with seeded(0):
+        bound = Trace_ELBO(num_particles=num_particles, vectorize_particles=True, max_plate_nesting=1)
+        vectorised = bound.loss(model, guide, *args)
+    with seeded(0):
+        losses = losses_of_particles(model, guide, *args, num_particles=num_particles)
+    assert len(losses.unique()) == num_particles
+    assert vectorised == pytest.approx(losses.mean().item(), rel=1e-9)
 
 
 def log_joints_of_draws(model, Y, X, u, num_draws):
