@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Labels", "Table", "as_tensor", "check_columns", "labels_of", "numeric_table"]
+__all__ = ["Labels", "Table", "as_double_tensor", "as_tensor", "check_columns", "labels_of", "numeric_table"]
 
 Table = Any
 """A tensor, or anything that :func:`as_tensor` takes."""
@@ -81,8 +81,8 @@ def as_tensor(table: Table, *, like: Tensor | None = None, name: str = "the tabl
     a sparse matrix or array of SciPy                      entries that are not stored are zeros, and observed
     =====================================================  ==================================================================
 
-    Tensors of tables have the precision of their floating-point numbers, float32 or float64, and PyTorch's default dtype if
-    they have none, as counts.
+    Tensors of tables have the precision of their floating-point numbers, float32 or float64, and that of ``like`` or
+    PyTorch's default dtype if they have none, as counts.
 
     :param table: the table.
     :param like: tensor whose dtype and device the result has, unless the table is a tensor.
@@ -99,14 +99,26 @@ def as_tensor(table: Table, *, like: Tensor | None = None, name: str = "the tabl
     """
     if isinstance(table, Tensor):
         return table
-    values = torch.tensor(_as_array(table, name))
+    wanted = torch.get_default_dtype() if like is None else like.dtype
+    default = np.float64 if wanted == torch.float64 else np.float32
+    values = torch.tensor(_as_array(table, name, default))
     return values if like is None else values.to(like)
+
+
+def as_double_tensor(table: Table, *, name: str) -> Tensor:
+    """Convert a table to a tensor in double precision, in which integers such as seconds since 1970 keep all digits.
+
+    :param table: the table, as for :func:`as_tensor`.
+    :param name: name of the table in errors.
+    """
+    return as_tensor(table, like=torch.empty(0, dtype=torch.float64), name=name).double()
 
 
 def numeric_table(table: Table, name: str = "X") -> Any:
     """Convert a table to an array, or to a data frame if its columns have labels, of numbers that scikit-learn takes.
 
-    Arrays and lists are returned as they are.
+    Arrays and lists are returned as they are.  Tables without floating-point numbers have double precision then, as
+    scikit-learn gives such arrays.
 
     :param table: the table, as for :func:`as_tensor`.
     :param name: name of the table in errors.
@@ -115,7 +127,7 @@ def numeric_table(table: Table, name: str = "X") -> Any:
         return table.numpy(force=True)
     if isinstance(table, np.ndarray | list) and not isinstance(table, np.ma.MaskedArray):
         return table  # scikit-learn has errors of its own for these
-    values, labels = _as_array(table, name), labels_of(table)
+    values, labels = _as_array(table, name, np.float64), labels_of(table)
     if labels.columns is None or values.ndim != 2:
         return values
     import pandas as pd
@@ -123,8 +135,8 @@ def numeric_table(table: Table, name: str = "X") -> Any:
     return pd.DataFrame(values, index=labels.index, columns=list(labels.columns), copy=False)
 
 
-def _as_array(table: Table, name: str) -> np.ndarray:
-    """Convert a table to an array of floating-point numbers."""
+def _as_array(table: Table, name: str, default: Any) -> np.ndarray:
+    """Convert a table to an array of floating-point numbers, of the default dtype if it has only others."""
     if hasattr(table, "obs_names") and hasattr(table, "var_names"):
         raise TypeError(
             f"expected {name} to be one table, got AnnData, which has several; use counts, rows, _ = "
@@ -137,9 +149,9 @@ def _as_array(table: Table, name: str) -> np.ndarray:
     elif hasattr(table, "get_column") or hasattr(table, "get_chunks"):
         table = _from_polars(table)
     if isinstance(table, np.ma.MaskedArray):
-        table = np.ma.filled(table.astype(_precision([table.dtype])), np.nan)
+        table = np.ma.filled(table.astype(_precision([table.dtype], default)), np.nan)
     if hasattr(table, "iloc"):
-        return _from_pandas(table, name)
+        return _from_pandas(table, name, default)
     try:
         values = np.asarray(table)
     except (TypeError, ValueError) as error:  # lists of different lengths
@@ -149,10 +161,10 @@ def _as_array(table: Table, name: str) -> np.ndarray:
 
         frame = pd.DataFrame(values)
         if all(_is_numeric(frame.iloc[:, i]) for i in range(frame.shape[1])):
-            return _from_pandas(frame, name).reshape(values.shape)
+            return _from_pandas(frame, name, default).reshape(values.shape)
     if values.dtype.kind not in "fiub":
         raise ValueError(f"expected {name} to be a table of numbers, got {type(table).__name__} of {values.dtype}; {_ADVICE}")
-    return values.astype(_precision([values.dtype]))
+    return values.astype(_precision([values.dtype], default))
 
 
 _ADVICE = "pass a tensor, an array, a data frame or a sparse matrix of numbers, NaN where missing"
@@ -162,21 +174,21 @@ def _is_array_of_xarray(table: Table) -> bool:
     return hasattr(table, "dims") and hasattr(table, "indexes") and hasattr(table, "dtype")
 
 
-def _precision(dtypes: Iterable[Any]) -> Any:
-    """Return the precision of the floating-point numbers among columns, or the default one if there are none."""
+def _precision(dtypes: Iterable[Any], default: Any) -> Any:
+    """Return the precision of the floating-point numbers among columns, or the default dtype if there are none."""
     floats = [dtype for dtype in dtypes if getattr(dtype, "kind", "O") in "fO" and not hasattr(dtype, "categories")]
     if not floats:
-        return np.float64 if torch.get_default_dtype() == torch.float64 else np.float32
+        return default
     of_numpy = [np.dtype(getattr(dtype, "subtype", getattr(dtype, "numpy_dtype", dtype))) for dtype in floats]
     return np.float32 if all(dtype.itemsize <= 4 and dtype.kind == "f" for dtype in of_numpy) else np.float64
 
 
-def _from_pandas(table: Any, name: str) -> np.ndarray:
+def _from_pandas(table: Any, name: str, default: Any) -> np.ndarray:
     """Numbers of a data frame or of a series."""
     if table.ndim == 1:
-        return _from_pandas(table.to_frame(), name)[:, 0]
+        return _from_pandas(table.to_frame(), name, default)[:, 0]
     if all(isinstance(dtype, np.dtype) and dtype.kind in "fiub" for dtype in table.dtypes):
-        return table.to_numpy(dtype=_precision(table.dtypes))
+        return table.to_numpy(dtype=_precision(table.dtypes, default))
     columns = [table.iloc[:, i] for i in range(table.shape[1])]
     if refused := [label for label, column in zip(table.columns, columns, strict=True) if not _is_numeric(column)]:
         raise ValueError(
@@ -185,7 +197,7 @@ def _from_pandas(table: Any, name: str) -> np.ndarray:
             "pandas.get_dummies(table, columns=[...], dtype=float), or order their categories: "
             "table[column].astype(pandas.CategoricalDtype([...], ordered=True))"
         )
-    precision = _precision(table.dtypes)
+    precision = _precision(table.dtypes, default)
     return np.stack([_numbers(column, precision) for column in columns], 1)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyro_lvgp._utils.tables import as_tensor, labels_of
+from pyro_lvgp._utils.tables import as_double_tensor, labels_of
 
 _TAKEN = frozenset(dir(nn.ModuleDict))
 
@@ -79,7 +79,7 @@ def matrices(data: Mapping[str, Any]) -> dict[str, Tensor]:
         )
     found: dict[str, Tensor] = {}
     for name, values in data.items():
-        table = as_tensor(values, name=f"view {name!r}").double()
+        table = as_double_tensor(values, name=f"view {name!r}")
         table = table[:, None] if table.dim() == 1 else table
         if table.dim() != 2 or not table.numel():
             raise ValueError(

@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from pyro_lvgp._utils.tables import Labels, as_tensor, labels_of
+from pyro_lvgp._utils.tables import Labels, as_double_tensor, labels_of
 from pyro_lvgp._utils.validation import check_series, check_sizes
 from pyro_lvgp.diagnostics.model_selection import held_out_log_prob, shifted_folds
 from pyro_lvgp.kernels import Cosine, Kernel, Matern, Stack
@@ -120,7 +120,7 @@ class GPVAERegressor(BaseEstimator):
         dates = as_dates(X)
         self._axis = None if dates is None else TimeAxis.of(dates)
         self.time_unit_ = None if self._axis is None else self._axis.unit
-        x, data = self._as_inputs(X), as_tensor(y, name="y").double()
+        x, data = self._as_inputs(X), as_double_tensor(y, name="y")
         check_series(x, data)
         _, rows, self._columns = labels_of(y)
         self._rows = X if rows is None and dates is not None else rows
@@ -182,7 +182,7 @@ class GPVAERegressor(BaseEstimator):
             raise ValueError(f"expected {expected} as inputs, as in fit, got {got}")
         if self._axis is not None:
             return self._axis.numbers(dates)
-        x = as_tensor(X, name="X").double()
+        x = as_double_tensor(X, name="X")
         return x[:, None] if x.dim() == 1 else x
 
     def _period(self, x: Float[Tensor, "N P"]) -> float | None:

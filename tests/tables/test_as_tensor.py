@@ -7,6 +7,7 @@ import scipy.sparse as sp
 import torch
 import xarray
 
+from pyro_lvgp._utils.tables import as_double_tensor, numeric_table
 from pyro_lvgp.tables import as_tensor
 
 NAN = torch.nan
@@ -26,6 +27,19 @@ def test_arrays_have_their_precision_and_integers_the_default():
     for dtype, expected in ((np.float32, torch.float32), (np.float64, torch.float64), (np.int64, torch.float32)):
         assert as_tensor(np.ones((2, 2), dtype)).dtype == expected
     assert as_tensor(np.ones((2, 2)), like=torch.zeros(1)).dtype == torch.float32
+
+
+def test_integers_keep_their_digits_in_double_precision():
+    seconds = pd.DataFrame({"t": [1_700_000_000, 1_700_000_001, 1_700_000_002]})
+    for table in (seconds, seconds.to_numpy(), seconds.astype("Int64"), sp.csr_matrix(seconds)):
+        assert as_double_tensor(table, name="t").diff(dim=0).tolist() == [[1.0], [1.0]]
+        assert as_tensor(table, like=torch.zeros(1, dtype=torch.float64)).diff(dim=0).tolist() == [[1.0], [1.0]]
+
+
+def test_integers_of_frames_have_the_precision_that_estimators_give_those_of_arrays():
+    array = np.array([[1, 2], [3, 4]])
+    for table in (pd.DataFrame(array), sp.csr_matrix(array), xarray.DataArray(array), np.ma.masked_equal(array, 3)):
+        assert np.asarray(numeric_table(table)).dtype == np.float64
 
 
 def test_results_share_no_memory_with_tables():
