@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from pyro_lvgp._compile.simplification import simplified
+
 __all__ = ["Compiled", "compile_graph"]
 
 Compiled = Callable[..., Sequence[Tensor | None]]
@@ -31,9 +33,10 @@ def compile_graph(
 
     :param graph: tensor operations, recorded by :func:`~pyro_lvgp._compile.recording.record_pure`.
     :param tensors: arguments for which the results are compared.
-    :param backend: backend of ``torch.compile``, or ``"torchscript"``, whose interpreter runs the operations one by one
-        without Python, with the same results to the last bit on a CPU, after less than a second; from Python if TorchScript
-        cannot trace all of them.  ``"eager"`` returns the graph itself.
+    :param backend: backend of ``torch.compile``, or ``"torchscript"``, whose interpreter runs the operations of the
+        graph, :func:`~pyro_lvgp._compile.simplification.simplified`, one by one without Python, with the same results to the
+        last bit on a CPU, after less than a second; from Python if TorchScript cannot trace all of them.  ``"eager"`` returns
+        the graph itself.
     :param options: options of a backend of ``torch.compile``.  The defaults for ``"inductor"`` are the random numbers of
         torch's own generators, since the compiler's are float32, and on the CPU a C++ wrapper around the kernels.
         ``{"triton.cudagraphs": True}`` launches all kernels of a GPU at once, as a CUDA graph, which does not allow operations
@@ -53,7 +56,7 @@ def compile_graph(
         options = {"fallback_random": True, "cpp_wrapper": on_cpu, **options}
     with _quiet_compiler():
         if backend == "torchscript":
-            compiled = _script(graph, tensors)
+            compiled = _script(simplified(graph), tensors)
         elif backend == "eager":
             return graph
         elif guarded or backend != "inductor":
