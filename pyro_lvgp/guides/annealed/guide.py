@@ -351,17 +351,11 @@ class AutoAnnealedLangevin(SampledGuide):
             args, kwargs = tree_map(outside_inference_mode, (args, kwargs))
             if not self.annealed:
                 self._setup_prototype(*args, **kwargs)
-            with poutine.trace() as drawn:
-                self._create_plates(*args, **kwargs)
-                self.base_guide._create_plates(*args, **kwargs)
-                values = self._sample_others(args, kwargs)
-            if self._has_pure_score:
-                self._check_drawn(drawn.trace)
-            noise, bases = self._sample_base(args)
-            inputs = (replayable(drawn.trace), args, kwargs)
             if self._adapts_base or self._adapts_step_size:
-                self._adapt(noise, *inputs)
-                bases = self._read_bases(args)
+                self._adapt(args, kwargs)
+            values, drawn = self._draw_others(args, kwargs)
+            noise, bases = self._sample_base(args)
+            inputs = (drawn, args, kwargs)
             whitened, start = self._whitened, noise
             if end is not None:
                 sites = zip(whitened.sites, bases, noise, strict=True)
@@ -386,15 +380,17 @@ class AutoAnnealedLangevin(SampledGuide):
         return values
 
     @torch.no_grad()
-    def _adapt(self, noise: Coordinates, drawn: Trace, args: tuple, kwargs: dict) -> None:
+    def _adapt(self, args: tuple, kwargs: dict) -> None:
         """Fit the initial base and the initial step sizes to the target, unless the parameters were loaded."""
         if self._has_initial_values():
-            with seeded(0):
+            # Draws of a base that moves afterwards are none of the guide's.
+            with seeded(0), poutine.block(hide_types=["sample"]):
                 if self._adapts_base:
-                    self._adapt_base(noise, drawn, args, kwargs)
+                    self._adapt_base(args, kwargs)
                 if self._adapts_step_size:
-                    chain = self._make_chain(self._read_bases(args), drawn, args, kwargs)
-                    self._multiply_step_sizes(chain.best_scale(noise))
+                    _, drawn = self._draw_others(args, kwargs)
+                    noise, bases = self._sample_base(args)
+                    self._multiply_step_sizes(self._make_chain(bases, drawn, args, kwargs).best_scale(noise))
         self._adapts_base = self._adapts_step_size = False
 
     def _has_initial_values(self) -> bool:
@@ -405,9 +401,10 @@ class AutoAnnealedLangevin(SampledGuide):
         parameters = [(attrgetter(name)(module), value) for module, value in initial for name in self.annealed]
         return all(torch.allclose(x[x != 0.0], x.new_tensor(value), rtol=1e-4) for x, value in parameters)
 
-    def _adapt_base(self, noise: Coordinates, drawn: Trace, args: tuple, kwargs: dict) -> None:
+    def _adapt_base(self, args: tuple, kwargs: dict) -> None:
         """Move the base to the Gaussian with the largest bound; if it is to keep its location, adapt its scales only."""
-        bases = self._read_bases(args)
+        _, drawn = self._draw_others(args, kwargs)
+        noise, bases = self._sample_base(args)
         target = self._make_target(bases, drawn, args, kwargs)
         if self._moves_base:
             self._move_base(args, kwargs)
@@ -451,6 +448,16 @@ class AutoAnnealedLangevin(SampledGuide):
             self._multiply_step_sizes(0.5)
             warnings.warn(_HALVED, RuntimeWarning, stacklevel=2)
         raise diverged
+
+    def _draw_others(self, args: tuple, kwargs: dict) -> tuple[dict[str, Tensor], Trace]:
+        """Draw plates and the sites that are not annealed; return their values, and their trace for replay."""
+        with poutine.trace() as drawn:
+            self._create_plates(*args, **kwargs)
+            self.base_guide._create_plates(*args, **kwargs)
+            values = self._sample_others(args, kwargs)
+        if self._has_pure_score:
+            self._check_drawn(drawn.trace)
+        return values, replayable(drawn.trace)
 
     def _sample_others(self, args: tuple, kwargs: dict) -> dict[str, Tensor]:
         """Draw the sites that are not annealed."""

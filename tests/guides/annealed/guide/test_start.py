@@ -265,3 +265,22 @@ def test_models_that_broadcast_are_drawn_at_once():
     guide._model = (lambda: calls.append(1) or counts(),)
     assert guide.sample_posterior(50)["f"].shape == (50, 20)
     assert len(calls) < 10 * (guide.num_steps + 2)
+
+
+@pytest.mark.parametrize("vectorize", [False, True])
+def test_draws_of_the_first_call_are_those_of_the_adapted_base(vectorize):
+    """Sites that are not annealed have densities under the distribution that they are drawn from, at the first step too."""
+    difficulty = torch.linspace(-3.0, 3.0, 10)
+    answers = (torch.randn(200, 1) > difficulty + torch.randn(200, 10)).double()
+
+    def model(answers):
+        b = pyro.sample("difficulty", dist.Normal(torch.zeros(10), 1.0).to_event(1))
+        with pyro.plate("persons", 200, dim=-1):
+            x = pyro.sample("ability", dist.Normal(0.0, 1.0))
+            pyro.sample("answers", dist.Bernoulli(logits=x[..., None] - b).to_event(1), obs=answers)
+
+    guide = AutoAnnealedLangevin(model, local_plate="persons", num_steps=2)
+    elbo = Trace_ELBO(num_particles=4, vectorize_particles=vectorize, max_plate_nesting=1)
+    first = elbo.loss(model, guide, answers)
+    later = torch.tensor([elbo.loss(model, guide, answers) for _ in range(20)])
+    assert abs(first - later.mean()) < 5.0 * later.std()
