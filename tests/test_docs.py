@@ -78,3 +78,19 @@ def test_every_promise_names_a_test_that_exists():
     for name in named:
         path, _, function = name.partition("::")
         assert f"def {function}(" in (ROOT / path).read_text("utf-8") if function else (ROOT / path).is_file(), name
+
+
+def texts():
+    """The text of the README and of every page."""
+    return [path.read_text("utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))]
+
+
+def test_every_file_of_results_that_a_page_names_exists():
+    named = {name for page in texts() for name in re.findall(r"benchmarks/results/[\w*]+(?:\.\w+)?", page)}
+    assert len(named) > 50
+    assert not {name for name in named if not any(ROOT.glob(name))}
+
+
+def test_numbers_come_from_commands():
+    for page in texts():
+        assert not re.search(r"\(by hand|by hand[,;:)]", " ".join(page.split()))
