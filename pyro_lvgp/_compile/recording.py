@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import pyro
 import torch
 from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 from torch.overrides import TorchFunctionMode
@@ -119,9 +121,15 @@ def record_pure(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tens
 
 def _operations(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
     """Trace the tensor operations of a function; the module has attributes of the tracer that compilers do not accept."""
+
+    def described(*tensors: Tensor) -> Any:
+        # The tracer describes each result by a fake tensor: without a mode in the context, it makes a mode for each.
+        with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
+            return function(*tensors)
+
     try:
         with pyro.validation_enabled(False):  # validation depends on values
-            recorded: Any = make_fx(function)(*inputs)
+            recorded: Any = make_fx(described)(*inputs)
     except RuntimeError as error:
         if "data-dependent" not in str(error):
             raise
