@@ -7,7 +7,7 @@ import pyro
 import torch
 from torch import Tensor
 from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 from torch.overrides import TorchFunctionMode
@@ -121,11 +121,15 @@ def record_pure(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tens
 
 def _operations(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
     """Trace the tensor operations of a function; the module has attributes of the tracer that compilers do not accept."""
-    # One mode for the descriptions of all results; make_fx would create one for each, half of its time.
-    context = TracingContext(FakeTensorMode(allow_fallback_kernels=True))
+
+    def described(*tensors: Tensor) -> Any:
+        # The tracer describes each result by a fake tensor: without a mode in the context, it makes a mode for each.
+        with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
+            return function(*tensors)
+
     try:
-        with tracing(context), pyro.validation_enabled(False):  # validation depends on values
-            recorded: Any = make_fx(function)(*inputs)
+        with pyro.validation_enabled(False):  # validation depends on values
+            recorded: Any = make_fx(described)(*inputs)
     except RuntimeError as error:
         if "data-dependent" not in str(error):
             raise

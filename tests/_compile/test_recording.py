@@ -31,6 +31,21 @@ def test_draws_in_another_order_of_memory_stay():
     assert torch.equal(found, expected)
 
 
+def test_draws_that_nothing_needs_stay_in_the_order_of_draws():
+    x = torch.zeros(2)
+
+    def function():
+        torch.randn(3)
+        return [x + torch.rand(2)]
+
+    recording = record(function, [x])
+    with seeded(1):
+        (expected,) = function()
+    with seeded(1):
+        draws = recording.random_inputs()
+    assert torch.equal(recording.graph(x, *draws)[0], expected)
+
+
 def test_an_input_given_twice_stands_for_two():
     x = torch.tensor(2.0)
     graph = record_pure(lambda a, b: [a - b], [x, x])

@@ -313,7 +313,7 @@ def fitted(kind, own, seen):
     if kind == "GPLVM":
         model = BayesianGPLVM(**sizes, num_inducing=20).initialize(seen)
         guide = MeanFieldGuide(model)
-        settings = {"loss": MeanFieldELBO(), "optim": JointAdam(lr=0.03), "num_steps": 300}
+        settings = {"loss": MeanFieldELBO(), "optim": JointAdam(lr=0.06), "num_steps": 150}
     else:
         model = RandomFeatureLVM(**sizes, num_frequencies=10).initialize(seen)
         guide = RandomFeatureGuide(model, weights="explicit")

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,44 @@ from tests.helpers import ROOT
 from tests.helpers.fits import OnStep
 
 NUM_PROCESSES = 2
+Results = Mapping[Callable[[int], Any], tuple[Any, ...]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the checkpoints."""
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> Results:
+    """Results of each function in each process, all in the same processes, since these take seconds to start."""
+    with pytest.raises(FileNotFoundError):  # neither process has a result
+        in_processes(partial(killed, folder / "killed"), NUM_PROCESSES)
+    works = (
+        fitted_to_half,
+        fitted_in_batches,
+        stopped_at_convergence,
+        rising,
+        interrupted,
+        resumed,
+        resumed_after_a_death,
+        fitted_without_names,
+        late_and_idle,
+    )
+    joined = in_processes(partial(in_turn, works, folder), NUM_PROCESSES)
+    return dict(zip(works, zip(*joined, strict=True), strict=True))
+
+
+def in_turn(works: Sequence[Callable[[int], Any]], folder: Path, rank: int) -> list[Any]:
+    """Results of functions that are called in a folder, each with an empty parameter store and the same seed."""
+    os.chdir(folder)
+    results = []
+    for work in works:
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        results.append(work(rank))
+    return results
 
 
 def regression(x: Tensor, y: Tensor) -> None:
@@ -58,9 +97,9 @@ def fitted_to_half(rank: int) -> tuple[Tensor, list[float]]:
     return fitted(slice(rank, None, NUM_PROCESSES), Distributed())
 
 
-def test_halves_of_the_data_make_the_fit_of_all():
+def test_halves_of_the_data_make_the_fit_of_all(results: Results):
     mode, losses = fitted(slice(None))
-    for own_mode, own_losses in in_processes(fitted_to_half, NUM_PROCESSES):
+    for own_mode, own_losses in results[fitted_to_half]:
         torch.testing.assert_close(own_mode, mode)
         torch.testing.assert_close(torch.tensor(own_losses), torch.tensor(losses))
 
@@ -91,8 +130,8 @@ def fitted_in_batches(rank: int) -> tuple[dict[str, Tensor], FitResult, list[lis
     return values, result, model.batches
 
 
-def test_processes_share_the_rows_of_a_pass_and_stay_alike():
-    (first, result, rows), (second, other_result, other_rows) = in_processes(fitted_in_batches, NUM_PROCESSES)
+def test_processes_share_the_rows_of_a_pass_and_stay_alike(results: Results):
+    (first, result, rows), (second, other_result, other_rows) = results[fitted_in_batches]
     assert len(first) > 4
     assert first.keys() == second.keys()
     for name in first:
@@ -116,8 +155,8 @@ def stopped_at_convergence(rank: int) -> FitResult:
     return fit(regression_on_rows, AutoDelta(regression_on_rows), x, y, callbacks=[rule, Distributed()], **how)
 
 
-def test_processes_stop_at_convergence_after_the_same_step():
-    result, other_result = in_processes(stopped_at_convergence, NUM_PROCESSES)
+def test_processes_stop_at_convergence_after_the_same_step(results: Results):
+    result, other_result = results[stopped_at_convergence]
     assert len(result.losses) < 2000
     assert result.losses == other_result.losses
     assert result.steps_per_epoch == other_result.steps_per_epoch == 4
@@ -132,8 +171,8 @@ def rising(rank: int) -> list[str]:
     return [warning.category.__name__ for warning in caught]
 
 
-def test_the_first_process_alone_warns_of_a_bound_that_rises():
-    assert in_processes(rising, NUM_PROCESSES) == [["ConvergenceWarning"], []]
+def test_the_first_process_alone_warns_of_a_bound_that_rises(results: Results):
+    assert results[rising] == (["ConvergenceWarning"], [])
 
 
 def interrupted(rank: int) -> FitResult:
@@ -147,13 +186,13 @@ def interrupted(rank: int) -> FitResult:
     return fit(regression, AutoDelta(regression), x, y, callbacks=[OnStep(interrupt), Distributed()], progress=False)
 
 
-def test_interrupting_one_process_ends_the_fit_of_all():
-    for result in in_processes(interrupted, NUM_PROCESSES):
+def test_interrupting_one_process_ends_the_fit_of_all(results: Results):
+    for result in results[interrupted]:
         assert result.interrupted
         assert len(result.losses) == 4
 
 
-def resumed(folder: Path, rank: int) -> tuple[list[float], list[float], list[int]]:
+def resumed(rank: int) -> tuple[list[float], list[float], list[int]]:
     Y = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
 
     def fitted_anew(num_steps: int, *callbacks: Callback) -> list[float]:
@@ -163,18 +202,18 @@ def resumed(folder: Path, rank: int) -> tuple[list[float], list[float], list[int
         return fit(model, MeanFieldGuide(model), Y, callbacks=[*callbacks, Distributed()], **how).losses
 
     steps: list[int] = []
-    checkpoint = Checkpoint(folder / "fit.pt")
+    checkpoint = Checkpoint("fit.pt")
     fitted_anew(4, checkpoint)
     losses = fitted_anew(6, checkpoint, OnStep(lambda step, loss: steps.append(step)))
     return losses, fitted_anew(6), steps
 
 
-def test_checkpoints_are_of_each_process(tmp_path: Path):
-    for losses, uninterrupted, steps in in_processes(partial(resumed, tmp_path), NUM_PROCESSES):
+def test_checkpoints_are_of_each_process(results: Results, folder: Path):
+    for losses, uninterrupted, steps in results[resumed]:
         assert losses == uninterrupted
         assert steps == [4, 5]
-    assert (tmp_path / "fit.pt.0").exists()
-    assert (tmp_path / "fit.pt.1").exists()
+    assert (folder / "fit.pt.0").exists()
+    assert (folder / "fit.pt.1").exists()
 
 
 def killed(folder: Path, rank: int) -> None:
@@ -184,6 +223,7 @@ def killed(folder: Path, rank: int) -> None:
         if step == 4 and rank == 1:
             os._exit(0)
 
+    folder.mkdir(exist_ok=True)
     try:
         long_fit(folder, OnStep(die))
     except RuntimeError as error:
@@ -199,18 +239,16 @@ def long_fit(folder: Path, *callbacks: Callback) -> list[float]:
     return fit(regression, AutoDelta(regression), x, y[:, 0], **how).losses
 
 
-def resumed_after_a_death(folder: Path, rank: int) -> tuple[list[float], list[float], list[int]]:
+def resumed_after_a_death(rank: int) -> tuple[list[float], list[float], list[int]]:
     steps: list[int] = []
-    losses = long_fit(folder, OnStep(lambda step, loss: steps.append(step)))
-    return losses, long_fit(folder / "other"), steps
+    losses = long_fit(Path("killed"), OnStep(lambda step, loss: steps.append(step)))
+    Path("other").mkdir(exist_ok=True)
+    return losses, long_fit(Path("other")), steps
 
 
-def test_a_fit_ends_when_a_process_is_killed_and_resumes(tmp_path: Path):
-    with pytest.raises(FileNotFoundError):  # neither process has a result
-        in_processes(partial(killed, tmp_path), NUM_PROCESSES)
-    assert "one of them was killed" in (tmp_path / "error").read_text()
-    (tmp_path / "other").mkdir()
-    for losses, uninterrupted, steps in in_processes(partial(resumed_after_a_death, tmp_path), NUM_PROCESSES):
+def test_a_fit_ends_when_a_process_is_killed_and_resumes(results: Results, folder: Path):
+    assert "one of them was killed" in (folder / "killed" / "error").read_text()
+    for losses, uninterrupted, steps in results[resumed_after_a_death]:
         assert steps == [4, 5, 6, 7]
         assert losses == uninterrupted
 
@@ -224,8 +262,8 @@ def fitted_without_names(rank: int) -> tuple[list[float], list[Tensor]]:
         return history.losses, [param.detach() for part in (model, guide) for param in part.parameters()]
 
 
-def test_parameters_need_no_names():
-    (losses, first), (other_losses, second) = in_processes(fitted_without_names, NUM_PROCESSES)
+def test_parameters_need_no_names(results: Results):
+    (losses, first), (other_losses, second) = results[fitted_without_names]
     assert losses == other_losses
     assert len(first) > 4
     assert all(map(torch.equal, first, second))
@@ -247,8 +285,8 @@ def late_and_idle(rank: int) -> list[float]:
     return [pyro.param(name).item() for name in "ab"]
 
 
-def test_parameters_that_come_late_are_those_of_the_first_process():
-    first, second = in_processes(late_and_idle, NUM_PROCESSES)
+def test_parameters_that_come_late_are_those_of_the_first_process(results: Results):
+    first, second = results[late_and_idle]
     assert first == second
 
 

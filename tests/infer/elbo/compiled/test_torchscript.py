@@ -44,7 +44,7 @@ CASES = {
     "mean field": lambda Y: (model := gplvm(Y), MeanFieldGuide(model), (Y,), MeanFieldELBO()),
     "Trace_ELBO": lambda Y: (model := gplvm(Y), MeanFieldGuide(model), (Y,), Trace_ELBO()),
     "importance weighted": lambda Y: (model := gplvm(Y), MeanFieldGuide(model), (Y,), ImportanceWeightedELBO(num_samples=3)),
-    "annealed": lambda Y: (model := gplvm(Y), AutoAnnealedLangevin(model, num_steps=3), (Y,), MeanFieldELBO()),
+    "annealed": lambda Y: (model := gplvm(Y), AutoAnnealedLangevin(model, num_steps=2), (Y,), MeanFieldELBO()),
     "traced chain": lambda Y: (
         model := gplvm(Y, likelihood=StudentT()),
         AutoAnnealedLangevin(model, num_steps=2, dynamics="overdamped"),
