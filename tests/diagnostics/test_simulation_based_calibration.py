@@ -96,7 +96,7 @@ def correlated(y):
 def test_mean_field_is_too_narrow_for_correlated_effects_and_chains_are_less_so():
     def mean_field(model, y):
         guide = MeanFieldGuide(model)
-        fit(model, guide, y, loss=MeanFieldELBO(), num_steps=80, optim=JointAdam(lr=0.05), progress=False)
+        fit(model, guide, y, loss=MeanFieldELBO(), num_steps=40, optim=JointAdam(lr=0.1), progress=False)
         return guide
 
     narrow = simulation_based_calibration(correlated, mean_field, 30, progress=False, num_draws=19)

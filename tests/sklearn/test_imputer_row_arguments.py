@@ -26,7 +26,7 @@ def one_candidate(monkeypatch):
 
 def with_gaps():
     data = X.copy()
-    data[RANDOM.random(X.shape) < 0.1] = np.nan
+    data[np.random.default_rng(1).random(X.shape) < 0.1] = np.nan
     data[3] = np.nan
     return data
 
@@ -91,10 +91,11 @@ def test_predictions_of_missing_entries_include_their_standard_errors():
 
 def test_entries_with_large_errors_have_little_influence():
     """One factor, of which half of the entries tell little: without errors nothing tells which."""
-    truth = RANDOM.standard_normal((60, 1)) * np.array([1.0, -1.0, 1.0, 1.0, -1.0, 1.0])
-    error = np.where(RANDOM.random(truth.shape) < 0.5, 0.1, 2.0)
-    hidden = RANDOM.random(truth.shape) < 0.15
-    table = np.where(hidden, np.nan, truth + error * RANDOM.standard_normal(truth.shape))
+    rng = np.random.default_rng(0)
+    truth = rng.standard_normal((60, 1)) * np.array([1.0, -1.0, 1.0, 1.0, -1.0, 1.0])
+    error = np.where(rng.random(truth.shape) < 0.5, 0.1, 2.0)
+    hidden = rng.random(truth.shape) < 0.15
+    table = np.where(hidden, np.nan, truth + error * rng.standard_normal(truth.shape))
     root = []
     for rows in (RowArguments(standard_error=torch.tensor(error)), None):
         filled = GPLVMImputer(max_iter=20, n_folds=1, random_state=0).fit_transform(table, rows=rows)
