@@ -94,6 +94,8 @@ class LatentTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsE
             likelihood = Gaussian() if self.likelihood is None else deepcopy(self.likelihood)
             self.model_, self.guide_, self.history_ = self._fit_model(Y, likelihood, previous, known)
             latents = self.guide_.median(Y)["X"]
+            has_priors = every is not None and every.prior is not None
+            self._mixture = None if has_priors else self._fitted_mixture()
             prior = self._prior_of(every)
             self.embedding_ = prior.mean.expand(len(X), -1).numpy(force=True).copy()
         self.embedding_[is_observed] = latents.numpy(force=True)
@@ -141,6 +143,10 @@ class LatentTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsE
 
     def _prior(self) -> Any:
         """Mixture that the training latents were fitted by, the prior of the latents of new rows."""
+        return self._fitted_mixture() if self._mixture is None else self._mixture
+
+    @torch.no_grad()
+    def _fitted_mixture(self) -> Any:
         return self.model_.training_prior(self.guide_, seed=self._seed)
 
     def transform(self, X: Any, rows: RowArguments | None = None) -> Float[np.ndarray, "N Q"]:
