@@ -47,6 +47,7 @@ from pyro_lvgp.guides.annealed.schedules import AnnealingSchedule
 from pyro_lvgp.guides.annealed.transitions import Coordinates, DivergedChainError, Dynamics, Transition
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
 from pyro_lvgp.infer._compiled_loop import CompiledLoop
+from pyro_lvgp.infer._sites import max_plate_nesting
 from pyro_lvgp.infer.elbo.handlers import marginalizes_gaussians
 from pyro_lvgp.infer.protocols import HasInitialValues, HasLocalPlate, HasLogJoint
 
@@ -394,7 +395,10 @@ class AutoAnnealedLangevin(SampledGuide):
                     self._adapt_base(noise, drawn, args, kwargs)
                 if self._adapts_step_size:
                     chain = self._make_chain(self._read_bases(args), drawn, args, kwargs)
-                    self._multiply_step_sizes(chain.best_scale(noise))
+                    sites: Any = self.prototype_trace.nodes.values()
+                    num_entries = sum(site["value"].numel() for site in sites if site["type"] == "sample")
+                    scale = chain.best_scale(noise, max_plate_nesting(sites), at_once=num_entries <= _MAX_ENTRIES)
+                    self._multiply_step_sizes(scale)
         self._adapts_base = self._adapts_step_size = False
 
     def _has_initial_values(self) -> bool:
@@ -534,6 +538,7 @@ _LOG_2PI = math.log(2.0 * math.pi)
 _FIRST_STEP_SIZE = 0.4
 _MAX_HALVINGS = 20
 _NUM_CANDIDATES = 4
+_MAX_ENTRIES = 250_000  # of all sites, for several chains at once
 _MAX_CORRELATED = 500  # coordinates of a base with correlations
 _HALVED = (
     "a chain diverged, and all step sizes of the annealed guide were halved: the target is much narrower than the base, or "
