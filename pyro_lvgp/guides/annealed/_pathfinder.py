@@ -10,7 +10,7 @@ from pyro_lvgp.guides.annealed._ascent import Ascent
 from pyro_lvgp.guides.annealed._chain import probes
 from pyro_lvgp.guides.annealed._joint_density import JointDensity
 
-_NUM_POINTS, _MAX_FAILURES = 8, 2
+_NUM_POINTS, _MAX_FAILURES = 6, 2
 _MAX_EVALUATIONS = 25  # of a line search
 _FLATTEST = 1e-2  # least curvature, so that a scale grows at most tenfold at a time
 
