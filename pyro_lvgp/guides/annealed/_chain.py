@@ -144,17 +144,18 @@ class AnnealedChain:
         chain = langevin.langevin_chain(score, z, momentum, noise, beta, *schedule, transition.max_gradient)
         return ChainEnds(*((x.view(shape),) for x in (chain.first_score, chain.z, chain.log_ratio)))
 
-    def best_scale(self, z: Coordinates, num_plates: int, *, at_once: bool) -> float:
+    def best_scale(self, z: Coordinates, event_dims: Sequence[int], num_plates: int, *, at_once: bool) -> float:
         """Return the factor of the step sizes among 1, ½, ¼ … with the largest bound, until it has not risen three times.
 
         :param z: coordinates, of which only the shapes matter.
+        :param event_dims: number of dimensions of an event of each site.
         :param num_plates: number of dimensions of plates of the model.
         :param at_once: run all chains at once if the target broadcasts.
         """
         eager = replace(self, loop=None)  # a graph without gradients would be compiled for this search alone
         batches = [z] * _NUM_CHAINS
-        if at_once and eager._broadcasts(z, num_plates):
-            batches = [eager._stacked([z] * _NUM_CHAINS, num_plates)]
+        if at_once and eager._broadcasts(z, event_dims, num_plates):
+            batches = [_stacked([z] * _NUM_CHAINS, event_dims, num_plates)]
         best, largest, num_worse = 0, -math.inf, 0
         for j in range(_NUM_HALVINGS):
             bound = float(eager.scaled(0.5**j)._bound(batches))
@@ -178,26 +179,26 @@ class AnnealedChain:
                 total = total + (self.target.log_joint(ends.z) + log_ratio).cpu()
         return total
 
-    def _broadcasts(self, z: Coordinates, num_plates: int) -> bool:
+    def _broadcasts(self, z: Coordinates, event_dims: Sequence[int], num_plates: int) -> bool:
         """Return whether the log joint of two draws along a dimension left of all plates is the sum of those of the draws."""
         with seeded(0):
             draws = [tuple(map(torch.randn_like, z)) for _ in range(2)]
         apart = self.target.log_joint(draws[0]) + self.target.log_joint(draws[1])
         try:
-            together = self.target.log_joint(self._stacked(draws, num_plates))
+            together = self.target.log_joint(_stacked(draws, event_dims, num_plates))
         except Exception:  # whatever the model raises for more dimensions
             return False
         return torch.allclose(together, apart, rtol=1e-4, equal_nan=True)
 
-    def _stacked(self, draws: Sequence[Coordinates], num_plates: int) -> Coordinates:
-        """Stack draws along a dimension left of those of all plates."""
-        event_dims = [site.event_dim for _, site in self.target.sites.sites]
-        num_plates = max(num_plates, *(x.dim() - event_dim for x, event_dim in zip(draws[0], event_dims, strict=True)))
-        columns = zip(zip(*draws, strict=True), event_dims, strict=True)
-        return tuple(
-            torch.stack([x.reshape((1,) * (num_plates + event_dim - x.dim()) + x.shape) for x in column])
-            for column, event_dim in columns
-        )
+
+def _stacked(draws: Sequence[Coordinates], event_dims: Sequence[int], num_plates: int) -> Coordinates:
+    """Stack draws along a dimension left of those of all plates."""
+    num_plates = max(num_plates, *(x.dim() - event_dim for x, event_dim in zip(draws[0], event_dims, strict=True)))
+    columns = zip(zip(*draws, strict=True), event_dims, strict=True)
+    return tuple(
+        torch.stack([x.reshape((1,) * (num_plates + event_dim - x.dim()) + x.shape) for x in column])
+        for column, event_dim in columns
+    )
 
 
 def _over_plates(x: Tensor, z: Tensor) -> Tensor:

@@ -25,8 +25,6 @@ from pyro_lvgp.infer.protocols import HasLogJoint, HasScoreTensors
 class Target(Protocol):
     r"""Density :math:`\log p(y, z)` of a chain in whitened coordinates."""
 
-    sites: Whitened
-
     def score(self, z: Coordinates) -> Coordinates:
         """Compute ∇ log p."""
 

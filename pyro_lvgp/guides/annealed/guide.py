@@ -397,7 +397,9 @@ class AutoAnnealedLangevin(SampledGuide):
                     chain = self._make_chain(self._read_bases(args), drawn, args, kwargs)
                     sites: Any = self.prototype_trace.nodes.values()
                     num_entries = sum(site["value"].numel() for site in sites if site["type"] == "sample")
-                    scale = chain.best_scale(noise, max_plate_nesting(sites), at_once=num_entries <= _MAX_ENTRIES)
+                    event_dims = [site.event_dim for _, site in self._whitened.sites]
+                    at_once = num_entries <= _MAX_ENTRIES
+                    scale = chain.best_scale(noise, event_dims, max_plate_nesting(sites), at_once=at_once)
                     self._multiply_step_sizes(scale)
         self._adapts_base = self._adapts_step_size = False
 
