@@ -27,6 +27,7 @@ from pyro_lvgp.ops import langevin
 
 _NUM_PROBES, _MAX_UNIT_PROBES = 8, 16
 _NUM_CHAINS, _NUM_HALVINGS, _PATIENCE = 4, 12, 3
+_LEAST_RISE = 1e-2  # nats of the bound that are worth shorter steps
 
 
 class ChainEnds(NamedTuple):
@@ -143,25 +144,31 @@ class AnnealedChain:
         chain = langevin.langevin_chain(score, z, momentum, noise, beta, *schedule, transition.max_gradient)
         return ChainEnds(*((x.view(shape),) for x in (chain.first_score, chain.z, chain.log_ratio)))
 
-    def best_scale(self, z: Coordinates) -> float:
-        """Return the factor of the step sizes among 1, ½, ¼ … with the largest bound, until that falls three times.
+    def best_scale(self, z: Coordinates, event_dims: Sequence[int], num_plates: int, *, at_once: bool) -> float:
+        """Return the factor of the step sizes among 1, ½, ¼ … with the largest bound, until it has not risen three times.
 
         :param z: coordinates, of which only the shapes matter.
+        :param event_dims: number of dimensions of an event of each site.
+        :param num_plates: number of dimensions of plates of the model.
+        :param at_once: run all chains at once if the target broadcasts.
         """
         eager = replace(self, loop=None)  # a graph without gradients would be compiled for this search alone
+        batches = [z] * _NUM_CHAINS
+        if at_once and eager._broadcasts(z, event_dims, num_plates):
+            batches = [_stacked([z] * _NUM_CHAINS, event_dims, num_plates)]
         best, largest, num_worse = 0, -math.inf, 0
         for j in range(_NUM_HALVINGS):
-            bound = float(eager.scaled(0.5**j)._bound(z))
-            if math.isfinite(bound) and bound > largest:
+            bound = float(eager.scaled(0.5**j)._bound(batches))
+            if math.isfinite(bound) and bound > largest + _NUM_CHAINS * _LEAST_RISE:
                 best, largest, num_worse = j, bound, 0
             elif largest > -math.inf and (num_worse := num_worse + 1) == _PATIENCE:
                 break
         return 0.5**best
 
-    def _bound(self, z: Coordinates) -> Tensor:
-        """Estimate the bound, up to a constant, from the same random numbers at each call."""
+    def _bound(self, batches: Sequence[Coordinates]) -> Tensor:
+        """Estimate the bound, up to a constant, summed over batches of chains from the same random numbers at each call."""
         total = torch.zeros(())
-        for seed in range(_NUM_CHAINS):
+        for seed, z in enumerate(batches):
             with seeded(seed):
                 try:
                     ends = self.run(tuple(map(torch.randn_like, z)))
@@ -171,6 +178,27 @@ class AnnealedChain:
                 log_ratio = torch.stack([x.sum() for x in ends.log_ratio]).sum()
                 total = total + (self.target.log_joint(ends.z) + log_ratio).cpu()
         return total
+
+    def _broadcasts(self, z: Coordinates, event_dims: Sequence[int], num_plates: int) -> bool:
+        """Return whether the log joint of two draws along a dimension left of all plates is the sum of those of the draws."""
+        with seeded(0):
+            draws = [tuple(map(torch.randn_like, z)) for _ in range(2)]
+        apart = self.target.log_joint(draws[0]) + self.target.log_joint(draws[1])
+        try:
+            together = self.target.log_joint(_stacked(draws, event_dims, num_plates))
+        except Exception:  # whatever the model raises for more dimensions
+            return False
+        return torch.allclose(together, apart, rtol=1e-4, equal_nan=True)
+
+
+def _stacked(draws: Sequence[Coordinates], event_dims: Sequence[int], num_plates: int) -> Coordinates:
+    """Stack draws along a dimension left of those of all plates."""
+    num_plates = max(num_plates, *(x.dim() - event_dim for x, event_dim in zip(draws[0], event_dims, strict=True)))
+    columns = zip(zip(*draws, strict=True), event_dims, strict=True)
+    return tuple(
+        torch.stack([x.reshape((1,) * (num_plates + event_dim - x.dim()) + x.shape) for x in column])
+        for column, event_dim in columns
+    )
 
 
 def _over_plates(x: Tensor, z: Tensor) -> Tensor:
@@ -190,14 +218,14 @@ def curvatures(score: Score, z: Coordinates) -> Coordinates:
     :param z: coordinates, of which only the shapes matter.
     """
     total: Coordinates = tuple(map(torch.zeros_like, z))
-    for v, weight in _probes(z):
+    for v, weight in probes(z):
         above, below = score(v), score(tuple(-x for x in v))
         total = tuple(t - 0.5 * weight * x * (a - b) for t, x, a, b in zip(total, v, above, below, strict=True))
     return total
 
 
-def _probes(z: Coordinates) -> Iterator[tuple[Coordinates, float]]:
-    """Yield the directions of curvatures, each with its weight."""
+def probes(z: Coordinates) -> Iterator[tuple[Coordinates, float]]:
+    """Yield the directions of :func:`curvatures`, each with its weight."""
     sizes = [x.numel() for x in z]
     if sum(sizes) <= _MAX_UNIT_PROBES:
         for unit in torch.eye(sum(sizes), dtype=z[0].dtype, device=z[0].device):

@@ -85,8 +85,10 @@ def best_gaussian(
     :param stddev: standard deviations there.
     :param correlated: try a covariance with correlations, too.
     """
-    start = best_on_path(density, loc, stddev)
+    *start, largest = best_on_path(density, loc, stddev)
     found = mean_field_optimum(density, *start)
-    if not density.bound(*found) > density.bound(*start):
-        found = start
-    return (full_covariance_optimum(density, *found) if correlated else None) or found
+    if (bound := density.bound(*found)) > largest:
+        largest = bound
+    else:
+        found = (start[0], start[1])
+    return (full_covariance_optimum(density, *found, largest) if correlated else None) or found

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_lvgp.guides.annealed._ascent import Ascent
+from pyro_lvgp.guides.annealed._ascent import LEAST_RISE, Ascent
 from pyro_lvgp.guides.annealed._joint_density import JointDensity, antithetic_noise
 
 _SAMPLE_SIZES = (8, 32)
@@ -56,7 +56,7 @@ def _optimum_of_sample(density: JointDensity, loc: Tensor, stddev: Tensor, noise
 
 
 def full_covariance_optimum(
-    density: JointDensity, loc: Float[Tensor, " P"], stddev: Float[Tensor, " P"]
+    density: JointDensity, loc: Float[Tensor, " P"], stddev: Float[Tensor, " P"], bound: float
 ) -> tuple[Float[Tensor, " P"], Float[Tensor, "P P"]] | None:
     r"""Return mean m and Cholesky factor L of a Gaussian with a larger bound than a diagonal one.
 
@@ -69,35 +69,35 @@ def full_covariance_optimum(
     :param density: the density.
     :param loc: first mean.
     :param stddev: first standard deviations.
+    :param bound: bound of the diagonal Gaussian.
 
     Source: Opper and Archambeau (2009), "The variational Gaussian approximation revisited", eq. 11; Khan and Lin (2017),
     "Conjugate-computation variational inference", for steps along natural gradients.
     """
-    best, largest = None, density.bound(loc, stddev)
-    following = _newton_step(density, loc, stddev.diag())
+    best, largest, previous = None, bound, (loc, stddev.diag())
     for _ in range(_MAX_NEWTON_STEPS):
+        following = _newton_step(density, *previous)
         if following is None or not (bound := density.bound(*following)) > largest:
             break
-        best, largest = following, bound
-        following = _newton_step(density, *best)
+        best, rise, largest = following, bound - largest, bound
+        if rise < LEAST_RISE:
+            break
+        previous = following
     return best
 
 
 def _newton_step(density: JointDensity, loc: Tensor, factor: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return the next mean and factor; None where the model is not defined."""
     centres = loc + antithetic_noise(loc, _NUM_HESSIANS, seed=2) @ factor.mT
-    rows, gradients = [], []
-    for step in factor.mT:
-        _, scores = density.log_joint_and_score(torch.cat([centres - step, centres + step]))
-        below, above = (scores @ factor).chunk(2)
-        rows.append(0.5 * (below - above).mean(0))
-        gradients.append(0.5 * (below + above).mean(0))
-    hessian = torch.stack(rows).double()
+    steps = factor.mT[:, None]
+    points = torch.stack([centres - steps, centres + steps])
+    _, scores = density.log_joint_and_score(points.flatten(0, 2))
+    below, above = (scores @ factor).reshape(points.shape)
+    hessian, gradient = 0.5 * (below - above).mean(1).double(), 0.5 * (below + above).mean((0, 1))
     if not hessian.isfinite().all():
         return None
     values, vectors = torch.linalg.eigh(0.5 * (hessian + hessian.mT))
     root = vectors * values.abs().clamp_min(_LEAST_EIGENVALUE).rsqrt()
     white = torch.linalg.qr(root.mT).R.mT  # white whiteᵀ = root rootᵀ
     white = (white * white.diagonal().sign()).to(factor)
-    gradient = torch.stack(gradients).mean(0)
     return loc + factor @ (white @ (white.mT @ gradient)), factor @ white

@@ -7,19 +7,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyro_lvgp.guides.annealed._ascent import Ascent
-from pyro_lvgp.guides.annealed._chain import curvatures
+from pyro_lvgp.guides.annealed._chain import probes
 from pyro_lvgp.guides.annealed._joint_density import JointDensity
-from pyro_lvgp.guides.annealed.transitions import Coordinates
 
-_NUM_POINTS, _MAX_FAILURES = 8, 2
+_NUM_POINTS, _MAX_FAILURES = 6, 2
 _MAX_EVALUATIONS = 25  # of a line search
 _FLATTEST = 1e-2  # least curvature, so that a scale grows at most tenfold at a time
 
 
 def best_on_path(
     density: JointDensity, loc: Float[Tensor, " P"], stddev: Float[Tensor, " P"]
-) -> tuple[Float[Tensor, " P"], Float[Tensor, " P"]]:
-    r"""Return mean and standard deviations of the Gaussian with the largest bound, of those at points of a path of ascent.
+) -> tuple[Float[Tensor, " P"], Float[Tensor, " P"], float]:
+    r"""Return mean, standard deviations and bound of the Gaussian with the largest bound, of those along a path of ascent.
 
     .. math:: q_j = N\big(h_j,\, \mathrm{diag}(-\partial^2 \log p(h_j) / \partial h_i^2)^{-1}\big)
 
@@ -32,7 +31,7 @@ def best_on_path(
     :param stddev: standard deviations there.
 
     Source: Zhang, Carpenter, Gelman and Vehtari (2022), "Pathfinder: parallel quasi-Newton variational inference", with
-    curvatures by differences of scores.
+    curvatures by differences of scores (:func:`~pyro_lvgp.guides.annealed._chain.curvatures`).
     """
     first, start = stddev, loc
     largest, num_failures = density.bound(loc, stddev), 0
@@ -42,7 +41,7 @@ def best_on_path(
             loc, stddev, largest, num_failures = h, found, bound, 0
         elif (num_failures := num_failures + 1) == _MAX_FAILURES:
             break
-    return loc, stddev
+    return loc, stddev, largest
 
 
 def _ascent(density: JointDensity, start: Tensor) -> Iterator[Tensor]:
@@ -59,16 +58,18 @@ def _ascent(density: JointDensity, start: Tensor) -> Iterator[Tensor]:
         if not after.isfinite().all() or torch.equal(after, before):
             return
         yield after
+        if ascent.has_converged:
+            return
         before = after
 
 
 def _conditional_stddevs(density: JointDensity, loc: Tensor, scale: Tensor) -> Tensor:
     """Estimate the standard deviation of each coordinate given the others, from curvatures at distances of these."""
     for _ in range(2):  # the second time at the distances found the first time
-
-        def score(z: Coordinates, scale: Tensor = scale) -> Coordinates:
-            return (scale * density.log_joint_and_score((loc + scale * z[0])[None])[1][0],)
-
-        (found,) = curvatures(score, (loc,))
+        directions, weights = zip(*probes((loc,)), strict=True)
+        v = torch.stack([x for (x,) in directions])
+        _, scores = density.log_joint_and_score(loc + scale * torch.cat([v, -v]))
+        above, below = (scale * scores).chunk(2)
+        found = -0.5 * (loc.new_tensor(weights)[:, None] * v * (above - below)).sum(0)
         scale = scale * found.nan_to_num(1.0).clamp_min(_FLATTEST).rsqrt()
     return scale

@@ -47,6 +47,7 @@ from pyro_lvgp.guides.annealed.schedules import AnnealingSchedule
 from pyro_lvgp.guides.annealed.transitions import Coordinates, DivergedChainError, Dynamics, Transition
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
 from pyro_lvgp.infer._compiled_loop import CompiledLoop
+from pyro_lvgp.infer._sites import max_plate_nesting
 from pyro_lvgp.infer.elbo.handlers import marginalizes_gaussians
 from pyro_lvgp.infer.protocols import HasInitialValues, HasLocalPlate, HasLogJoint
 
@@ -388,9 +389,7 @@ class AutoAnnealedLangevin(SampledGuide):
                 if self._adapts_base:
                     self._adapt_base(args, kwargs)
                 if self._adapts_step_size:
-                    _, drawn = self._draw_others(args, kwargs)
-                    noise, bases = self._sample_base(args)
-                    self._multiply_step_sizes(self._make_chain(bases, drawn, args, kwargs).best_scale(noise))
+                    self._adapt_step_size(args, kwargs)
         self._adapts_base = self._adapts_step_size = False
 
     def _has_initial_values(self) -> bool:
@@ -412,6 +411,17 @@ class AutoAnnealedLangevin(SampledGuide):
         for name, c, (loc, _) in zip(self.annealed, curvatures(target.score, noise), bases, strict=True):
             c = c.reshape(-1, *loc.shape).mean(0).nan_to_num(1.0)
             self.base_guide.multiply_scale(name, c.clamp_min(1.0).rsqrt())
+
+    def _adapt_step_size(self, args: tuple, kwargs: dict) -> None:
+        """Multiply the step sizes by the factor with the largest bound."""
+        _, drawn = self._draw_others(args, kwargs)
+        noise, bases = self._sample_base(args)
+        chain = self._make_chain(bases, drawn, args, kwargs)
+        sites: Any = self.prototype_trace.nodes.values()
+        num_entries = sum(site["value"].numel() for site in sites if site["type"] == "sample")
+        event_dims = [site.event_dim for _, site in self._whitened.sites]
+        at_once = num_entries <= _MAX_ENTRIES
+        self._multiply_step_sizes(chain.best_scale(noise, event_dims, max_plate_nesting(sites), at_once=at_once))
 
     def _move_base(self, args: tuple, kwargs: dict) -> None:
         """Give all sites of the base a Gaussian with a large bound."""
@@ -541,6 +551,7 @@ _LOG_2PI = math.log(2.0 * math.pi)
 _FIRST_STEP_SIZE = 0.4
 _MAX_HALVINGS = 20
 _NUM_CANDIDATES = 4
+_MAX_ENTRIES = 250_000  # of all sites, for several chains at once
 _MAX_CORRELATED = 500  # coordinates of a base with correlations
 _HALVED = (
     "a chain diverged, and all step sizes of the annealed guide were halved: the target is much narrower than the base, or "

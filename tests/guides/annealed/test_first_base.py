@@ -41,7 +41,7 @@ class TestPath:
         precision = torch.tensor([1e-2, 1.0, 1e6]).diag()
         precision[0, 1] = precision[1, 0] = 0.05
         loc = torch.tensor([300.0, -2.0, 0.5])
-        found, scale = best_on_path(gaussian(loc, precision), *start(3))
+        found, scale, _ = best_on_path(gaussian(loc, precision), *start(3))
         assert torch.allclose(scale, precision.diagonal().rsqrt(), rtol=1e-6)
         assert ((found - loc).abs() < 0.01 * scale).all()
 
@@ -49,7 +49,7 @@ class TestPath:
         torch.manual_seed(0)
         A = torch.randn(60, 60) / 60**0.5
         precision = 100.0 * (torch.eye(60) + 0.3 * A @ A.mT)
-        found, scale = best_on_path(gaussian(torch.ones(60), precision), *start(60))
+        found, scale, _ = best_on_path(gaussian(torch.ones(60), precision), *start(60))
         assert torch.allclose(found, torch.ones(60), atol=1e-3)
         assert torch.allclose(scale, precision.diagonal().rsqrt(), rtol=0.2)
 
@@ -62,7 +62,7 @@ class TestPath:
             prior = -0.5 * (effects * (-log_scale).exp()).square() - log_scale - 0.5 * (log_scale / 10.0).square() / 9.0
             return (prior - 0.5 * ((y - effects) / 0.5).square()).sum(-1)
 
-        loc, scale = best_on_path(joint_density(log_density, (10,)), *start(10))
+        loc, scale, _ = best_on_path(joint_density(log_density, (10,)), *start(10))
         assert abs(loc[0] - math.log(1.3)) < 0.5
         assert 0.1 < scale[0] < 0.5
 
@@ -107,7 +107,7 @@ class TestFullCovarianceOptimum:
         torch.manual_seed(0)
         W = 0.5 * torch.randn(30, 4)
         density = joint_density(lambda h: (h @ W.mT - (h @ W.mT).exp()).sum(-1), (4,))
-        loc, factor = full_covariance_optimum(density, *start(4))
+        loc, factor = full_covariance_optimum(density, *start(4), density.bound(*start(4)))
         rate = (W @ loc + 0.5 * (W @ factor).square().sum(-1)).exp()
         gradient, precision = W.mT @ (1.0 - rate), W.mT @ (rate[:, None] * W)
         assert torch.allclose(factor.mT @ precision @ factor, torch.eye(4), atol=0.1)
@@ -115,7 +115,7 @@ class TestFullCovarianceOptimum:
 
     def test_of_negative_curvature_is_positive(self):
         density = joint_density(lambda h: 0.5 * h[..., 0].square() - 2.0 * h[..., 1].square(), (2,))
-        _, factor = full_covariance_optimum(density, *start(2))
+        _, factor = full_covariance_optimum(density, *start(2), density.bound(*start(2)))
         assert torch.isfinite(factor).all()
         assert factor[1, 1].item() == pytest.approx(0.5)
 

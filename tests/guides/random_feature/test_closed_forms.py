@@ -57,7 +57,7 @@ def test_closed_forms_never_lower_the_bound_and_settle_at_its_maximum(Y, frequen
 def test_closed_forms_pass_the_check_of_the_bound_that_is_climbed(Y):
     model, guide = make_pair(Y, frequencies="mixture")
     vi = BlockCoordinateVI(model, guide, guide.blocks(), check_updates=100)
-    for _ in range(3):
+    for _ in range(2):  # from the start, and from values of each block's own
         vi.step(Y)
 
 

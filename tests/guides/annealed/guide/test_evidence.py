@@ -4,7 +4,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import Trace_ELBO
+from pyro.infer.importance import vectorized_importance_weights
 
 from pyro_lvgp.guides import AutoAnnealedLangevin
 from pyro_lvgp.infer import JointAdam, fit
@@ -29,12 +29,12 @@ def test_bound_of_a_linear_regression_is_its_evidence_before_and_after_a_fit(dty
     def model():
         weights = pyro.sample("weights", dist.Normal(torch.zeros(3), 1e3).to_event(1))
         with pyro.plate("rows", 300):
-            pyro.sample("y", dist.Normal(weights @ features.mT, 0.5), obs=y)
+            pyro.sample("y", dist.Normal((weights * features).sum(-1), 0.5), obs=y)
 
     exact = evidence(features.double(), y.double(), 1e3, 0.5)
     guide = AutoAnnealedLangevin(model)
-    for num_steps in (0, 100):
+    for num_steps in (0, 50):
         if num_steps:
-            fit(model, guide, num_steps=num_steps, optim=JointAdam(lr=0.01), progress=False)
-        values = -torch.tensor([Trace_ELBO().loss(model, guide) for _ in range(100)])
+            fit(model, guide, num_steps=num_steps, optim=JointAdam(lr=0.02), progress=False)
+        values = vectorized_importance_weights(model, guide, num_samples=100, max_plate_nesting=1)[0].detach()
         assert -0.5 < values.mean() - exact < 4.0 * standard_error(values) + 0.01

@@ -47,9 +47,11 @@ def weights_given(model, guide, u, Y, num_samples):
     return log_weights(*given(model, guide, u), Y, num_samples=num_samples, local_plate="data")
 
 
-@pytest.mark.parametrize("dynamics", list(TRANSITIONS))
-@pytest.mark.parametrize("num_steps", [1, 4, 16, 64])
-@pytest.mark.parametrize("latent_dim", [1, 2])
+# Every pair of two of the three.
+@pytest.mark.parametrize(
+    ("latent_dim", "num_steps", "dynamics"),
+    [(1 + (i + j) % 2, num_steps, name) for i, num_steps in enumerate([1, 4, 16, 64]) for j, name in enumerate(TRANSITIONS)],
+)
 def test_weights_of_a_gplvm_are_unbiased(latent_dim, num_steps, dynamics):
     model, u, Y = gplvm(latent_dim)
     guide = AutoAnnealedLangevin(
