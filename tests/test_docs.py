@@ -19,7 +19,7 @@ NEEDS_PACKAGE = {"single_cells.md": "anndata"}
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$(?:\n\n```text\n(?P<output>.*?)^```$)?", re.DOTALL | re.MULTILINE)
 # The S of "S. " is to reStructuredText the number of a list with nothing in it.
 ENUMERATOR = re.compile(r":(?:param|returns|raises)[^:\n]*: *(?:[A-Za-z#]|[ivxlcdm]+|[IVXLCDM]+|\d+)[.)]\s")
-MANY_STEPS = re.compile(r"(num_steps=|\"num_steps\": |max_iter=|range\()(?:\d{3,}\b|\"auto\")")
+MANY_STEPS = re.compile(r"(num_steps=|\"num_steps\": |max_iter=|in range\()(?:\d{3,}\b|\"auto\")")
 
 
 def pages():

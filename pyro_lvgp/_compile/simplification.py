@@ -35,7 +35,7 @@ def simplified(module: GraphModule) -> GraphModule:
     >>> from pyro_lvgp._compile.recording import record_pure
     >>> graph = record_pure(lambda x: (x.exp() + x.exp() * torch.ones(2).cos(),), [torch.zeros(2)])
     >>> [node.name for node in simplified(graph).graph.nodes]
-    ['x_1', 'exp', '_computed_0', 'mul', 'add', 'output']
+    ['arg0_1', 'exp', '_computed_0', 'mul', 'add', 'output']
     """
     written = _storages(argument for node in module.graph.nodes for argument in _written(node))
     own = written | _storages(module.graph.output_node().all_input_nodes)
