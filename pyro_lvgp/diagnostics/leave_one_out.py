@@ -181,11 +181,15 @@ class _DatumTerms(ImportanceWeightedELBO):
         local_model, _ = self._split(model_sites)
         local_guide, global_guide = self._split(guide_sites)
         self._check_draws(local_guide, global_guide)
-        results = []
-        for terms in (_OF_FIT, _OF_PREDICTION):
-            log_w, _, dims = self._weights(_replace_terms(local_model, terms), local_guide)
-            results.append(log_w.reshape(log_w.shape[:1] + tuple(log_w.shape[dim] for dim in dims)))
-        return results[0], results[1]
+        of_fit, of_prediction = (_replace_terms(local_model, terms) for terms in (_OF_FIT, _OF_PREDICTION))
+
+        def log_weights(sites: Sites) -> Tensor:
+            log_w, _, dims = self._weights(sites, local_guide)
+            return log_w.reshape(log_w.shape[:1] + tuple(log_w.shape[dim] for dim in dims))
+
+        fitted = log_weights(of_fit)
+        differs = any(site["fn"] is not of_prediction[name]["fn"] for name, site in of_fit.items())
+        return fitted, log_weights(of_prediction) if differs else fitted
 
     def _names(self, model_sites: Sites) -> tuple[str, ...]:
         """Return the names of the plates of the weights, in the order of their dimensions."""
