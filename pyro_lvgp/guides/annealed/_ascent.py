@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LEAST_RISE = 1e-3  # nats that are worth more steps
+LEAST_RISE = 1e-4  # nats that are worth more steps
 _LARGE = 1e30
 _NUM_ITERATIONS = 4
 
