@@ -27,6 +27,10 @@ class Traced:
     def __init__(self, model):
         self.model = model
         self.num_calls = 0
+        # From Python 3.12 on, protocols see no attributes of __getattr__.
+        for name in ("local_plate", "create_plates", "init_loc_fn"):
+            if hasattr(model, name):
+                setattr(self, name, getattr(model, name))
 
     def __call__(self, *args, **kwargs):
         self.num_calls += 1
