@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pyro_lvgp._utils.control_flow import record_conditions
 from pyro_lvgp._utils.seeding import seeded
 
-__all__ = ["CountOperations", "Recording", "record", "record_pure"]
+__all__ = ["CountOperations", "Recording", "is_random", "record", "record_pure"]
 
 _RANDOM_LIKE: dict[Any, Any] = {
     torch.ops.aten.randn_like.default: torch.ops.aten.randn.default,
@@ -96,7 +96,7 @@ def record(function: Callable[[], Sequence[Tensor | None]], inputs: Sequence[Ten
         recorded = _operations(wrapped, inputs)
     random_inputs = _split_random(recorded.graph)
     graph = GraphModule(recorded, recorded.graph)
-    return Recording(GraphModule({}, random_inputs), graph, any(_is_random(node) for node in graph.graph.nodes))
+    return Recording(GraphModule({}, random_inputs), graph, any(is_random(node) for node in graph.graph.nodes))
 
 
 def record_pure(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> GraphModule:
@@ -172,7 +172,7 @@ def _independent_of_inputs(graph: Graph, *, random: bool = True) -> set[Node]:
     """Operations that depend neither on inputs nor on constants, with or without random operations."""
     independent: set[Node] = set()
     for node in graph.nodes:
-        is_eligible = node.op == "call_function" and (random or not _is_random(node))
+        is_eligible = node.op == "call_function" and (random or not is_random(node))
         if is_eligible and independent.issuperset(node.all_input_nodes):
             independent.add(node)
     return independent
@@ -184,7 +184,7 @@ def _split_random(graph: Graph) -> Graph:
     If a random operation depends on inputs, no operation is moved, so that the order of the draws does not change.
     """
     _replace_random_like(graph)
-    random = [node for node in graph.nodes if _is_random(node)]
+    random = [node for node in graph.nodes if is_random(node)]
     if not _independent_of_inputs(graph).issuperset(random):
         random = []
     needed = _with_sources(graph, random)
@@ -238,7 +238,11 @@ class _ItemsAsTensors(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _is_random(node: Node) -> bool:
+def is_random(node: Node) -> bool:
+    """Whether an operation draws random numbers.
+
+    :param node: an operation of a graph.
+    """
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 

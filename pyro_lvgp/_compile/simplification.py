@@ -9,6 +9,8 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from pyro_lvgp._compile.recording import is_random
+
 __all__ = ["simplified"]
 
 _MAX_ENTRIES = 100_000  # of a constant that is stored
@@ -79,7 +81,7 @@ def _is_pure(node: Node) -> bool:
     """Whether an operation of PyTorch depends on nothing but its arguments, and changes none of them."""
     if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
         return False
-    return not node.target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in node.target.tags
+    return not node.target._schema.is_mutable and not is_random(node)
 
 
 def _written(node: Node) -> list[Node]:

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from copy import deepcopy
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,8 +95,7 @@ class LatentTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsE
             likelihood = Gaussian() if self.likelihood is None else deepcopy(self.likelihood)
             self.model_, self.guide_, self.history_ = self._fit_model(Y, likelihood, previous, known)
             latents = self.guide_.median(Y)["X"]
-            has_priors = every is not None and every.prior is not None
-            self._mixture = None if has_priors else self._fitted_mixture()
+            self.__dict__.pop("_mixture", None)  # of a previous fit
             prior = self._prior_of(every)
             self.embedding_ = prior.mean.expand(len(X), -1).numpy(force=True).copy()
         self.embedding_[is_observed] = latents.numpy(force=True)
@@ -133,7 +133,7 @@ class LatentTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsE
     def _prior_of(self, rows: RowArguments | None) -> Any:
         """Prior of the latents of rows: one of each, or the mixture that the training latents were fitted by."""
         if rows is None or rows.prior is None:
-            return self._prior()
+            return self._mixture
         return dist.Normal(*rows.prior).to_event(1)
 
     def _infer(self, Y: Tensor, prior: Any, rows: RowArguments | None) -> Any:
@@ -141,13 +141,11 @@ class LatentTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsE
         one = prior if rows is None or rows.prior is None else None  # rows have priors of their own
         return self.model_.infer_latents(self.guide_, Y, prior=one, rows=rows, seed=self._seed)
 
-    def _prior(self) -> Any:
+    @cached_property
+    def _mixture(self) -> Any:
         """Mixture that the training latents were fitted by, the prior of the latents of new rows."""
-        return self._fitted_mixture() if self._mixture is None else self._mixture
-
-    @torch.no_grad()
-    def _fitted_mixture(self) -> Any:
-        return self.model_.training_prior(self.guide_, seed=self._seed)
+        with torch.no_grad():
+            return self.model_.training_prior(self.guide_, seed=self._seed)
 
     def transform(self, X: Any, rows: RowArguments | None = None) -> Float[np.ndarray, "N Q"]:
         """Compute the posterior means of the latents of new or training rows, by Laplace's approximation.

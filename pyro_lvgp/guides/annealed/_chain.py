@@ -1,9 +1,10 @@
 """Annealed chain of a target: its transitions, schedule and step sizes."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import tee
 from typing import Any, NamedTuple
 
 import torch
@@ -12,13 +13,13 @@ from torch import Tensor
 
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.guides.annealed import _reverse, transitions
+from pyro_lvgp.guides.annealed._joint_density import JointDensity
 from pyro_lvgp.guides.annealed._targets import PureTarget, Target
 from pyro_lvgp.guides.annealed.transitions import (
     Coordinates,
     DivergedChainError,
     LangevinTransition,
     OverdampedLangevin,
-    Score,
     Transition,
     UnderdampedLangevin,
 )
@@ -27,7 +28,7 @@ from pyro_lvgp.ops import langevin
 
 _NUM_PROBES, _MAX_UNIT_PROBES = 8, 16
 _NUM_CHAINS, _NUM_HALVINGS, _PATIENCE = 4, 12, 3
-_LEAST_RISE = 1e-2  # nats of the bound that are worth shorter steps
+_LEAST_GAIN = 1e-2  # nats of the bound that are worth shorter steps
 
 
 class ChainEnds(NamedTuple):
@@ -144,22 +145,18 @@ class AnnealedChain:
         chain = langevin.langevin_chain(score, z, momentum, noise, beta, *schedule, transition.max_gradient)
         return ChainEnds(*((x.view(shape),) for x in (chain.first_score, chain.z, chain.log_ratio)))
 
-    def best_scale(self, z: Coordinates, event_dims: Sequence[int], num_plates: int, *, at_once: bool) -> float:
+    def best_scale(self, z: Coordinates, density: JointDensity) -> float:
         """Return the factor of the step sizes among 1, ½, ¼ … with the largest bound, until it has not risen three times.
 
         :param z: coordinates, of which only the shapes matter.
-        :param event_dims: number of dimensions of an event of each site.
-        :param num_plates: number of dimensions of plates of the model.
-        :param at_once: run all chains at once if the target broadcasts.
+        :param density: density of the target, which tells how many chains run at once.
         """
         eager = replace(self, loop=None)  # a graph without gradients would be compiled for this search alone
-        batches = [z] * _NUM_CHAINS
-        if at_once and eager._broadcasts(z, event_dims, num_plates):
-            batches = [_stacked([z] * _NUM_CHAINS, event_dims, num_plates)]
+        batches = list(density.chunks(density.join(z).expand(_NUM_CHAINS, -1)))
         best, largest, num_worse = 0, -math.inf, 0
         for j in range(_NUM_HALVINGS):
             bound = float(eager.scaled(0.5**j)._bound(batches))
-            if math.isfinite(bound) and bound > largest + _NUM_CHAINS * _LEAST_RISE:
+            if math.isfinite(bound) and bound > largest + _NUM_CHAINS * _LEAST_GAIN:
                 best, largest, num_worse = j, bound, 0
             elif largest > -math.inf and (num_worse := num_worse + 1) == _PATIENCE:
                 break
@@ -179,34 +176,13 @@ class AnnealedChain:
                 total = total + (self.target.log_joint(ends.z) + log_ratio).cpu()
         return total
 
-    def _broadcasts(self, z: Coordinates, event_dims: Sequence[int], num_plates: int) -> bool:
-        """Return whether the log joint of two draws along a dimension left of all plates is the sum of those of the draws."""
-        with seeded(0):
-            draws = [tuple(map(torch.randn_like, z)) for _ in range(2)]
-        apart = self.target.log_joint(draws[0]) + self.target.log_joint(draws[1])
-        try:
-            together = self.target.log_joint(_stacked(draws, event_dims, num_plates))
-        except Exception:  # whatever the model raises for more dimensions
-            return False
-        return torch.allclose(together, apart, rtol=1e-4, equal_nan=True)
-
-
-def _stacked(draws: Sequence[Coordinates], event_dims: Sequence[int], num_plates: int) -> Coordinates:
-    """Stack draws along a dimension left of those of all plates."""
-    num_plates = max(num_plates, *(x.dim() - event_dim for x, event_dim in zip(draws[0], event_dims, strict=True)))
-    columns = zip(zip(*draws, strict=True), event_dims, strict=True)
-    return tuple(
-        torch.stack([x.reshape((1,) * (num_plates + event_dim - x.dim()) + x.shape) for x in column])
-        for column, event_dim in columns
-    )
-
 
 def _over_plates(x: Tensor, z: Tensor) -> Tensor:
     """Reshape [K, *event] to [K, 1, …, 1, *event], to broadcast over the plates of z."""
     return x.reshape(x.shape[:1] + (1,) * (z.dim() - x.dim() + 1) + x.shape[1:])
 
 
-def curvatures(score: Score, z: Coordinates) -> Coordinates:
+def curvatures(scores: Callable[[Iterator[Coordinates]], Iterable[Coordinates]], z: Coordinates) -> Coordinates:
     r"""Estimate the curvatures :math:`-\partial^2 \log p / \partial z_i^2` around the base's mean by differences of scores.
 
     .. math:: c \approx -\tfrac12\, v \odot \big(s(v) - s(-v)\big)
@@ -214,18 +190,20 @@ def curvatures(score: Score, z: Coordinates) -> Coordinates:
     Each v is a unit vector if there are few coordinates, so that one of them is exact at a time.  Otherwise random signs v
     cancel the contributions of the other coordinates (Hutchinson).
 
-    :param score: z ↦ ∇ log p(z).
+    :param scores: maps points to ∇ log p at each of them, one by one or all at once.
     :param z: coordinates, of which only the shapes matter.
     """
     total: Coordinates = tuple(map(torch.zeros_like, z))
-    for v, weight in probes(z):
-        above, below = score(v), score(tuple(-x for x in v))
+    directions, again = tee(_probes(z))
+    found = iter(scores(point for v, _ in directions for point in (v, tuple(-x for x in v))))
+    for v, weight in again:
+        above, below = next(found), next(found)
         total = tuple(t - 0.5 * weight * x * (a - b) for t, x, a, b in zip(total, v, above, below, strict=True))
     return total
 
 
-def probes(z: Coordinates) -> Iterator[tuple[Coordinates, float]]:
-    """Yield the directions of :func:`curvatures`, each with its weight."""
+def _probes(z: Coordinates) -> Iterator[tuple[Coordinates, float]]:
+    """Yield the directions of curvatures, each with its weight."""
     sizes = [x.numel() for x in z]
     if sum(sizes) <= _MAX_UNIT_PROBES:
         for unit in torch.eye(sum(sizes), dtype=z[0].dtype, device=z[0].device):

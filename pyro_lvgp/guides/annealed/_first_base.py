@@ -10,15 +10,12 @@ from pyro.poutine import Trace
 from torch import Tensor
 
 from pyro_lvgp.guides.annealed._gaussian_fit import full_covariance_optimum, mean_field_optimum
-from pyro_lvgp.guides.annealed._joint_density import JointDensity, antithetic_noise
+from pyro_lvgp.guides.annealed._joint_density import JointDensity
 from pyro_lvgp.guides.annealed._pathfinder import best_on_path
 from pyro_lvgp.guides.annealed._targets import TracedTarget
 from pyro_lvgp.guides.annealed._whitened import Whitened
 from pyro_lvgp.guides.annealed.transitions import Coordinates
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
-from pyro_lvgp.infer._sites import max_plate_nesting
-
-_MAX_POINTS, _MAX_ENTRIES = 64, 1_000_000  # at once, and of all their sites
 
 
 class FirstBase(NamedTuple):
@@ -50,8 +47,9 @@ def first_base(
     :param kwargs: keyword arguments of the model.
     :param correlated: as for :func:`best_gaussian`.
     """
-    gaussians = [guide.loc_and_stddev(name, args) for name in names]
-    locs, stddevs = (tuple(x.detach() for x in column) for column in zip(*gaussians, strict=True))
+    moments = (guide.loc_and_stddev(name, args) for name in names)
+    gaussians = [(loc.detach(), stddev.detach()) for loc, stddev in moments]
+    locs, stddevs = zip(*gaussians, strict=True)
     # Coordinates that a base N(0, 1) whitens are unconstrained ones.
     coordinates = [replace(guide.coordinates[name], covariance="diagonal") for name in names]
     units = tuple((torch.zeros_like(loc), torch.ones_like(loc)) for loc in locs)
@@ -59,18 +57,9 @@ def first_base(
     target = TracedTarget(
         model, sites, units, Trace(), marginalize=False, local_plate=None, differentiable=False, args=args, kwargs=kwargs
     )
-    sites_at_loc = target.sites_at(locs)
-    num_entries = sum(site["value"].numel() for site in sites_at_loc)
-    density = JointDensity(
-        target,
-        tuple(loc.shape for loc in locs),
-        tuple(site.event_dim for site in coordinates),
-        max_plate_nesting(sites_at_loc),
-        max_points=min(_MAX_POINTS, max(_MAX_ENTRIES // num_entries, 1)),
-    )
+    event_dims = [site.event_dim for site in coordinates]
+    density = JointDensity.of_target(target, gaussians, event_dims, target.sites_at(locs))
     loc, stddev = density.join(locs), density.join(stddevs)
-    if not density.broadcasts(loc + stddev * antithetic_noise(loc, 2, seed=0)):
-        density = replace(density, max_points=1)
     loc, factor = best_gaussian(density, loc, stddev, correlated=correlated)
     return FirstBase(density.split(loc), factor)
 

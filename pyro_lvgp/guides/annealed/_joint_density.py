@@ -1,9 +1,9 @@
 """Density of all coordinates of all sites as one vector, at several points at once."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -11,8 +11,10 @@ from torch import Tensor
 
 from pyro_lvgp._utils.seeding import normal_draws
 from pyro_lvgp.guides.annealed.transitions import Coordinates
+from pyro_lvgp.infer._sites import max_plate_nesting
 
 _NUM_DRAWS = 32
+_MAX_POINTS, _MAX_ENTRIES = 64, 1_000_000  # at once, and of all their sites
 _UNDEFINED = (ValueError, torch.linalg.LinAlgError)  # invalid parameters of a distribution, or a singular covariance
 
 
@@ -44,6 +46,35 @@ class JointDensity:
     max_plate_nesting: int
     max_points: int
 
+    @classmethod
+    def of_target(
+        cls,
+        target: LogJoint,
+        gaussians: Sequence[tuple[Tensor, Tensor]],
+        event_dims: Sequence[int],
+        sites: Sequence[dict[str, Any]],
+    ) -> "JointDensity":
+        """Return the density of a target, at as many points at once as memory and the model allow.
+
+        :param target: density of the coordinates of each site.
+        :param gaussians: mean and standard deviations of each site, at draws of which the target is tried at two points.
+        :param event_dims: number of dimensions of an event of each site.
+        :param sites: sample sites of a trace of the model.
+        """
+        loc, stddev = zip(*gaussians, strict=True)
+        num_entries = sum(site["value"].numel() for site in sites)
+        density = cls(
+            target,
+            tuple(x.shape for x in loc),
+            tuple(event_dims),
+            max_plate_nesting(sites),
+            max_points=min(_MAX_POINTS, max(_MAX_ENTRIES // num_entries, 1)),
+        )
+        mean, scale = density.join(loc), density.join(stddev)
+        if density.max_points > 1 and not density.broadcasts(mean + scale * antithetic_noise(mean, 2, seed=0)):
+            return replace(density, max_points=1)
+        return density
+
     def join(self, h: Coordinates) -> Float[Tensor, " P"]:
         """Concatenate the coordinates of all sites."""
         return torch.cat([x.reshape(-1) for x in h])
@@ -69,7 +100,7 @@ class JointDensity:
     def log_joint(self, points: Float[Tensor, "draws P"]) -> float:
         """Compute the log density, summed over points; −∞ where the model is not defined."""
         try:
-            value = sum(self.target.log_joint(z).item() for z in self._chunks(points))
+            value = sum(self.target.log_joint(z).item() for z in self.chunks(points))
         except _UNDEFINED:
             return -math.inf
         return value if math.isfinite(value) else -math.inf
@@ -78,7 +109,7 @@ class JointDensity:
         """Compute the log density, summed over points, and its gradients; −∞ and NaN where the model is not defined."""
         total, scores = 0.0, []
         try:
-            for z in self._chunks(points):
+            for z in self.chunks(points):
                 value, score = self.target.log_joint_and_score(z)
                 total += value.item()
                 scores.append(self._join_points(score))
@@ -97,7 +128,7 @@ class JointDensity:
         points = loc + (factor * noise if factor.dim() == 1 else noise @ factor.mT)
         return self.log_joint(points) / _NUM_DRAWS + diagonal.log().sum().item()
 
-    def _chunks(self, points: Float[Tensor, "draws P"]) -> Iterator[Coordinates]:
+    def chunks(self, points: Float[Tensor, "draws P"]) -> Iterator[Coordinates]:
         """Yield the coordinates of each site for as many points as are computed at once."""
         if self.max_points == 1:
             yield from map(self.split, points)

@@ -7,8 +7,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyro_lvgp.guides.annealed._ascent import Ascent
-from pyro_lvgp.guides.annealed._chain import probes
+from pyro_lvgp.guides.annealed._chain import curvatures
 from pyro_lvgp.guides.annealed._joint_density import JointDensity
+from pyro_lvgp.guides.annealed.transitions import Coordinates
 
 _NUM_POINTS, _MAX_FAILURES = 6, 2
 _MAX_EVALUATIONS = 25  # of a line search
@@ -31,7 +32,7 @@ def best_on_path(
     :param stddev: standard deviations there.
 
     Source: Zhang, Carpenter, Gelman and Vehtari (2022), "Pathfinder: parallel quasi-Newton variational inference", with
-    curvatures by differences of scores (:func:`~pyro_lvgp.guides.annealed._chain.curvatures`).
+    curvatures by differences of scores.
     """
     first, start = stddev, loc
     largest, num_failures = density.bound(loc, stddev), 0
@@ -66,10 +67,11 @@ def _ascent(density: JointDensity, start: Tensor) -> Iterator[Tensor]:
 def _conditional_stddevs(density: JointDensity, loc: Tensor, scale: Tensor) -> Tensor:
     """Estimate the standard deviation of each coordinate given the others, from curvatures at distances of these."""
     for _ in range(2):  # the second time at the distances found the first time
-        directions, weights = zip(*probes((loc,)), strict=True)
-        v = torch.stack([x for (x,) in directions])
-        _, scores = density.log_joint_and_score(loc + scale * torch.cat([v, -v]))
-        above, below = (scale * scores).chunk(2)
-        found = -0.5 * (loc.new_tensor(weights)[:, None] * v * (above - below)).sum(0)
+
+        def scores(points: Iterator[Coordinates], scale: Tensor = scale) -> Iterator[Coordinates]:
+            _, found = density.log_joint_and_score(loc + scale * torch.stack([x for (x,) in points]))
+            return ((score,) for score in scale * found)
+
+        (found,) = curvatures(scores, (loc,))
         scale = scale * found.nan_to_num(1.0).clamp_min(_FLATTEST).rsqrt()
     return scale

@@ -56,6 +56,10 @@ class PureTarget:
         white = (site.pull_back(scores[name], scale) for (name, site), (_, scale) in pairs)
         return tuple(white) if self.differentiable else tuple(score.detach() for score in white)
 
+    def log_joint_and_score(self, z: Coordinates) -> tuple[Tensor, Coordinates]:
+        """Compute log p, summed over draws and data, without gradients, and ∇ log p."""
+        return self.log_joint(z), self.score(z)
+
     def score_tensors(self) -> Any:
         """Return the score of z as a tuple of tensors with derivatives of its own; None if it has none."""
         is_plain = self.sites.preconditioner is None and len(self.sites.sites) == 1

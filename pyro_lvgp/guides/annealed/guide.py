@@ -31,6 +31,7 @@ from pyro_lvgp.guides.annealed import schedules, transitions
 from pyro_lvgp.guides.annealed._chain import AnnealedChain, ChainEnds, curvatures
 from pyro_lvgp.guides.annealed._checks import check_base_guide, check_chain, check_learned_reverse, checked_value
 from pyro_lvgp.guides.annealed._first_base import first_base
+from pyro_lvgp.guides.annealed._joint_density import JointDensity
 from pyro_lvgp.guides.annealed._reverse import NUM_COEFFICIENTS
 from pyro_lvgp.guides.annealed._targets import (
     PureTarget,
@@ -47,7 +48,6 @@ from pyro_lvgp.guides.annealed.schedules import AnnealingSchedule
 from pyro_lvgp.guides.annealed.transitions import Coordinates, DivergedChainError, Dynamics, Transition
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
 from pyro_lvgp.infer._compiled_loop import CompiledLoop
-from pyro_lvgp.infer._sites import max_plate_nesting
 from pyro_lvgp.infer.elbo.handlers import marginalizes_gaussians
 from pyro_lvgp.infer.protocols import HasInitialValues, HasLocalPlate, HasLogJoint
 
@@ -408,7 +408,7 @@ class AutoAnnealedLangevin(SampledGuide):
         if self._moves_base:
             self._move_base(args, kwargs)
             return
-        for name, c, (loc, _) in zip(self.annealed, curvatures(target.score, noise), bases, strict=True):
+        for name, c, (loc, _) in zip(self.annealed, curvatures(partial(map, target.score), noise), bases, strict=True):
             c = c.reshape(-1, *loc.shape).mean(0).nan_to_num(1.0)
             self.base_guide.multiply_scale(name, c.clamp_min(1.0).rsqrt())
 
@@ -417,11 +417,12 @@ class AutoAnnealedLangevin(SampledGuide):
         _, drawn = self._draw_others(args, kwargs)
         noise, bases = self._sample_base(args)
         chain = self._make_chain(bases, drawn, args, kwargs)
-        sites: Any = self.prototype_trace.nodes.values()
-        num_entries = sum(site["value"].numel() for site in sites if site["type"] == "sample")
+        white = [(torch.zeros_like(z), torch.ones_like(z)) for z in noise]
         event_dims = [site.event_dim for _, site in self._whitened.sites]
-        at_once = num_entries <= _MAX_ENTRIES
-        self._multiply_step_sizes(chain.best_scale(noise, event_dims, max_plate_nesting(sites), at_once=at_once))
+        sites = [site for site in self.prototype_trace.nodes.values() if site["type"] == "sample"]
+        target: Any = chain.target
+        density = JointDensity.of_target(target, white, event_dims, sites)
+        self._multiply_step_sizes(chain.best_scale(noise, density))
 
     def _move_base(self, args: tuple, kwargs: dict) -> None:
         """Give all sites of the base a Gaussian with a large bound."""
@@ -551,7 +552,6 @@ _LOG_2PI = math.log(2.0 * math.pi)
 _FIRST_STEP_SIZE = 0.4
 _MAX_HALVINGS = 20
 _NUM_CANDIDATES = 4
-_MAX_ENTRIES = 250_000  # of all sites, for several chains at once
 _MAX_CORRELATED = 500  # coordinates of a base with correlations
 _HALVED = (
     "a chain diverged, and all step sizes of the annealed guide were halved: the target is much narrower than the base, or "
