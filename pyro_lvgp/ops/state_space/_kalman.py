@@ -19,6 +19,7 @@ __all__ = [
     "output_row",
     "precision_ahead",
     "predicted_covariances",
+    "predicted_states",
     "recursion",
     "run_filter",
     "solve",
@@ -47,19 +48,33 @@ def output_row(model: StateSpaceModel) -> Float[Tensor, "*batch 1 1 S"]:
     return model.emission[..., None, None, :]
 
 
-def factorise(model: StateSpaceModel, W: Float[Tensor, "*#batch N"]) -> KalmanFilter:
-    """Kalman filter: a scan computes the predicted covariances of the states, from which the other terms follow."""
+def factorise(model: StateSpaceModel, W: Float[Tensor, "*#batch N"], predicted: Tensor | None = None) -> KalmanFilter:
+    """Kalman filter: a scan computes the predicted covariances of the states, from which the other terms follow.
+
+    :param model: a model.
+    :param W: square roots of the sites' precisions.
+    :param predicted: returned by :func:`predicted_states`, if they are known.
+    """
+    predicted = predicted_states(model, W) if predicted is None else predicted
     W, h = W[..., None, None], output_row(model).mT
-    # In float32, rounding makes I + C J singular for states of sums of kernels and sites of high precision.
-    A, Q, P, J = (x.double() for x in (model.A, model.Q, model.P[..., None, :, :], W.square() * h @ h.mT))
-    predicted = predicted_covariances(A, Q, P, J)
-    Ph = (torch.cat([P.expand(*predicted.shape[:-3], -1, -1, -1), predicted], -3) @ h.double()).to(h)
+    Ph = (predicted @ h.double()).to(h)
     # Rounding may make a variance negative.
     s = 1.0 + W.square() * (h.mT @ Ph).clamp_min(0.0)
     p = Ph / s
     k = W * p
     Psi = model.A - (W * k)[..., 1:, :, :] @ (h.mT @ model.A)
     return KalmanFilter(W, s, p, k, Psi)
+
+
+def predicted_states(model: StateSpaceModel, W: Float[Tensor, "*#batch N"]) -> Float[Tensor, "*batch N S S"]:
+    """Covariances of all states, each given the sites before it, in double precision.
+
+    In single precision, rounding makes I + C J singular for states of sums of kernels and sites of high precision.
+    """
+    h = output_row(model).mT
+    A, Q, P, J = (x.double() for x in (model.A, model.Q, model.P[..., None, :, :], W[..., None, None].square() * h @ h.mT))
+    predicted = predicted_covariances(A, Q, P, J)
+    return torch.cat([P.expand(*predicted.shape[:-3], -1, -1, -1), predicted], -3)
 
 
 def predicted_covariances(A: Tensor, Q: Tensor, P: Tensor, J: Tensor) -> Tensor:

@@ -26,7 +26,8 @@ from torch.nn import functional as F
 
 from pyro_lvgp.ops import gaussian_sites
 from pyro_lvgp.ops.gaussian_sites import Posterior
-from pyro_lvgp.ops.state_space._kalman import factorise, output_row, precision_ahead, recursion, run_filter, solve
+from pyro_lvgp.ops.state_space._kalman import factorise, output_row, precision_ahead, recursion, solve
+from pyro_lvgp.ops.state_space._log_normaliser import ScalarSites
 from pyro_lvgp.ops.state_space.models import StateSpaceModel
 
 __all__ = [
@@ -109,11 +110,13 @@ def log_normaliser(
     >>> log_normaliser(series, torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.0]))  # log N(2; 0, 2) + ½ log 2π
     tensor(-1.3466)
     """
-    LB = factorise(series.model, _sort(W, series))
-    columns, extra = _as_columns(_sort(c, series)[..., None], LB.Psi.dim() - 3)
-    _, residual = run_filter(series.model, LB, columns)
-    # −½ Σ (v² / s + log s) for the innovations v = s residual
-    return -0.5 * _from_columns((LB.s * residual.square() + LB.s.log()).squeeze(-2), extra).sum(-1)
+    W, c = (_sort(x, series) for x in (W, c))
+    P, A, Q, h = series.model
+    batch = torch.broadcast_shapes(A.shape[:-3], W.shape[:-1])
+    columns, extra = _as_columns(c[..., None], len(batch))
+    model = P.expand(*batch, *P.shape[-2:]), *(x.expand(*batch, *x.shape[-3:]) for x in (A, Q)), h.expand(*batch, h.shape[-1])
+    value = ScalarSites.apply(*model, W.expand(*batch, -1), columns.expand(*batch, *columns.shape[-3:]))
+    return _from_columns(value[..., None, :], extra).squeeze(-1)
 
 
 def log_prob(

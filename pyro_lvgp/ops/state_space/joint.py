@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from pyro_lvgp.ops.state_space._kalman import predicted_covariances, recursion
+from pyro_lvgp.ops.state_space._log_normaliser import CoupledSites
 from pyro_lvgp.ops.state_space.models import StateSpaceModel
 
 __all__ = ["joint_log_normaliser"]
@@ -39,17 +39,7 @@ def joint_log_normaliser(
     P = _block_diagonal([model.P[:, None] for model in models])
     H = _block_diagonal([model.emission[:, None, None, :] for model in models]).squeeze(0)
     J, j = H.mT @ precision @ H, (linear @ H)[..., None]
-    predicted = torch.cat([P, predicted_covariances(A, C, P, J)])
-    identity = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
-    LU, pivots = torch.linalg.lu_factor(identity + predicted @ J)
-    filtered = torch.linalg.lu_solve(LU, pivots, predicted)
-    transition = torch.linalg.lu_solve(LU[1:], pivots[1:], A)
-    gain = filtered @ j
-    m = F.pad(A @ recursion(transition, gain[1:], gain[:1])[:-1], (0, 0, 0, 0, 1, 0))
-    # log ∫ N(x; m, P) exp(jᵀx − ½ xᵀJx) dx of each site
-    residual = j - J @ m
-    squares = (2.0 * j - J @ m) * m + residual * (filtered @ residual)
-    return 0.5 * squares.sum() - 0.5 * LU.diagonal(dim1=-2, dim2=-1).abs().log().sum()
+    return CoupledSites.apply(P.squeeze(0), A, C, J, j).squeeze(-1)
 
 
 def _block_diagonal(groups: Sequence[Float[Tensor, "_ T _ _"]]) -> Float[Tensor, "T _ _"]:
