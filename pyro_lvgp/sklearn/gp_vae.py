@@ -1,7 +1,7 @@
 """GP-VAE of series with missing entries as an estimator that selects its own latents."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from sklearn.base import BaseEstimator
+from sklearn.utils.parallel import Parallel, delayed
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
+from tqdm import tqdm
 
 from pyro_lvgp._utils.tables import Labels, as_double_tensor, labels_of
 from pyro_lvgp._utils.validation import check_series, check_sizes
-from pyro_lvgp.diagnostics.model_selection import held_out_log_prob, shifted_folds
+from pyro_lvgp.diagnostics.model_selection import shifted_folds
 from pyro_lvgp.kernels import Cosine, Kernel, Matern, Stack
 from pyro_lvgp.models import LinearGPVAE, Prediction
 from pyro_lvgp.models._row_regression import RowRegression, patterns
@@ -65,6 +67,7 @@ class GPVAERegressor(BaseEstimator):
         duration, such as ``pandas.Timedelta(days=1)``.
     :param n_folds: number of folds.
     :param max_iter: maximum number of sweeps, or of steps of L-BFGS for ``"separate"`` and ``"regression"``, of a fit.
+    :param n_jobs: number of processes for the fits, which are independent; by default one, -1 for all processors.
     :param verbose: whether to show a progress bar.
 
     A fitted estimator has the attributes
@@ -100,11 +103,13 @@ class GPVAERegressor(BaseEstimator):
         period: float | timedelta | np.timedelta64 | None = None,
         n_folds: int = 3,
         max_iter: int = 100,
+        n_jobs: int | None = None,
         verbose: bool = False,
     ):
         self.period = period
         self.n_folds = n_folds
         self.max_iter = max_iter
+        self.n_jobs = n_jobs
         self.verbose = verbose
 
     @torch.inference_mode(False)  # parameters of kernels are learned wherever the method is called
@@ -131,31 +136,25 @@ class GPVAERegressor(BaseEstimator):
             candidates["regression"] = RowRegression
 
         folds = list(shifted_folds(data, self.n_folds))
+        tasks = [(name, data.masked_fill(fold, torch.nan)) for name in candidates for fold in folds]
+        results = self._run(_predicted, [(candidates[name], x, part, self.max_iter) for name, part in tasks])
         predicted: dict[str, list[Prediction]] = {name: [] for name in candidates}
-
-        def fit_and_predict(name: str, data: Tensor) -> Prediction:
-            predicted[name].append(self._fitted(candidates[name], x, data).predict())
-            return predicted[name][-1]
-
-        log_prob = held_out_log_prob(
-            {name: partial(fit_and_predict, name) for name in candidates}, data, folds, progress=self.verbose
-        )
-        self.held_out_nll_ = {name: -values.mean().item() for name, values in log_prob.items()}
+        for (name, _), prediction in zip(tasks, results, strict=True):
+            predicted[name].append(prediction)
+        self.held_out_nll_ = {name: _held_out_nll(parts, data, folds) for name, parts in predicted.items()}
         self._shares = stack(predicted, data, folds)
         self.weights_, self.gap_weights_ = (shares.weights for shares in self._shares)
         self.factor_weights_, self.gap_factor_weights_ = (shares.factors for shares in self._shares)
         self._is_empty = data.isnan().all(1)
         used = [name for name in candidates if name in self.weights_ or name in self.gap_weights_]
-        self.models_ = {name: self._fitted(candidates[name], x, data) for name in used}
+        models = self._run(_fitted, [(candidates[name], x, data, self.max_iter) for name in used])
+        self.models_ = dict(zip(used, models, strict=True))
         return self
 
-    def _fitted(self, make: Callable[[], Candidate], x: Tensor, data: Tensor) -> Candidate:
-        model = make()
-        if isinstance(model, LinearGPVAE):
-            model.fit(x, data, num_sweeps=self.max_iter)
-        else:
-            model.fit(x, data, num_steps=self.max_iter)
-        return model
+    def _run(self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a function with each of several arguments, in ``n_jobs`` processes."""
+        results = Parallel(n_jobs=self.n_jobs, return_as="generator")(delayed(function)(*each) for each in arguments)
+        return list(tqdm(results, total=len(arguments), unit="fit", disable=not self.verbose))
 
     def predict(self, X: Any = None, *, num_samples: int = 100) -> Prediction:
         """Predict y in the units of the data, as a :class:`~pyro_lvgp.models.Prediction`.
@@ -203,25 +202,49 @@ class GPVAERegressor(BaseEstimator):
         return float(period)
 
     def _candidates(self, x: Float[Tensor, "N P"], data_dim: int) -> dict[str, Callable[[], Candidate]]:
-        """Functions that make a new model of each candidate."""
+        """Functions that make a new model of each candidate, which other processes can import."""
         num_processes, num_white = min(data_dim, _MAX_DIM), min((data_dim + 1) // 2, _MAX_DIM)
         num_smooth = min(max(data_dim // 4, 2), (num_processes + 1) // 2)  # more follow what the outputs do not share
-
-        def make(kernel: Callable[[], Kernel] | None) -> LinearGPVAE:
-            return LinearGPVAE(kernel and kernel(), independent_dim=num_white)
-
         kernels: dict[str, Callable[[], Kernel] | None] = {
             "white": None,
-            "rough": lambda: _processes(x, num_processes, 0.5),
-            "smooth": lambda: _processes(x, num_smooth, 1.5),
+            "rough": partial(_processes, x, num_processes, 0.5),
+            "smooth": partial(_processes, x, num_smooth, 1.5),
         }
         period = None if self._cycle is None else self._cycle / self._spread.item()
         if period is not None:
-            kernels["periodic"] = lambda: Stack(_processes(x, (num_processes + 1) // 2, 0.5), *_cycles(period))
-        separate = partial(_kernel_of_outputs, x, data_dim, period)
-        return {"separate": lambda: SeparateProcesses(separate())} | {
-            name: partial(make, kernel) for name, kernel in kernels.items()
+            kernels["periodic"] = partial(_processes_and_cycles, x, (num_processes + 1) // 2, period)
+        return {"separate": partial(_separate, x, data_dim, period)} | {
+            name: partial(_linear, kernel, num_white) for name, kernel in kernels.items()
         }
+
+
+def _linear(kernel: Callable[[], Kernel] | None, num_white: int) -> LinearGPVAE:
+    return LinearGPVAE(kernel and kernel(), independent_dim=num_white)
+
+
+def _separate(x: Float[Tensor, "N P"], data_dim: int, period: float | None) -> SeparateProcesses:
+    return SeparateProcesses(_kernel_of_outputs(x, data_dim, period))
+
+
+def _fitted(make: Callable[[], Candidate], x: Tensor, data: Tensor, max_iter: int) -> Candidate:
+    """Make a candidate and fit it to data."""
+    model = make()
+    if isinstance(model, LinearGPVAE):
+        model.fit(x, data, num_sweeps=max_iter)
+    else:
+        model.fit(x, data, num_steps=max_iter)
+    return model
+
+
+def _predicted(make: Callable[[], Candidate], x: Tensor, data: Tensor, max_iter: int) -> Prediction:
+    """Predict the missing entries of data from the others."""
+    return _fitted(make, x, data, max_iter).predict()
+
+
+def _held_out_nll(predicted: Sequence[Prediction], data: Tensor, folds: Sequence[Tensor]) -> float:
+    """Mean negative log density of the entries that are hidden in the folds."""
+    log_prob = [part.log_prob(data)[fold & ~data.isnan()] for part, fold in zip(predicted, folds, strict=True)]
+    return -torch.cat(log_prob).mean().item()
 
 
 def _spread(x: Float[Tensor, "N P"]) -> Float[Tensor, " P"]:
@@ -234,6 +257,10 @@ def _processes(x: Float[Tensor, "N P"], num: int, nu: float) -> Matern:
     """Matérn kernels with lengthscales from four steps to a tenth of the spread of the inputs, which is 1."""
     shares = torch.logspace(math.log10(min(4.0 / len(x), 0.1)), -1.0, num, dtype=x.dtype)
     return _with_unit_variance(Matern(x.shape[1], nu, lengthscale=shares[:, None], ard=False, batch_shape=(num,)))
+
+
+def _processes_and_cycles(x: Float[Tensor, "N P"], num: int, period: float) -> Stack:
+    return Stack(_processes(x, num, 0.5), *_cycles(period))
 
 
 def _kernel_of_outputs(x: Float[Tensor, "N P"], data_dim: int, period: float | None) -> Kernel:

@@ -28,6 +28,7 @@ class GPVAEImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
     :param period: length of a cycle in units of the index; for dates a duration, such as ``pandas.Timedelta(days=1)``.
     :param n_folds: number of folds by which models are selected.
     :param max_iter: maximum number of sweeps of a fit.
+    :param n_jobs: number of processes for the fits, which are independent; by default one, -1 for all processors.
     :param verbose: whether to show a progress bar.
 
     A fitted estimator has the attributes
@@ -56,11 +57,13 @@ class GPVAEImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         period: float | timedelta | np.timedelta64 | None = None,
         n_folds: int = 3,
         max_iter: int = 100,
+        n_jobs: int | None = None,
         verbose: bool = False,
     ):
         self.period = period
         self.n_folds = n_folds
         self.max_iter = max_iter
+        self.n_jobs = n_jobs
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any = None) -> "GPVAEImputer":
@@ -74,7 +77,7 @@ class GPVAEImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         index = labels_of(X).index
         X = self._validated(X, ensure_min_samples=2)
         inputs = np.arange(len(X)) if index is None else index
-        options: Any = {"n_folds": self.n_folds, "max_iter": self.max_iter, "verbose": self.verbose}
+        options: Any = {"n_folds": self.n_folds, "max_iter": self.max_iter, "n_jobs": self.n_jobs, "verbose": self.verbose}
         self.regressor_ = GPVAERegressor(period=self.period, **options).fit(inputs, X)
         self._table = inputs, X.copy()
         self.n_iter_ = self.max_iter

@@ -58,6 +58,13 @@ def test_predictions_are_a_mixture_of_the_candidates_in_units_of_the_data(fitted
     torch.testing.assert_close(predicted.mean, by_hand)
 
 
+def test_fits_in_several_processes_are_those_in_one(fitted, float64):
+    one, t, _, gapped = fitted
+    two = quick(n_jobs=2).fit(t, gapped)
+    assert two.weights_ == pytest.approx(one.weights_, abs=1e-6)
+    torch.testing.assert_close(two.predict().mean, one.predict().mean, rtol=1e-6, atol=1e-6)
+
+
 def test_inputs_without_data_have_weights_of_their_own(series):
     t, _, gapped = series
     gapped[10:14] = torch.nan
@@ -187,7 +194,7 @@ def test_a_fit_does_not_depend_on_the_grad_mode(series, mode):
 
 def test_it_has_the_parameters_of_scikit_learn():
     gpvae = clone(GPVAERegressor(period=24.0, max_iter=7))
-    assert gpvae.get_params() == {"period": 24.0, "n_folds": 3, "max_iter": 7, "verbose": False}
+    assert gpvae.get_params() == {"period": 24.0, "n_folds": 3, "max_iter": 7, "n_jobs": None, "verbose": False}
 
 
 def test_bad_arguments_raise(series):
