@@ -10,14 +10,14 @@ from torch import Tensor
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyro_lvgp._utils.control_flow import record_conditions
 from pyro_lvgp._utils.seeding import seeded
 
-__all__ = ["CountOperations", "Recording", "is_random", "record", "record_pure"]
+__all__ = ["CountOperations", "Recording", "is_random", "is_traced", "record", "record_pure"]
 
 _RANDOM_LIKE: dict[Any, Any] = {
     torch.ops.aten.randn_like.default: torch.ops.aten.randn.default,
@@ -136,6 +136,15 @@ def _value(condition: Tensor) -> bool:
     """Return the value of a condition, which is not recorded."""
     with disable_proxy_modes_tracing():
         return bool(condition.detach().reshape(()).tolist())
+
+
+def is_traced() -> bool:
+    """Whether tensor operations are being recorded, which code that runs without Python must not be part of.
+
+    >>> is_traced(), record(lambda: (torch.tensor(is_traced()),), []).graph()[0].item()
+    (False, True)
+    """
+    return get_proxy_mode() is not None
 
 
 def _operations(function: Callable[..., Any], inputs: Sequence[Tensor], *, validates: bool = False) -> Any:

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from pyro_lvgp._compile.compilation import Compiled, compile_graph
-from pyro_lvgp._compile.recording import record
-from pyro_lvgp._utils.control_flow import is_recording
+from pyro_lvgp._compile.recording import is_traced, record
 
 __all__ = ["RecordedFunction"]
 
@@ -44,15 +44,18 @@ class RecordedFunction:
 
         :param tensors: its arguments.
         """
-        key = tuple((x.shape, x.stride(), x.dtype, x.device.type) for x in tensors)
+        if is_traced() or any(x.device.type != "cpu" for x in tensors):
+            return self._function(*tensors)
+        key = tuple((x.shape, x.stride(), x.dtype) for x in tensors)
         if (graph := self._graphs.get(key)) is not None:
-            with suppress(RuntimeError):  # of an operation, such as a Cholesky factorization
+            # Errors are those of an operation, such as a Cholesky factorization; modes would be called for each operation.
+            with suppress(RuntimeError), _disable_current_modes():
                 *results, is_valid = graph(*tensors)
                 if is_valid:
                     return results
         results = self._function(*tensors)
         self._num_calls[key] += 1
-        if self._num_calls[key] == _NUM_EAGER and not is_recording() and all(x.device.type == "cpu" for x in tensors):
+        if self._num_calls[key] == _NUM_EAGER:
             self._graphs[key] = self._recorded(tensors)
         return results
 
@@ -62,7 +65,8 @@ class RecordedFunction:
             recording = record(lambda: self._function(*tensors), tensors, guarded=True)
             if recording.draws:
                 raise ValueError("expected a function without random numbers, got one that draws some")
-            return compile_graph(recording.graph, tensors, backend="torchscript")
+            with _disable_current_modes():
+                return compile_graph(recording.graph, tensors, backend="torchscript")
         except Exception as error:  # whatever a model raises where it is recorded
             _LOG.info("a log density is evaluated without a graph: %s", error)
             return None
