@@ -51,7 +51,7 @@ class Recording(NamedTuple):
     :param random_inputs: returns the random inputs, in the order of the draws.
     :param graph: maps inputs and random inputs to the outputs, and to whether all conditions of
         :func:`~pyro_lvgp._utils.control_flow.holds` that were true during the recording are true, and of a guarded recording
-        all Python booleans made of tensors what they were.
+        all Python booleans made of tensors what they were; false, too, where an operation of linear algebra fails.
     :param is_random: whether ``graph`` draws random numbers itself, because some draws depend on its inputs.
     """
 
@@ -107,6 +107,7 @@ def record(
 
     with record_conditions(evaluate), seeded(0):
         recorded = _operations(wrapped, inputs, validates=guarded)
+    _errors_as_conditions(recorded.graph)
     random_inputs = _split_random(recorded.graph)
     graph = GraphModule(recorded, recorded.graph)
     return Recording(GraphModule({}, random_inputs), graph, any(is_random(node) for node in graph.graph.nodes))
@@ -168,6 +169,19 @@ def _operations(function: Callable[..., Any], inputs: Sequence[Tensor], *, valid
         if _depends_on_values(node):
             raise _refusal(str(node.target))
     return recorded
+
+
+def _errors_as_conditions(graph: Graph) -> None:
+    """Make a graph invalid, by its last result, where an operation of linear algebra fails, instead of raising an error."""
+    output = graph.output_node()
+    *results, is_valid = output.args[0]
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten._linalg_check_errors.default):
+        with graph.inserting_before(output):
+            succeeds = graph.call_function(torch.ops.aten.eq.Scalar, (node.args[0], 0))
+            all_succeed = graph.call_function(torch.ops.aten.all.default, (succeeds,))
+            is_valid = graph.call_function(torch.ops.aten.logical_and.default, (is_valid, all_succeed))
+        graph.erase_node(node)
+    output.args = ((*results, is_valid),)
 
 
 def _index_by_constant_masks(recorded: Any) -> None:

@@ -3,7 +3,6 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ class RecordedFunction:
     """Deterministic function of tensors on a CPU, whose operations run without Python after 50 calls with equal shapes.
 
     The results are those of the function to the last bit.  A graph holds for the values that every Python boolean made of a
-    tensor had when it was recorded, those of Pyro's validation among them.  Where one differs, or an operation fails, the
+    tensor had when it was recorded, those of Pyro's validation among them.  Where one differs, or a factorization fails, the
     function itself is called.  So it is where its operations cannot be recorded, or draw random numbers; the log has the reason.
 
     :param function: maps tensors to tensors, without gradients; everything that it reads but its arguments stays as it is.
@@ -48,11 +47,10 @@ class RecordedFunction:
             return self._function(*tensors)
         key = tuple((x.shape, x.stride(), x.dtype) for x in tensors)
         if (graph := self._graphs.get(key)) is not None:
-            # Errors are those of an operation, such as a Cholesky factorization; modes would be called for each operation.
-            with suppress(RuntimeError), _disable_current_modes():
+            with _disable_current_modes():  # which would be called for each operation
                 *results, is_valid = graph(*tensors)
-                if is_valid:
-                    return results
+            if is_valid:
+                return results
         results = self._function(*tensors)
         self._num_calls[key] += 1
         if self._num_calls[key] == _NUM_EAGER:

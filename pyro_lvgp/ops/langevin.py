@@ -23,7 +23,7 @@ Lipschitz coefficients".
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -34,6 +34,7 @@ from torch.autograd.function import once_differentiable
 __all__ = ["LangevinEnds", "Score", "langevin_chain", "tamed_drift"]
 
 
+@runtime_checkable
 class Score(Protocol):
     """Score of a density with its derivatives."""
 
