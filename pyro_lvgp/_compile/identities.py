@@ -31,19 +31,22 @@ def unchanged_argument(node: Node, values: Mapping[Node, Tensor]) -> Node | None
     >>> unchanged_argument(list(graph.graph.nodes)[2], {})
     exp
     """
-    source: Any = None
-    if node.target in _PRODUCTS:
-        first, second = node.args[:2]
-        source = first if _is(second, 1, values) else second if _is(first, 1, values) else None
-    elif node.target in _QUOTIENTS and _is(node.args[1], 1, values):
-        source = node.args[0]
-    elif node.target in _DIFFERENCES and _is(node.args[1], 0, values):
-        source = node.args[0]
-    elif node.target in _RESHAPES:
-        source = node.args[0]
-    elif node.target in _INVOLUTIONS and isinstance(inner := node.args[0], Node):
-        source = inner.args[0] if (inner.target, inner.args[1:]) == (node.target, node.args[1:]) else None
+    source = _argument(node, values)
     return source if isinstance(source, Node) and _layout(source) == _layout(node) is not None else None
+
+
+def _argument(node: Node, values: Mapping[Node, Tensor]) -> Any:
+    """Return the argument that has the entries of the result; None if there is none."""
+    args: Any = node.args
+    if node.target in _PRODUCTS and _is(args[0], 1, values):
+        return args[1]
+    if node.target in _PRODUCTS | _QUOTIENTS:
+        return args[0] if _is(args[1], 1, values) else None
+    if node.target in _DIFFERENCES:
+        return args[0] if _is(args[1], 0, values) else None
+    if node.target in _INVOLUTIONS and isinstance(args[0], Node):
+        return args[0].args[0] if (args[0].target, args[0].args[1:]) == (node.target, args[1:]) else None
+    return args[0] if node.target in _RESHAPES else None
 
 
 def _is(argument: Any, number: int, values: Mapping[Node, Tensor]) -> bool:

@@ -65,9 +65,7 @@ class Recording(NamedTuple):
         return self.is_random or bool(self.random_inputs.graph.output_node().args[0])
 
 
-def record(
-    function: Callable[[], Sequence[Tensor | None]], inputs: Sequence[Tensor], *, guarded: bool = False
-) -> Recording:
+def record(function: Callable[[], Sequence[Tensor | None]], inputs: Sequence[Tensor], *, guarded: bool = False) -> Recording:
     """Record the operations of a function as graphs of its inputs.
 
     Tensors that are not inputs become constants of the graph: in-place changes of these tensors affect the graph, but an
@@ -173,7 +171,7 @@ def _operations(function: Callable[..., Any], inputs: Sequence[Tensor], *, valid
 
 def _errors_as_conditions(graph: Graph) -> None:
     """Make a graph invalid, by its last result, where an operation of linear algebra fails, instead of raising an error."""
-    output = graph.output_node()
+    output: Any = graph.output_node()
     *results, is_valid = output.args[0]
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten._linalg_check_errors.default):
         with graph.inserting_before(output):

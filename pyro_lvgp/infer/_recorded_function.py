@@ -23,7 +23,7 @@ class RecordedFunction:
 
     The results are those of the function to the last bit.  A graph holds for the values that every Python boolean made of a
     tensor had when it was recorded, those of Pyro's validation among them.  Where one differs, or a factorization fails, the
-    function itself is called.  So it is where its operations cannot be recorded, or draw random numbers; the log has the reason.
+    function itself is called.  So it is where its operations cannot be recorded, or draw random numbers; the log tells why.
 
     :param function: maps tensors to tensors, without gradients; everything that it reads but its arguments stays as it is.
 
@@ -48,9 +48,9 @@ class RecordedFunction:
         key = tuple((x.shape, x.stride(), x.dtype) for x in tensors)
         if (graph := self._graphs.get(key)) is not None:
             with _disable_current_modes():  # which would be called for each operation
-                *results, is_valid = graph(*tensors)
+                *found, is_valid = graph(*tensors)
             if is_valid:
-                return results
+                return found
         results = self._function(*tensors)
         self._num_calls[key] += 1
         if self._num_calls[key] == _NUM_EAGER:

@@ -103,7 +103,8 @@ def langevin_chain(
     """
     schedule = (beta, step_size, taming, persistence)
     path = _run(score, z, momentum, noise, *schedule)
-    return LangevinEnds(*_Chain.apply(score, path, max_gradient, noise, z, momentum, *schedule, *score.tensors(path.evaluated)))
+    tensors = score.tensors(path.evaluated)
+    return LangevinEnds(*_Chain.apply(score, path, max_gradient, noise, z, momentum, *schedule, *tensors))
 
 
 def tamed_drift(
@@ -178,12 +179,14 @@ def _run(
     taming: Tensor | None,
     persistence: Tensor | None,
 ) -> _Path:
-    fresh = None if persistence is None else (1.0 - persistence.square()).sqrt()
     value, at = score.evaluate(z)
     positions, scores, evaluated, transitions = [z], [value], [at], []
     kappas = (None,) * len(noise) if taming is None else taming.unbind()
+    fresh = None if persistence is None else _share_of_noise(persistence)
     for xi, b, eps, kappa in zip(noise, beta.unbind(), step_size.unbind(), kappas, strict=True):
-        refreshed = xi if fresh is None else torch.addcmul(fresh * xi, persistence, momentum)
+        refreshed = xi
+        if fresh is not None and persistence is not None and momentum is not None:
+            refreshed = torch.addcmul(fresh * xi, persistence, momentum)
         first_drift, first_ratio = tamed_drift(z, value, b, kappa)
         half = torch.addcmul(refreshed, eps, first_drift, value=0.5)
         z = torch.addcmul(z, eps, half)
@@ -243,8 +246,8 @@ class _Chain(Function):
         schedule = _schedule_bars(ctx, bar, step_size, taming)
         persistence_bar = None
         if persistence is not None and ctx.needs_input_grad[9]:
-            momenta, fresh = torch.stack([t.momentum for t in path.transitions]), (1.0 - persistence.square()).sqrt()
-            along = torch.addcmul(momenta, torch.stack(list(ctx.noise)), persistence / fresh, value=-1.0)
+            momenta, ratio = torch.stack([t.momentum for t in path.transitions]), persistence / _share_of_noise(persistence)
+            along = torch.addcmul(momenta, torch.stack(list(ctx.noise)), ratio, value=-1.0)
             persistence_bar = (bar.refreshed * along).sum()
         of_tensors = score.gradients(path.evaluated, [of_score, *reversed(score_bars)])
         first_momentum_bar = None if persistence is None else momentum_bar
@@ -270,6 +273,10 @@ def _schedule_bars(
         cubes = torch.addcmul(bar.second_drift * second.pow(3), bar.first_drift, first.pow(3))
         taming_bar = -taming * cubes.sum_to_size(taming.shape)  # ∂T / ∂κ = −κ T³
     return beta_bar, step_bar, taming_bar
+
+
+def _share_of_noise(persistence: Tensor) -> Tensor:
+    return (1.0 - persistence.square()).sqrt()
 
 
 def _through_taming(drift_bar: Tensor, ratio: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -130,9 +130,7 @@ class AnnealedChain:
                 last = _reverse.step(transition, self.target.score, last, delayed.at(k), xi)
         return ChainEnds(first.score, last.z, _reverse.finish(transition, last, schedule))
 
-    def _run_at_once(
-        self, transition: LangevinTransition, z: Coordinates, beta: Tensor, step_size: Coordinates
-    ) -> ChainEnds:
+    def _run_at_once(self, transition: LangevinTransition, z: Coordinates, beta: Tensor, step_size: Coordinates) -> ChainEnds:
         """Run the transitions as one operation, whose derivatives are derived by hand."""
         shapes = [x.shape for x in z]
         score: Any = self.target.score_tensors() if isinstance(self.target, PureTarget) else None
