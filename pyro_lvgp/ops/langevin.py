@@ -265,7 +265,7 @@ def _schedule_bars(
     beta_bar = step_bar = taming_bar = None
     if needed[6]:
         by_beta = torch.stack(path.scores) + torch.stack(path.positions)  # ∂g / ∂β at each position
-        beta_bar = torch.addcmul(bar.first_g * by_beta[:-1], bar.second_g, by_beta[1:]).flatten(1).sum(1)
+        beta_bar = torch.addcmul(bar.first_g * by_beta[:-1], bar.second_g, by_beta[1:]).reshape(len(first), -1).sum(1)
     if needed[7]:
         kicks = torch.addcmul(second * bar.after, first, bar.half)
         step_bar = torch.add(half * bar.z, kicks, alpha=0.5).sum_to_size(step_size.shape)

@@ -58,7 +58,7 @@ def joined(parts: Coordinates, start_dim: int = 0) -> Tensor:
     :param parts: coordinates of each site.
     :param start_dim: first of the dimensions that become one.
     """
-    return parts[0] if len(parts) == 1 else torch.cat([x.flatten(start_dim) for x in parts], start_dim)
+    return parts[0] if len(parts) == 1 else torch.cat([x.reshape(*x.shape[:start_dim], -1) for x in parts], start_dim)
 
 
 def split(x: Tensor, shapes: Sequence[torch.Size]) -> Coordinates:
