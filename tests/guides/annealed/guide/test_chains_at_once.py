@@ -7,8 +7,6 @@ import torch
 from pyro import poutine
 from pyro.distributions import constraints
 
-from pyro_lvgp._compile.recording import record
-from pyro_lvgp._compile.simplification import simplified
 from pyro_lvgp.guides import AutoAnnealedLangevin
 from pyro_lvgp.guides.annealed._autograd_score import AutogradScore
 from pyro_lvgp.guides.annealed.transitions import OverdampedLangevin, UnderdampedLangevin
@@ -86,23 +84,6 @@ def test_values_and_gradients_are_those_of_transitions_one_by_one(kind, dynamics
     bound = draws if kind == "draws" else MeanFieldELBO(max_plate_nesting=1)
     at_once, one_by_one = (found(transition, bound, args, **options) for transition in PAIRS[dynamics])
     torch.testing.assert_close(at_once, one_by_one, rtol=1e-9, atol=1e-11)
-
-
-def test_they_take_fewer_operations_in_a_graph():
-    bound, y = MeanFieldELBO(max_plate_nesting=1), data()
-
-    def count(transition):
-        pyro.clear_param_store()
-        options = {"step_size": 0.2, "local_plate": "rows", "create_plates": plates}
-        guide = AutoAnnealedLangevin(responses, num_steps=4, dynamics=transition, **options)
-        guide(y)
-        params = list(guide.parameters())
-        recording = record(lambda: torch.autograd.grad(bound.differentiable_loss(responses, guide, y), params), params)
-        return len(simplified(recording.graph).graph.nodes)
-
-    counts = [count(transition) for transition in PAIRS["underdamped"]]
-    print(f"{counts[0]} operations of chains at once, {counts[1]} of transitions one by one")
-    assert counts[0] < 0.7 * counts[1]
 
 
 def test_scores_that_do_not_depend_on_the_position_have_no_derivatives():
