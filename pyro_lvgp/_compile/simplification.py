@@ -47,14 +47,17 @@ def simplified(module: GraphModule) -> GraphModule:
     graph = Graph()
     copies: dict[Node, Node] = {}
     values: dict[Node, Tensor] = {}  # of constants
+    constants: dict[int, Node] = {}  # of the stored tensors, by their identity
     computed: dict[Hashable, Node] = {}
     stored: dict[str, Any] = {str(node.target): getattr(module, str(node.target)) for node in attributes}
 
     def copy_of(node: Node) -> Node:
         if node not in copies:  # a constant that an operation takes which stays
-            name = f"_computed_{len(stored)}"
-            stored[name] = values[node]
-            copies[node] = graph.create_node("get_attr", name)
+            value = values[node]
+            if id(value) not in constants:
+                name = f"_computed_{len(stored)}"
+                stored[name], constants[id(value)] = value, graph.create_node("get_attr", name)
+            copies[node] = constants[id(value)]
         return copies[node]
 
     for node in module.graph.nodes:

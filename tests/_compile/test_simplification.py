@@ -70,6 +70,15 @@ def test_operations_that_return_an_argument_never_run():
     ]
 
 
+def test_a_constant_that_operations_return_is_stored_once():
+    def function(x):
+        constant = torch.arange(3.0).exp()
+        return (x * constant, x.sin() * (constant * 1.0))
+
+    graph = simplified(record_pure(function, [torch.randn(3)]))
+    assert len(list(graph.buffers())) == 1
+
+
 def test_operations_that_change_the_sign_of_zero_or_a_shape_or_a_type_run():
     def function(x):
         return (x.sin() + 0.0).cos(), (x.sin()[:1] * torch.ones(3)).cos(), (x.sin().long() * torch.ones(())).cos()
