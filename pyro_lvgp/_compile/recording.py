@@ -1,6 +1,7 @@
 """Recording of the tensor operations of a Python function as a graph."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import pyro
@@ -9,14 +10,14 @@ from torch import Tensor
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyro_lvgp._utils.control_flow import record_conditions
 from pyro_lvgp._utils.seeding import seeded
 
-__all__ = ["CountOperations", "Recording", "is_random", "record", "record_pure"]
+__all__ = ["CountOperations", "Recording", "is_random", "is_traced", "record", "record_pure"]
 
 _RANDOM_LIKE: dict[Any, Any] = {
     torch.ops.aten.randn_like.default: torch.ops.aten.randn.default,
@@ -49,7 +50,8 @@ class Recording(NamedTuple):
 
     :param random_inputs: returns the random inputs, in the order of the draws.
     :param graph: maps inputs and random inputs to the outputs, and to whether all conditions of
-        :func:`~pyro_lvgp._utils.control_flow.holds` that were true during the recording are true.
+        :func:`~pyro_lvgp._utils.control_flow.holds` that were true during the recording are true, and of a guarded recording
+        all Python booleans made of tensors what they were; false, too, where an operation of linear algebra fails.
     :param is_random: whether ``graph`` draws random numbers itself, because some draws depend on its inputs.
     """
 
@@ -57,8 +59,13 @@ class Recording(NamedTuple):
     graph: GraphModule
     is_random: bool
 
+    @property
+    def draws(self) -> bool:
+        """Whether the recorded function draws random numbers."""
+        return self.is_random or bool(self.random_inputs.graph.output_node().args[0])
 
-def record(function: Callable[[], Sequence[Tensor | None]], inputs: Sequence[Tensor]) -> Recording:
+
+def record(function: Callable[[], Sequence[Tensor | None]], inputs: Sequence[Tensor], *, guarded: bool = False) -> Recording:
     """Record the operations of a function as graphs of its inputs.
 
     Tensors that are not inputs become constants of the graph: in-place changes of these tensors affect the graph, but an
@@ -66,8 +73,9 @@ def record(function: Callable[[], Sequence[Tensor | None]], inputs: Sequence[Ten
 
     :param function: function without arguments that returns tensors.
     :param inputs: tensors on which the result of the function depends.
+    :param guarded: record Python booleans made of tensors as conditions, and Pyro's validation, if enabled, with them.
     :raises ValueError: if the operations depend on the values of tensors, other than by
-        :func:`~pyro_lvgp._utils.control_flow.holds`.
+        :func:`~pyro_lvgp._utils.control_flow.holds`, or by booleans of a guarded recording.
 
     >>> from pyro_lvgp._utils.control_flow import holds
     >>> x = torch.tensor(2.0)
@@ -81,19 +89,23 @@ def record(function: Callable[[], Sequence[Tensor | None]], inputs: Sequence[Ten
     conditions: list[Tensor] = []
 
     def evaluate(condition: Tensor) -> bool:
-        with disable_proxy_modes_tracing():
-            is_true = bool(condition.detach())
-        if is_true:
+        if is_true := _value(condition):
             conditions.append(condition)
         return is_true
 
+    def guard(condition: Tensor) -> bool:
+        is_true, holds = _value(condition), condition.detach().reshape(()).bool()
+        conditions.append(holds if is_true else ~holds)
+        return is_true
+
     def wrapped(*_: Tensor) -> tuple[Tensor | None, ...]:
-        with _ItemsAsTensors():
+        with _ItemsAsTensors(), _BooleansBy(guard) if guarded else nullcontext():
             outputs = function()
         return *outputs, torch.stack(conditions).all() if conditions else torch.ones((), dtype=torch.bool)
 
     with record_conditions(evaluate), seeded(0):
-        recorded = _operations(wrapped, inputs)
+        recorded = _operations(wrapped, inputs, validates=guarded)
+    _errors_as_conditions(recorded.graph)
     random_inputs = _split_random(recorded.graph)
     graph = GraphModule(recorded, recorded.graph)
     return Recording(GraphModule({}, random_inputs), graph, any(is_random(node) for node in graph.graph.nodes))
@@ -119,7 +131,22 @@ def record_pure(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tens
     return GraphModule(recorded, recorded.graph)
 
 
-def _operations(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
+def _value(condition: Tensor) -> bool:
+    """Return the value of a condition, which is not recorded."""
+    with disable_proxy_modes_tracing():
+        return bool(condition.detach().reshape(()).tolist())
+
+
+def is_traced() -> bool:
+    """Whether tensor operations are being recorded, which code that runs without Python must not be part of.
+
+    >>> is_traced(), record(lambda: (torch.tensor(is_traced()),), []).graph()[0].item()
+    (False, True)
+    """
+    return get_proxy_mode() is not None
+
+
+def _operations(function: Callable[..., Any], inputs: Sequence[Tensor], *, validates: bool = False) -> Any:
     """Trace the tensor operations of a function; the module has attributes of the tracer that compilers do not accept."""
 
     def described(*tensors: Tensor) -> Any:
@@ -128,7 +155,8 @@ def _operations(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
             return function(*tensors)
 
     try:
-        with pyro.validation_enabled(False):  # validation depends on values
+        # Validation depends on values.
+        with nullcontext() if validates else pyro.validation_enabled(False):
             recorded: Any = make_fx(described)(*inputs)
     except RuntimeError as error:
         if "data-dependent" not in str(error):
@@ -139,6 +167,19 @@ def _operations(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
         if _depends_on_values(node):
             raise _refusal(str(node.target))
     return recorded
+
+
+def _errors_as_conditions(graph: Graph) -> None:
+    """Make a graph invalid, by its last result, where an operation of linear algebra fails, instead of raising an error."""
+    output: Any = graph.output_node()
+    *results, is_valid = output.args[0]
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten._linalg_check_errors.default):
+        with graph.inserting_before(output):
+            succeeds = graph.call_function(torch.ops.aten.eq.Scalar, (node.args[0], 0))
+            all_succeed = graph.call_function(torch.ops.aten.all.default, (succeeds,))
+            is_valid = graph.call_function(torch.ops.aten.logical_and.default, (is_valid, all_succeed))
+        graph.erase_node(node)
+    output.args = ((*results, is_valid),)
 
 
 def _index_by_constant_masks(recorded: Any) -> None:
@@ -236,6 +277,17 @@ class _ItemsAsTensors(TorchFunctionMode):
             x = args[0].detach()
             return x.double() if x.is_floating_point() else x
         return func(*args, **(kwargs or {}))
+
+
+class _BooleansBy(TorchFunctionMode):
+    """Evaluate Python booleans made of tensors by a function."""
+
+    def __init__(self, evaluate: Callable[[Tensor], bool]):
+        super().__init__()
+        self._evaluate = evaluate
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return self._evaluate(args[0]) if func is Tensor.__bool__ else func(*args, **(kwargs or {}))
 
 
 def is_random(node: Node) -> bool:

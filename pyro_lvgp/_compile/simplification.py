@@ -9,6 +9,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from pyro_lvgp._compile.identities import unchanged_argument
 from pyro_lvgp._compile.recording import is_random
 
 __all__ = ["simplified"]
@@ -26,7 +27,8 @@ def simplified(module: GraphModule) -> GraphModule:
 
     - The result of an operation with the arguments of an earlier one is that of the earlier one.
     - Operations of constants, and those of which the result depends on the shape of a tensor alone, are computed once, here.
-    - ``detach`` is left out: a recorded graph holds its gradients, and has none of its own.
+    - ``detach`` is left out: a recorded graph holds its gradients, and has none of its own.  So are operations that return an
+      argument as it is (:func:`~pyro_lvgp._compile.identities.unchanged_argument`).
     - Operations whose results are used nowhere are left out.
 
     Tensors that are written in place and results of the graph, which may be written by those who get them, stay tensors of
@@ -45,20 +47,22 @@ def simplified(module: GraphModule) -> GraphModule:
     graph = Graph()
     copies: dict[Node, Node] = {}
     values: dict[Node, Tensor] = {}  # of constants
+    constants: dict[int, Node] = {}  # of the stored tensors, by their identity
     computed: dict[Hashable, Node] = {}
     stored: dict[str, Any] = {str(node.target): getattr(module, str(node.target)) for node in attributes}
 
     def copy_of(node: Node) -> Node:
         if node not in copies:  # a constant that an operation takes which stays
-            name = f"_computed_{len(stored)}"
-            stored[name] = values[node]
-            copies[node] = graph.create_node("get_attr", name)
+            value = values[node]
+            if id(value) not in constants:
+                name = f"_computed_{len(stored)}"
+                stored[name], constants[id(value)] = value, graph.create_node("get_attr", name)
+            copies[node] = constants[id(value)]
         return copies[node]
 
     for node in module.graph.nodes:
         is_removable = node not in own and _is_pure(node) and written.isdisjoint(node.all_input_nodes)
-        if is_removable and node.target is torch.ops.aten.detach.default:
-            source = node.args[0]
+        if is_removable and (source := _source(node, values)) is not None:
             if source in values:
                 values[node] = values[source]
             else:
@@ -75,6 +79,11 @@ def simplified(module: GraphModule) -> GraphModule:
         if not node.users and (node.op == "get_attr" or _is_pure(node)):
             graph.erase_node(node)
     return GraphModule(stored, graph)
+
+
+def _source(node: Node, values: dict[Node, Tensor]) -> Node | None:
+    """Return the argument that an operation returns, as it is or without gradients."""
+    return node.all_input_nodes[0] if node.target is torch.ops.aten.detach.default else unchanged_argument(node, values)
 
 
 def _is_pure(node: Node) -> bool:
@@ -123,7 +132,7 @@ def _constant(module: GraphModule, node: Node, values: dict[Node, Tensor]) -> Te
     described, target = node.meta.get("val"), cast(Callable[..., Tensor], node.target)
     if not isinstance(described, Tensor) or described.numel() > _MAX_ENTRIES:
         return None
-    if target in _OF_SHAPE:
+    if target in _OF_SHAPE or (target is torch.ops.aten.pow.Tensor_Scalar and node.args[1] == 0):
         shape = node.all_input_nodes[0].meta["val"]
         like = torch.empty_strided(shape.shape, shape.stride(), dtype=shape.dtype, device=shape.device)
         return target(like, *node.args[1:], **node.kwargs)

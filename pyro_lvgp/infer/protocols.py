@@ -244,7 +244,7 @@ class HasLogJoint(Protocol):
 class HasScoreTensors(Protocol):
     """:class:`HasLogJoint` with one local site, whose score may be a tuple of tensors with derivatives of its own.
 
-    A chain of :class:`~pyro_lvgp.guides.AutoAnnealedLangevin` then is one operation for autograd.  A subclass that overrides
+    Chains of :class:`~pyro_lvgp.guides.AutoAnnealedLangevin` then need no autograd of the score.  A subclass that overrides
     ``score`` overrides :meth:`score_tensors` too.
     """
 

@@ -23,7 +23,7 @@ Lipschitz coefficients".
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -34,11 +34,16 @@ from torch.autograd.function import once_differentiable
 __all__ = ["LangevinEnds", "Score", "langevin_chain", "tamed_drift"]
 
 
+@runtime_checkable
 class Score(Protocol):
-    """Score of a density with its derivatives: a ``NamedTuple`` of the tensors that it depends on, such as an ``RBFScore``."""
+    """Score of a density with its derivatives."""
 
     def evaluate(self, X: Tensor) -> tuple[Tensor, Any]:
         """Compute the score, and the intermediate results that its derivatives need."""
+        ...
+
+    def tensors(self, evaluated: Sequence[Any]) -> tuple[Tensor | None, ...]:
+        """Return the tensors that evaluated scores depend on, besides X."""
         ...
 
     def pull_back(self, at: Any, bar: Tensor) -> tuple[Tensor, Any]:
@@ -46,7 +51,7 @@ class Score(Protocol):
         ...
 
     def gradients(self, evaluated: Sequence[Any], bars: Sequence[Any]) -> tuple[Tensor | None, ...]:
-        """Compute the derivatives of a loss by the tensors, summed over several evaluations."""
+        """Compute the derivatives of a loss by :meth:`tensors`, summed over several evaluations."""
         ...
 
 
@@ -64,7 +69,7 @@ class LangevinEnds(NamedTuple):
 
 
 def langevin_chain(
-    score: Any,
+    score: Score,
     z: Float[Tensor, "*shape"],
     momentum: Float[Tensor, "*shape"] | None,
     noise: Sequence[Float[Tensor, "*shape"]],
@@ -76,7 +81,7 @@ def langevin_chain(
 ) -> LangevinEnds:
     """Run a chain of K transitions.
 
-    :param score: ∇ log p, a :class:`Score` that is a tuple of its tensors.
+    :param score: ∇ log p.
     :param z: first position.
     :param momentum: first momentum; None for a new one at each transition.
     :param noise: ξ of each transition, without gradients.
@@ -97,7 +102,9 @@ def langevin_chain(
     (tensor([[0.9800]]), tensor([[-0.0784]]))
     """
     schedule = (beta, step_size, taming, persistence)
-    return LangevinEnds(*_Chain.apply(type(score), max_gradient, noise, z, momentum, *schedule, *score))
+    path = _run(score, z, momentum, noise, *schedule)
+    tensors = score.tensors(path.evaluated)
+    return LangevinEnds(*_Chain.apply(score, path, max_gradient, noise, z, momentum, *schedule, *tensors))
 
 
 def tamed_drift(
@@ -152,44 +159,69 @@ class _TransitionBars(NamedTuple):
     second_g: Tensor
 
 
-class _Chain(Function):
-    @staticmethod
-    def forward(ctx: Any, make, max_gradient, noise, z, momentum, beta, step_size, taming, persistence, *tensors):
-        score = make(*tensors)
-        fresh = None if persistence is None else (1.0 - persistence.square()).sqrt()
+class _Path(NamedTuple):
+    """Positions of a chain, with the scores there and their intermediate results, and the transitions between them."""
+
+    positions: Sequence[Tensor]
+    scores: Sequence[Tensor]
+    evaluated: Sequence[Any]
+    transitions: Sequence[_Transition]
+
+
+@torch.no_grad()
+def _run(
+    score: Score,
+    z: Tensor,
+    momentum: Tensor | None,
+    noise: Sequence[Tensor],
+    beta: Tensor,
+    step_size: Tensor,
+    taming: Tensor | None,
+    persistence: Tensor | None,
+) -> _Path:
+    value, at = score.evaluate(z)
+    positions, scores, evaluated, transitions = [z], [value], [at], []
+    kappas = (None,) * len(noise) if taming is None else taming.unbind()
+    fresh = None if persistence is None else _share_of_noise(persistence)
+    for xi, b, eps, kappa in zip(noise, beta.unbind(), step_size.unbind(), kappas, strict=True):
+        refreshed = xi
+        if fresh is not None and persistence is not None and momentum is not None:
+            refreshed = torch.addcmul(fresh * xi, persistence, momentum)
+        first_drift, first_ratio = tamed_drift(z, value, b, kappa)
+        half = torch.addcmul(refreshed, eps, first_drift, value=0.5)
+        z = torch.addcmul(z, eps, half)
         value, at = score.evaluate(z)
-        positions, scores, evaluated, transitions = [z], [value], [at], []
-        kappas = (None,) * len(noise) if taming is None else taming.unbind()
-        for xi, b, eps, kappa in zip(noise, beta.unbind(), step_size.unbind(), kappas, strict=True):
-            refreshed = xi if fresh is None else torch.addcmul(fresh * xi, persistence, momentum)
-            first_drift, first_ratio = tamed_drift(z, value, b, kappa)
-            half = torch.addcmul(refreshed, eps, first_drift, value=0.5)
-            z = torch.addcmul(z, eps, half)
-            value, at = score.evaluate(z)
-            second_drift, second_ratio = tamed_drift(z, value, b, kappa)
-            after = torch.addcmul(half, eps, second_drift, value=0.5)
-            transitions.append(
-                _Transition(momentum, refreshed, first_drift, first_ratio, half, second_drift, second_ratio, after)
-            )
-            positions.append(z)
-            scores.append(value)
-            evaluated.append(at)
-            momentum = after
-        squares = (torch.stack([getattr(t, name) for t in transitions]).square() for name in ("refreshed", "after"))
+        second_drift, second_ratio = tamed_drift(z, value, b, kappa)
+        after = torch.addcmul(half, eps, second_drift, value=0.5)
+        transitions.append(_Transition(momentum, refreshed, first_drift, first_ratio, half, second_drift, second_ratio, after))
+        positions.append(z)
+        scores.append(value)
+        evaluated.append(at)
+        momentum = after
+    return _Path(positions, scores, evaluated, transitions)
+
+
+class _Chain(Function):
+    """Ends of a path, as a differentiable function of what the path was computed from."""
+
+    @staticmethod
+    def forward(ctx: Any, score, path, max_gradient, noise, z, momentum, beta, step_size, taming, persistence, *tensors):
+        squares = (torch.stack([getattr(t, name) for t in path.transitions]).square() for name in ("refreshed", "after"))
         log_ratio = 0.5 * torch.sub(*squares).sum(0)
-        ctx.make, ctx.max_gradient, ctx.noise, ctx.fresh = make, max_gradient, noise, fresh
-        ctx.positions, ctx.scores, ctx.evaluated, ctx.transitions = positions, scores, evaluated, transitions
-        ctx.save_for_backward(beta, step_size, taming, persistence, *tensors)
-        ctx.mark_non_differentiable(scores[0])
-        return z, log_ratio, scores[0]
+        ctx.score, ctx.path, ctx.max_gradient, ctx.noise = score, path, max_gradient, noise
+        ctx.save_for_backward(beta, step_size, taming, persistence)
+        # Tensors of their own, since those of the path are stored.
+        last, first_score = path.positions[-1].detach(), path.scores[0].detach()
+        ctx.mark_non_differentiable(first_score)
+        return last, log_ratio, first_score
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, z_bar, log_ratio_bar, _):
-        beta, step_size, taming, persistence, *tensors = ctx.saved_tensors
-        score = ctx.make(*tensors)
+        beta, step_size, taming, persistence = ctx.saved_tensors
+        score, path = ctx.score, ctx.path
         bound = _bound(log_ratio_bar, ctx.max_gradient)
-        columns = (ctx.transitions, ctx.evaluated[1:], beta.unbind(), step_size.unbind(), (0.5 * step_size).unbind())
+        columns = (path.transitions, path.evaluated[1:], beta.unbind(), step_size.unbind(), (0.5 * step_size).unbind())
         momentum_bar = score_bar = torch.zeros_like(z_bar)
         bars, score_bars = [], []
         for transition, at, b, eps, half_eps in reversed(list(zip(*columns, strict=True))):
@@ -209,38 +241,42 @@ class _Chain(Function):
             z_bar, score_bar = torch.addcmul(z_bar, b - 1.0, first_g), b * first_g
             if persistence is not None:
                 momentum_bar = persistence * refreshed_bar
-        own_z_bar, of_score = score.pull_back(ctx.evaluated[0], score_bar)
+        own_z_bar, of_score = score.pull_back(path.evaluated[0], score_bar)
         bar = _TransitionBars(*map(torch.stack, zip(*reversed(bars), strict=True)))
         schedule = _schedule_bars(ctx, bar, step_size, taming)
         persistence_bar = None
-        if persistence is not None and ctx.needs_input_grad[8]:
-            momenta = torch.stack([t.momentum for t in ctx.transitions])
-            along = torch.addcmul(momenta, torch.stack(list(ctx.noise)), persistence / ctx.fresh, value=-1.0)
+        if persistence is not None and ctx.needs_input_grad[9]:
+            momenta, ratio = torch.stack([t.momentum for t in path.transitions]), persistence / _share_of_noise(persistence)
+            along = torch.addcmul(momenta, torch.stack(list(ctx.noise)), ratio, value=-1.0)
             persistence_bar = (bar.refreshed * along).sum()
-        of_tensors = score.gradients(ctx.evaluated, [of_score, *reversed(score_bars)])
+        of_tensors = score.gradients(path.evaluated, [of_score, *reversed(score_bars)])
         first_momentum_bar = None if persistence is None else momentum_bar
-        return None, None, None, z_bar + own_z_bar, first_momentum_bar, *schedule, persistence_bar, *of_tensors
+        return None, None, None, None, z_bar + own_z_bar, first_momentum_bar, *schedule, persistence_bar, *of_tensors
 
 
 def _schedule_bars(
     ctx: Any, bar: _TransitionBars, step_size: Tensor, taming: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Compute the derivatives by β, ε and κ of all transitions."""
-    needed = ctx.needs_input_grad
+    needed, path = ctx.needs_input_grad, ctx.path
     first, half, second = (
-        torch.stack([getattr(t, name) for t in ctx.transitions]) for name in ("first_drift", "half", "second_drift")
+        torch.stack([getattr(t, name) for t in path.transitions]) for name in ("first_drift", "half", "second_drift")
     )
     beta_bar = step_bar = taming_bar = None
-    if needed[5]:
-        by_beta = torch.stack(ctx.scores) + torch.stack(ctx.positions)  # ∂g / ∂β at each position
-        beta_bar = torch.addcmul(bar.first_g * by_beta[:-1], bar.second_g, by_beta[1:]).flatten(1).sum(1)
     if needed[6]:
+        by_beta = torch.stack(path.scores) + torch.stack(path.positions)  # ∂g / ∂β at each position
+        beta_bar = torch.addcmul(bar.first_g * by_beta[:-1], bar.second_g, by_beta[1:]).reshape(len(first), -1).sum(1)
+    if needed[7]:
         kicks = torch.addcmul(second * bar.after, first, bar.half)
         step_bar = torch.add(half * bar.z, kicks, alpha=0.5).sum_to_size(step_size.shape)
-    if taming is not None and needed[7]:
+    if taming is not None and needed[8]:
         cubes = torch.addcmul(bar.second_drift * second.pow(3), bar.first_drift, first.pow(3))
         taming_bar = -taming * cubes.sum_to_size(taming.shape)  # ∂T / ∂κ = −κ T³
     return beta_bar, step_bar, taming_bar
+
+
+def _share_of_noise(persistence: Tensor) -> Tensor:
+    return (1.0 - persistence.square()).sqrt()
 
 
 def _through_taming(drift_bar: Tensor, ratio: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -115,6 +115,10 @@ class RBFScore(NamedTuple):
         prior = torch.addcmul(self.intercept, self.slope, X)
         return torch.addcmul(prior, pull, self.inverse_lengthscale), Evaluated(X, x, K, a, c, total, pull)
 
+    def tensors(self, evaluated: Sequence[Evaluated]) -> tuple[Tensor | None, ...]:
+        """Return the coefficients."""
+        return tuple(self)
+
     def pull_back(self, at: Evaluated, bar: Float[Tensor, "*batch N Q"]) -> tuple[Float[Tensor, "*batch N Q"], Bars]:
         """Compute the derivative of a loss by the latents, given that by the score.
 

@@ -58,6 +58,36 @@ def test_operations_of_constants_run_never():
     assert check(function, torch.randn(3)) == [aten.mul.Tensor, aten.add.Tensor]
 
 
+def test_operations_that_return_an_argument_never_run():
+    def function(x):
+        y = torch.ones(3) * (x.exp() * 1.0 - torch.zeros(3)).pow(1.0) / torch.ones(())
+        return (y.neg().neg().view(3).sin(), (x.exp() ** 0).cos() * x)
+
+    assert check(function, torch.randn(3)) == [
+        aten.exp.default,
+        aten.sin.default,
+        aten.mul.Tensor,
+    ]
+
+
+def test_a_constant_that_operations_return_is_stored_once():
+    def function(x):
+        constant = torch.arange(3.0).exp()
+        return (x * constant, x.sin() * (constant * 1.0))
+
+    graph = simplified(record_pure(function, [torch.randn(3)]))
+    assert len(list(graph.buffers())) == 1
+
+
+def test_operations_that_change_the_sign_of_zero_or_a_shape_or_a_type_run():
+    def function(x):
+        return (x.sin() + 0.0).cos(), (x.sin()[:1] * torch.ones(3)).cos(), (x.sin().long() * torch.ones(())).cos()
+
+    found = check(function, torch.tensor([-0.0, 1.0, 2.0]))
+    assert found.count(aten.mul.Tensor) == 2
+    assert aten.add.Tensor in found
+
+
 def test_results_are_tensors_of_their_own():
     def function(x):
         y = x.exp()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.guides.annealed import _reverse, transitions
+from pyro_lvgp.guides.annealed._autograd_score import AutogradScore, joined, split
 from pyro_lvgp.guides.annealed._joint_density import JointDensity
 from pyro_lvgp.guides.annealed._targets import PureTarget, Target
 from pyro_lvgp.guides.annealed.transitions import (
@@ -97,10 +98,8 @@ class AnnealedChain:
         transition: Any = self.transition
         # A subclass may move chains in another way.
         is_langevin = type(transition) in (OverdampedLangevin, UnderdampedLangevin)
-        if self.loop is None and len(self.beta) and is_langevin and isinstance(target, PureTarget):
-            score = target.score_tensors()
-            if score is not None:
-                return self._run_at_once(transition, score, z[0], beta, step_size[0])
+        if self.loop is None and len(self.beta) and is_langevin and target.differentiable >= torch.is_grad_enabled():
+            return self._run_at_once(transition, z, beta, step_size)
         first = transitions.initial_state(target.score, z, transition)
         if self.loop is None or not isinstance(target, PureTarget) or not len(self.beta):
             step = partial(transition, target.score, momentum_persistence=self.momentum_persistence)
@@ -131,19 +130,22 @@ class AnnealedChain:
                 last = _reverse.step(transition, self.target.score, last, delayed.at(k), xi)
         return ChainEnds(first.score, last.z, _reverse.finish(transition, last, schedule))
 
-    def _run_at_once(
-        self, transition: LangevinTransition, score: Any, z: Tensor, beta: Tensor, step_size: Tensor
-    ) -> ChainEnds:
-        """Run the transitions of the only site as one operation, whose derivatives are derived by hand."""
-        shape = z.shape
-        momentum = torch.randn_like(z) if transition.has_momentum else None
-        noise = [torch.randn_like(z) for _ in range(len(self.beta))]
-        if shape[:-2].numel() == 1:  # matrices take fewer operations than batches of one matrix
-            z, step_size, *noise = z.view(shape[-2:]), step_size.flatten(1, -2), *(x.view(shape[-2:]) for x in noise)
-            momentum = None if momentum is None else momentum.view(shape[-2:])
-        schedule = transition.in_units_of_momentum(step_size, self.momentum_persistence)
-        chain = langevin.langevin_chain(score, z, momentum, noise, beta, *schedule, transition.max_gradient)
-        return ChainEnds(*((x.view(shape),) for x in (chain.first_score, chain.z, chain.log_ratio)))
+    def _run_at_once(self, transition: LangevinTransition, z: Coordinates, beta: Tensor, step_size: Coordinates) -> ChainEnds:
+        """Run the transitions as one operation, whose derivatives are derived by hand."""
+        shapes = [x.shape for x in z]
+        score: Any = self.target.score_tensors() if isinstance(self.target, PureTarget) else None
+        if score is None:
+            score = AutogradScore(self.target.score, shapes)
+        elif shapes[0][:-2].numel() == 1:  # matrices take fewer operations than batches of one matrix
+            z, step_size = (z[0].view(shapes[0][-2:]),), (step_size[0].flatten(1, -2),)
+        if len(z) > 1:
+            step_size = tuple(eta.expand(-1, *shape) for eta, shape in zip(step_size, shapes, strict=True))
+        momentum = joined(tuple(map(torch.randn_like, z))) if transition.has_momentum else None
+        noise = [joined(tuple(map(torch.randn_like, z))) for _ in range(len(beta))]
+        schedule = transition.in_units_of_momentum(joined(step_size, 1), self.momentum_persistence)
+        chain = langevin.langevin_chain(score, joined(z), momentum, noise, beta, *schedule, transition.max_gradient)
+        ends = (split(x, shapes) for x in (chain.first_score, chain.z, chain.log_ratio))
+        return ChainEnds(*(tuple(x.view(shape) for x, shape in zip(end, shapes, strict=True)) for end in ends))
 
     def best_scale(self, z: Coordinates, density: JointDensity) -> float:
         """Return the factor of the step sizes among 1, ½, ¼ … with the largest bound, until it has not risen three times.

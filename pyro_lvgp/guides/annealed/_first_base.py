@@ -12,6 +12,7 @@ from torch import Tensor
 from pyro_lvgp.guides.annealed._gaussian_fit import full_covariance_optimum, mean_field_optimum
 from pyro_lvgp.guides.annealed._joint_density import JointDensity
 from pyro_lvgp.guides.annealed._pathfinder import best_on_path
+from pyro_lvgp.guides.annealed._recorded_target import RecordedTarget
 from pyro_lvgp.guides.annealed._targets import TracedTarget
 from pyro_lvgp.guides.annealed._whitened import Whitened
 from pyro_lvgp.guides.annealed.transitions import Coordinates
@@ -58,7 +59,7 @@ def first_base(
         model, sites, units, Trace(), marginalize=False, local_plate=None, differentiable=False, args=args, kwargs=kwargs
     )
     event_dims = [site.event_dim for site in coordinates]
-    density = JointDensity.of_target(target, gaussians, event_dims, target.sites_at(locs))
+    density = JointDensity.of_target(RecordedTarget(target), gaussians, event_dims, target.sites_at(locs))
     loc, stddev = density.join(locs), density.join(stddevs)
     loc, factor = best_gaussian(density, loc, stddev, correlated=correlated)
     return FirstBase(density.split(loc), factor)

@@ -23,7 +23,13 @@ from pyro_lvgp.infer.protocols import HasLogJoint, HasScoreTensors
 
 @runtime_checkable
 class Target(Protocol):
-    r"""Density :math:`\log p(y, z)` of a chain in whitened coordinates."""
+    r"""Density :math:`\log p(y, z)` of a chain in whitened coordinates.
+
+    ``differentiable`` tells whether to differentiate through the score.
+    """
+
+    @property
+    def differentiable(self) -> bool: ...
 
     def score(self, z: Coordinates) -> Coordinates:
         """Compute ∇ log p."""
@@ -63,7 +69,7 @@ class PureTarget:
     def score_tensors(self) -> Any:
         """Return the score of z as a tuple of tensors with derivatives of its own; None if it has none."""
         is_plain = self.sites.preconditioner is None and len(self.sites.sites) == 1
-        if not is_plain or not isinstance(self.model, HasScoreTensors) or self.differentiable < torch.is_grad_enabled():
+        if not is_plain or not isinstance(self.model, HasScoreTensors):
             return None
         ((_, site),) = self.sites.sites
         if site.transform is not None or site.covariance == "full":

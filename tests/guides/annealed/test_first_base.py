@@ -2,12 +2,16 @@
 
 import math
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_lvgp.guides.annealed._first_base import best_gaussian
+from pyro_lvgp.guides.annealed._first_base import best_gaussian, first_base
 from pyro_lvgp.guides.annealed._gaussian_fit import full_covariance_optimum, mean_field_optimum
 from pyro_lvgp.guides.annealed._pathfinder import best_on_path
+from pyro_lvgp.guides.mean_field import MeanFieldGuide
+from pyro_lvgp.infer import _recorded_function
 from tests.guides.annealed._densities import joint_density
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -161,3 +165,28 @@ def test_densities_without_an_ascent_keep_the_start():
     loc, scale = best_gaussian(nowhere, *start(2, 1.0), correlated=True)
     assert torch.equal(loc, torch.ones(2))
     assert torch.equal(scale, torch.full((2,), 0.1))
+
+
+def test_a_recorded_density_leads_to_the_same_gaussian_to_the_last_bit(monkeypatch):
+    """Also of a model with constraints, whose parameters are invalid at some points of a line search."""
+    counts = torch.tensor([3.0, 0.0, 5.0, 2.0])
+
+    def model():
+        nonlocal num_calls
+        num_calls += 1
+        scale = pyro.sample("scale", dist.HalfNormal(0.5))
+        with pyro.plate("rows", 4):
+            effect = pyro.sample("effect", dist.Normal(0.0, scale))
+            pyro.sample("y", dist.Poisson(4.0 + effect), obs=counts)
+
+    found = []
+    for num_eager in (5, math.inf):
+        pyro.clear_param_store()
+        monkeypatch.setattr(_recorded_function, "_NUM_EAGER", num_eager)
+        torch.manual_seed(0)
+        num_calls, guide = 0, MeanFieldGuide(model)
+        guide()
+        base = first_base(guide, model, ["scale", "effect"], (), {}, correlated=True)
+        found.append((torch.cat([*map(torch.flatten, base.loc), base.factor.flatten()]), num_calls))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] < 0.8 * found[1][1]

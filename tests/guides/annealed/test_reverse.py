@@ -16,6 +16,8 @@ TRANSITIONS = {"overdamped": OverdampedLangevin, "underdamped": UnderdampedLange
 class GaussianTarget:
     """N(mean, 1 / precision)."""
 
+    differentiable = True
+
     def __init__(self, mean, precision):
         self.mean, self.precision = mean, precision
 
@@ -100,6 +102,8 @@ def test_weights_are_constant_where_the_last_position_has_the_law_of_the_target(
 class Correlated:
     """N(m, Λ⁻¹) in two dimensions, not normalised."""
 
+    differentiable = True
+
     precision = torch.tensor([[3.0, 1.0], [1.0, 2.0]]).double()
     mean = torch.tensor([1.0, -0.5]).double()
     log_z = math.log(2.0 * math.pi) - 0.5 * math.log(5.0)
@@ -113,6 +117,8 @@ class Correlated:
 
 class Quartic:
     """exp(−z⁴ / 4 + z), with a normaliser by quadrature."""
+
+    differentiable = True
 
     grid = torch.linspace(-8.0, 8.0, 20_001).double()[:, None]
 

@@ -17,6 +17,8 @@ Z = (torch.zeros(300, 2),)
 class Target:
     """Independent Gaussian rows, far narrower than the base; the log joint of some draws is that of all, or of their mean."""
 
+    differentiable = False
+
     def __init__(self, broadcasts):
         self.broadcasts, self.shapes = broadcasts, set()
 
