@@ -14,9 +14,10 @@ import torch  # noqa: E402
 
 
 def pytest_collection_finish():
-    """Leave the objects of imported modules out of garbage collections, each of which would take a second."""
+    """Leave the objects of imported modules out of garbage collections, each of which would take a second; collect rarely."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(100_000, 20, 20)
 
 
 @pytest.fixture(autouse=True)
