@@ -108,7 +108,9 @@ def y():
 def test_posterior_guide_gives_exact_densities(y):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Estimated shape parameter")  # of one row or two
-        result = loo(factor_analysis, gaussian_guide(), y, local_plate="rows", num_samples=400, num_local_samples=400, chunk_size=400)
+        result = loo(
+            factor_analysis, gaussian_guide(), y, local_plate="rows", num_samples=400, num_local_samples=400, chunk_size=400
+        )
     exact = exact_loo(y)
     assert result.elpd_i.dims == ("rows",)
     assert torch.allclose(torch.tensor(result.elpd_i.values), exact, atol=0.12)

@@ -82,7 +82,7 @@ def test_an_undertrained_fit_has_not_converged():
     Y = linear_data()
     model = BayesianGPLVM(N, D, 2, num_inducing=10)
     guide = MeanFieldGuide(model)
-    history = fit(model, guide, Y, num_steps=200, optim=JointAdam(lr=1e-4), loss=MeanFieldELBO("data"), progress=False)
+    history = fit(model, guide, Y, num_steps=600, optim=JointAdam(lr=1e-4), loss=MeanFieldELBO("data"), progress=False)
     result = report(model, guide, Y, history=history)
     assert result.convergence.converged is False
     assert result.findings[0].severity == "warning"
@@ -261,7 +261,7 @@ def test_evidence_of_simulated_data_is_bounded_from_both_sides():
 
     def make_guide(model, y):
         guide = annealed(model, y, step_size=0.1)
-        fit(model, guide, y, num_steps=60, optim=JointAdam(lr=0.05), progress=False)
+        fit(model, guide, y, num_steps=300, progress=False)
         return guide
 
     y = torch.tensor([1.0, -1.0, 0.5, 0.0, 2.0])

@@ -1,6 +1,5 @@
 """Distributed fits in several processes of ``torch.distributed``."""
 
-import torch
 from torch import Tensor
 
 from pyro_lvgp._utils.distributed import ProcessGroup
