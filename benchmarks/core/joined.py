@@ -19,7 +19,11 @@ def in_processes(work: Callable[[int], Any], number: int, *, threads: int = 1) -
     :param threads: number of threads of each process.
     """
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(_run_process, (work, number, threads, folder), nprocs=number)
+        context = torch.multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["pyro_lvgp.guides"])  # of which imports take seconds, once for all processes
+        torch.multiprocessing.start_processes(
+            _run_process, (work, number, threads, folder), nprocs=number, start_method="forkserver"
+        )
         return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(number)]
 
 

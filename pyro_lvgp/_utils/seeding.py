@@ -29,8 +29,22 @@ def seeded(seed: int | None) -> Iterator[None]:
     if not isinstance(seed, Integral) or isinstance(seed, bool):
         raise TypeError(f"expected seed to be an integer or None, got {seed!r}; use int(...)")
     with forked():
-        torch.manual_seed(int(seed))
+        seed_all(int(seed))
         yield
+
+
+def seed_all(seed: int) -> None:
+    """Seed the global random state, as ``torch.manual_seed`` does.
+
+    In builds of PyTorch without accelerators, ``torch.manual_seed`` takes milliseconds to note the whole stack of calls for
+    each kind of accelerator.
+
+    :param seed: seed.
+    """
+    if torch.accelerator.current_accelerator() is None:
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 @contextmanager

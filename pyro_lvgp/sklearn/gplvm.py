@@ -26,6 +26,7 @@ __all__ = ["GPLVM"]
 _GENEROUS_DIM = 10  # of the first fit of n_components="auto"
 _LEAST_RELEVANCE, _LEAST_VARIANCE = 1.0 / 3.0, 0.05
 _NUM_DRAWS = 100  # of the latents of a row, for its log evidence
+_ROWS_AT_ONCE = 1000  # draws of latents whose densities are computed together, which bounds the memory
 
 
 class GPLVM(LatentTransformer):
@@ -209,18 +210,21 @@ class GPLVM(LatentTransformer):
         proposals = [(-math.log(2.0), draws)]
         for log_share, each in zip(log_shares.T, gaussians, strict=True):
             proposals.append((log_share - math.log(2.0), each.mean + (each.scale_tril @ noise[:, None, :, None]).squeeze(-1)))
-        value, observed = torch.nan_to_num(Y, self.model_.likelihood.fill_value), ~torch.isnan(Y)
+        at_once = max(_ROWS_AT_ONCE // len(Y), 1)
         terms = []
-        for log_share, x in ((log_share, x) for log_share, many in proposals for x in many):
-            y = self.model_.predictive(self.guide_, x, rows=rows)
+        for log_share, x in ((log_share, x) for log_share, many in proposals for x in many.split(at_once)):
+            idx = torch.arange(len(Y), device=Y.device).repeat(len(x))
+            own = None if rows is None else rows[idx]
+            y = self.model_.predictive(self.guide_, x.flatten(0, 1), rows=own)
+            value, observed = torch.nan_to_num(Y, self.model_.likelihood.fill_value)[idx], ~torch.isnan(Y)[idx]
             if isinstance(y.likelihood, RowLikelihood):
                 log_p = y.likelihood.log_predictive_density_of_rows(value, observed, y.f_mean, y.f_variance, y.params)
             else:
                 log_p = torch.where(observed, y.log_prob_of_entries(value), 0.0).sum(-1)
             log_prior = prior.log_prob(x)
             log_q = torch.logaddexp(log_prior, posterior.log_prob(x)) - math.log(2.0)
-            terms.append(log_share + log_p + log_prior - log_q)
-        return torch.stack(terms).logsumexp(0) - math.log(_NUM_DRAWS)
+            terms.append(log_share + log_p.view_as(log_prior) + log_prior - log_q)
+        return torch.cat(terms).logsumexp(0) - math.log(_NUM_DRAWS)
 
 
 def _num_relevant(fitted: Fitted) -> int:

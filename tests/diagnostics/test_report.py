@@ -1,5 +1,6 @@
 """Reports of constructed fits whose defects are known."""
 
+import importlib
 import math
 from html.parser import HTMLParser
 
@@ -42,9 +43,16 @@ def texts(result):
     return [finding.text for finding in result.findings]
 
 
+@pytest.fixture
+def few_draws(monkeypatch):
+    """The fewest draws for leave-one-out densities, in tests of other checks."""
+    monkeypatch.setattr(importlib.import_module("pyro_lvgp.diagnostics.report"), "_NUM_LOO_DRAWS", 25)
+
+
 @pytest.fixture(scope="module")
 def good():
     torch.set_default_dtype(torch.float64)
+    pyro.set_rng_seed(0)
     Y = linear_data()
     model = linear_model(Y)
     guide, history = fitted(model, Y)
@@ -69,6 +77,7 @@ def test_a_converged_linear_gaussian_model_has_no_findings(good):
     assert "chains: not applicable: the guide has no chains" in str(result)
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_an_undertrained_fit_has_not_converged():
     Y = linear_data()
     model = BayesianGPLVM(N, D, 2, num_inducing=10)
@@ -80,6 +89,7 @@ def test_an_undertrained_fit_has_not_converged():
     assert "had not converged" in result.findings[0].text
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_without_a_history_or_with_a_short_one_nothing_is_said_of_convergence(good):
     model, guide, Y, _ = good
     assert report(model, guide, Y).convergence == NotApplicable("no history was given; pass history=fit(...)")
@@ -135,6 +145,7 @@ def test_weights_of_a_model_without_a_plate_are_joint():
         assert isinstance(check, NotApplicable)
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_useless_latent_dimensions_are_named():
     Y = linear_data()
     model = BayesianGPLVM(N, D, 3, num_inducing=20).initialize(Y)
@@ -148,6 +159,7 @@ def test_useless_latent_dimensions_are_named():
     assert "2 of 3 dimensions of site 'X' are unused: the posterior of dimensions 0, 2 is the prior" in text
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_the_prior_variance_of_latents_is_that_given_the_globals():
     def model(y):
         loc = pyro.sample("loc", dist.Normal(0.0, 3.0))
@@ -165,6 +177,7 @@ def test_the_prior_variance_of_latents_is_that_given_the_globals():
     assert result.latents.unused == {"x": [1]}
 
 
+@pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize("anew", [False, True], ids=["latents of rows", "new guide"])
 def test_too_little_noise_is_found_by_coverage(anew):
     Y = linear_data()
@@ -264,6 +277,7 @@ def test_evidence_of_simulated_data_is_bounded_from_both_sides():
     assert untrained.evidence.sandwich.gap.mean() > sandwich.gap.mean()
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_html_has_the_same_findings_escaped(good):
     model, guide, Y, _ = good
     result = report(model, guide, Y)

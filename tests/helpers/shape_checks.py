@@ -3,11 +3,13 @@
 import dataclasses
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import jaxtyping
 import torch
+from beartype.roar import BeartypeDecorHintPep585DeprecationWarning
 
 _check_at_each_call = jaxtyping.jaxtyped
 _KEYWORDS = object()  # between the arguments by position and those by name
@@ -34,7 +36,13 @@ def _check_new_shapes(function: Any = None, *, typechecker: Any) -> Any:
     if not inspect.isfunction(function):
         return _check_at_each_call(function, typechecker=typechecker)
     passed: set[Any] = set()
-    checked = functools.cache(lambda: _check_at_each_call(function, typechecker=typechecker))  # takes a millisecond
+
+    @functools.cache
+    def checked() -> Callable[..., Any]:  # takes a millisecond
+        with warnings.catch_warnings(module=warnings):  # of old annotations, which code that records warnings would find
+            warnings.simplefilter("ignore", BeartypeDecorHintPep585DeprecationWarning)
+            return _check_at_each_call(function, typechecker=typechecker)
+
     config = jaxtyping.config
 
     @functools.wraps(function)

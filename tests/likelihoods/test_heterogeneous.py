@@ -154,10 +154,10 @@ def fitted(name: str, kinds: Heterogeneous, Y: torch.Tensor):
     if name == "random features":
         model = RandomFeatureLVM(N, 5, 1, num_frequencies=10, lengthscale=1.0, likelihood=kinds).initialize(Y)
         guide = RandomFeatureGuide(model)
-        return model, guide, {"optim": guide.blocks(lr=0.05), "num_steps": 200}
+        return model, guide, {"optim": guide.blocks(lr=0.1), "num_steps": 120}
     model = BayesianGPLVM(N, 5, 1, num_inducing=10, likelihood=kinds).initialize(Y)
-    guide = AutoAnnealedLangevin(model, num_steps=3) if name == "annealed" else MeanFieldGuide(model)
-    return model, guide, {"loss": MeanFieldELBO(num_samples=1), "num_steps": 60, "optim": JointAdam(lr=0.1)}
+    guide = AutoAnnealedLangevin(model, num_steps=2) if name == "annealed" else MeanFieldGuide(model)
+    return model, guide, {"loss": MeanFieldELBO(num_samples=1), "num_steps": 40, "optim": JointAdam(lr=0.1)}
 
 
 @pytest.mark.parametrize("name", ["mean field", "annealed", "random features"])

@@ -128,8 +128,8 @@ def fitted(name: str, Y: torch.Tensor):
         guide = RandomFeatureGuide(model)
         return model, guide, {"optim": guide.blocks(lr=0.1), "num_steps": 80}
     model = BayesianGPLVM(N, D, 1, num_inducing=10, likelihood=likelihood).initialize(Y)
-    guide = AutoAnnealedLangevin(model, num_steps=3) if name == "annealed" else MeanFieldGuide(model)
-    return model, guide, {"loss": MeanFieldELBO(num_samples=1), "num_steps": 60, "optim": JointAdam(lr=0.1)}
+    guide = AutoAnnealedLangevin(model, num_steps=2) if name == "annealed" else MeanFieldGuide(model)
+    return model, guide, {"loss": MeanFieldELBO(num_samples=1), "num_steps": 40, "optim": JointAdam(lr=0.1)}
 
 
 @pytest.mark.parametrize("name", ["mean field", "annealed", "random features"])

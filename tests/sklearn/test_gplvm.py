@@ -34,17 +34,17 @@ def test_it_is_the_model_under_a_mean_field_guide(iris):
     """And leaves Pyro's parameters and the global random state alone."""
     pyro.param("mine", torch.ones(()))
     state = torch.get_rng_state()
-    gplvm = GPLVM(max_iter=300, batch_size=50, random_state=3).fit(iris)
+    gplvm = GPLVM(max_iter=100, batch_size=50, random_state=3).fit(iris)
     assert list(pyro.get_param_store()) == ["mine"]
     assert torch.equal(torch.get_rng_state(), state)
     Y, seed = torch.tensor((iris - iris.mean(0)) / iris.std(0)), int(np.random.RandomState(3).randint(2**31 - 1))
     model = BayesianGPLVM(150, 4, 2).initialize(Y, seed=seed)
-    guide, settings = MeanFieldGuide(model), {"num_steps": 300, "batch_size": 50, "seed": seed, "progress": False}
+    guide, settings = MeanFieldGuide(model), {"num_steps": 100, "batch_size": 50, "seed": seed, "progress": False}
     settings |= {"optim": JointAdam(lr=0.02), "callbacks": [LRSchedule("cosine")]}
     history = fit(model, guide, Y, loss=MeanFieldELBO(max_plate_nesting=1), **settings)
     np.testing.assert_allclose(gplvm.history_.losses, history.losses, rtol=1e-3)
     np.testing.assert_allclose(gplvm.embedding_, guide.median()["X"], atol=0.02)
-    assert gplvm.n_iter_ == 300
+    assert gplvm.n_iter_ == 100
 
 
 def test_latents_tell_the_kinds_of_flowers_and_the_data(iris):
@@ -78,7 +78,7 @@ def test_other_likelihoods_see_the_data_as_they_are():
 
 
 def test_rows_do_not_depend_on_those_beside_them(iris):
-    gplvm = GPLVM(random_state=0, max_iter=100).fit(iris)
+    gplvm = GPLVM(random_state=0, max_iter=30).fit(iris)
     many = np.tile(iris, (8, 1))  # in two parts
     assert np.abs(gplvm.transform(many)[-150:] - gplvm.transform(iris)).mean() < 1e-3
 

@@ -61,7 +61,7 @@ def test_predictions_are_close_to_those_of_the_true_distribution(factors):
     normal, covariance = factors
     train, test = _warped(normal[:300]), _warped(normal[300:])
     hidden = np.random.default_rng(1).random(test.shape).argsort(1).argsort(1) < 3
-    imputer = GPLVMImputer(max_iter=150, random_state=0).fit(train)
+    imputer = GPLVMImputer(max_iter=75, random_state=0).fit(train)
     predicted = imputer.predictive(np.where(hidden, np.nan, test))
     mean, stddev = _conditional(normal[300:], hidden, covariance)
     plain = hidden.copy()

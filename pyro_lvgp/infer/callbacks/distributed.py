@@ -1,10 +1,9 @@
 """Distributed fits in several processes of ``torch.distributed``."""
 
-import torch
 from torch import Tensor
 
 from pyro_lvgp._utils.distributed import ProcessGroup
-from pyro_lvgp._utils.seeding import forked
+from pyro_lvgp._utils.seeding import forked, seed_all
 from pyro_lvgp.infer._fit_state import FitState
 from pyro_lvgp.infer._svi import CheckedSVI
 from pyro_lvgp.infer.callbacks.base import Callback
@@ -49,7 +48,7 @@ torch.distributed.init_process_group() in it first
         state.batches.share(state.processes)
         state.history.steps_per_epoch = state.batches.steps_per_epoch
         if state.seed is not None:
-            torch.manual_seed(state.seed + state.processes.rank)
+            seed_all(state.seed + state.processes.rank)
         with forked():
             state.initialize_parameters()
         self._broadcast_new_parameters()
