@@ -12,9 +12,6 @@ import pyro  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-if not torch.accelerator.is_available():  # where the original takes milliseconds to note the whole stack of calls
-    torch.manual_seed = lambda seed: torch.default_generator.manual_seed(int(seed))
-
 
 def pytest_collection_finish():
     """Leave the objects of imported modules out of garbage collections, each of which would take a second; collect rarely."""

@@ -39,7 +39,7 @@ def _check_new_shapes(function: Any = None, *, typechecker: Any) -> Any:
 
     @functools.cache
     def checked() -> Callable[..., Any]:  # takes a millisecond
-        with warnings.catch_warnings(module=warnings):  # of old annotations, which code that records warnings would find
+        with warnings.catch_warnings():  # of old annotations, which code that records warnings would find
             warnings.simplefilter("ignore", BeartypeDecorHintPep585DeprecationWarning)
             return _check_at_each_call(function, typechecker=typechecker)
 
