@@ -13,7 +13,7 @@ from pyro_lvgp.diagnostics import stacking_weights
 from pyro_lvgp.distributions import LikelihoodPredictive
 from pyro_lvgp.models import Prediction
 
-__all__ = ["Shares", "mix", "stack"]
+__all__ = ["Shares", "hidden_log_prob", "mix", "stack"]
 
 _FACTORS = (1.0, 1.4, 2.0, 3.0)  # of predictive standard deviations
 _LEAST_WEIGHT = 0.01
@@ -63,26 +63,40 @@ class Shares(NamedTuple):
         }
 
 
-def stack(
+def hidden_log_prob(
     predicted: Mapping[str, Sequence[Prediction]], data: Float[Tensor, "N D"], folds: Sequence[Bool[Tensor, "N D"]]
-) -> tuple[Shares, Shares]:
-    """Choose the weights at inputs with data and at inputs without, by the predictions of hidden entries of both kinds.
-
-    A kind without hidden entries has the weights of all.
+) -> dict[str, dict[float, Float[Tensor, " H"]]]:
+    """Compute log densities of the entries that are hidden in the folds, by candidate and factor, fold after fold.
 
     :param predicted: predictions of each candidate, one for each fold.
     :param data: data, NaN where missing.
     :param folds: mask of the entries that are missing in each fold.
     """
-    missing = data.isnan()
-    hidden = [fold & ~missing for fold in folds]
-    log_prob = {
+    hidden = [fold & ~data.isnan() for fold in folds]
+    return {
         name: {
             factor: torch.cat([_widened(each, factor).log_prob(data)[part] for each, part in zip(parts, hidden, strict=True)])
             for factor in _FACTORS
         }
         for name, parts in predicted.items()
     }
+
+
+def stack(
+    log_prob: Mapping[str, Mapping[float, Float[Tensor, " H"]]],
+    data: Float[Tensor, "N D"],
+    folds: Sequence[Bool[Tensor, "N D"]],
+) -> tuple[Shares, Shares]:
+    """Choose the weights at inputs with data and at inputs without, by the predictions of hidden entries of both kinds.
+
+    A kind without hidden entries has the weights of all.
+
+    :param log_prob: returned by :func:`hidden_log_prob`.
+    :param data: data, NaN where missing.
+    :param folds: mask of the entries that are missing in each fold.
+    """
+    missing = data.isnan()
+    hidden = [fold & ~missing for fold in folds]
     are_empty = [(missing | fold).all(1, keepdim=True) for fold in folds]
     with_data = [part & ~is_empty for part, is_empty in zip(hidden, are_empty, strict=True)]
     without_data = [part & is_empty for part, is_empty in zip(hidden, are_empty, strict=True)]

@@ -23,7 +23,7 @@ from pyro_lvgp.models import LinearGPVAE, Prediction
 from pyro_lvgp.models._row_regression import RowRegression, patterns
 from pyro_lvgp.models._separate_processes import SeparateProcesses
 from pyro_lvgp.sklearn._series import TimeAxis, as_dates
-from pyro_lvgp.sklearn._stacked_series import mix, stack
+from pyro_lvgp.sklearn._stacked_series import hidden_log_prob, mix, stack
 
 __all__ = ["GPVAERegressor"]
 
@@ -141,8 +141,9 @@ class GPVAERegressor(BaseEstimator):
         predicted: dict[str, list[Prediction]] = {name: [] for name in candidates}
         for (name, _), prediction in zip(tasks, results, strict=True):
             predicted[name].append(prediction)
-        self.held_out_nll_ = {name: _held_out_nll(parts, data, folds) for name, parts in predicted.items()}
-        self._shares = stack(predicted, data, folds)
+        log_prob = hidden_log_prob(predicted, data, folds)
+        self.held_out_nll_ = {name: -by_factor[1.0].mean().item() for name, by_factor in log_prob.items()}
+        self._shares = stack(log_prob, data, folds)
         self.weights_, self.gap_weights_ = (shares.weights for shares in self._shares)
         self.factor_weights_, self.gap_factor_weights_ = (shares.factors for shares in self._shares)
         self._is_empty = data.isnan().all(1)
@@ -239,12 +240,6 @@ def _fitted(make: Callable[[], Candidate], x: Tensor, data: Tensor, max_iter: in
 def _predicted(make: Callable[[], Candidate], x: Tensor, data: Tensor, max_iter: int) -> Prediction:
     """Predict the missing entries of data from the others."""
     return _fitted(make, x, data, max_iter).predict()
-
-
-def _held_out_nll(predicted: Sequence[Prediction], data: Tensor, folds: Sequence[Tensor]) -> float:
-    """Mean negative log density of the entries that are hidden in the folds."""
-    log_prob = [part.log_prob(data)[fold & ~data.isnan()] for part, fold in zip(predicted, folds, strict=True)]
-    return -torch.cat(log_prob).mean().item()
 
 
 def _spread(x: Float[Tensor, "N P"]) -> Float[Tensor, " P"]:

@@ -210,13 +210,14 @@ class GPLVM(LatentTransformer):
         proposals = [(-math.log(2.0), draws)]
         for log_share, each in zip(log_shares.T, gaussians, strict=True):
             proposals.append((log_share - math.log(2.0), each.mean + (each.scale_tril @ noise[:, None, :, None]).squeeze(-1)))
+        values, seen = torch.nan_to_num(Y, self.model_.likelihood.fill_value), ~torch.isnan(Y)
         at_once = max(_ROWS_AT_ONCE // len(Y), 1)
         terms = []
         for log_share, x in ((log_share, x) for log_share, many in proposals for x in many.split(at_once)):
             idx = torch.arange(len(Y), device=Y.device).repeat(len(x))
             own = None if rows is None else rows[idx]
             y = self.model_.predictive(self.guide_, x.flatten(0, 1), rows=own)
-            value, observed = torch.nan_to_num(Y, self.model_.likelihood.fill_value)[idx], ~torch.isnan(Y)[idx]
+            value, observed = values[idx], seen[idx]
             if isinstance(y.likelihood, RowLikelihood):
                 log_p = y.likelihood.log_predictive_density_of_rows(value, observed, y.f_mean, y.f_variance, y.params)
             else:

@@ -16,6 +16,7 @@ from pyro_lvgp.ops.state_space.scan import Maps, prefix
 __all__ = [
     "KalmanFilter",
     "factorise",
+    "look_back",
     "output_row",
     "precision_ahead",
     "predicted_covariances",
@@ -124,14 +125,30 @@ def precision_ahead(model: StateSpaceModel, LB: KalmanFilter) -> Tensor:
     """Precision of the state at n that the sites after n contribute."""
     hA = output_row(model) @ model.A
     precision = hA.mT @ (LB.W.square() / LB.s)[..., 1:, :, :] @ hA
-    start = torch.zeros_like(LB.p @ LB.p.mT)[..., :1, :, :]
-    reverse = prefix(
-        (LB.Psi.mT.flip(-3), precision.flip(-3)),
-        start,
-        lambda i, j: (j[0] @ i[0], j[0] @ i[1] @ j[0].mT + j[1]),
-        lambda i, N: i[0] @ N @ i[0].mT + i[1],
-    )
-    return F.pad(reverse.flip(-3), (0, 0, 0, 0, 0, 1))
+    return look_back(LB.Psi.mT, precision, torch.zeros_like(LB.p @ LB.p.mT)[..., -1:, :, :])
+
+
+def look_back(back: Tensor, own: Tensor, last: Tensor) -> Tensor:
+    """Run ``N_n = N*_n + L_nᵀ N_{n+1} L_n`` and, in further columns, ``r_n = r*_n + L_nᵀ r_{n+1}``, from the last point on.
+
+    :param back: Lᵀ of all points but the last.
+    :param own: N* of these points, and r* beside it.
+    :param last: N of the last point, and r beside it.
+    """
+    earlier = prefix((back.flip(-3), own.flip(-3)), last, _compose_carries, _carry_back).flip(-3)
+    return torch.cat([earlier, last.expand(*earlier.shape[:-3], *last.shape[-3:])], -3)
+
+
+def _carry_back(maps: Maps, ahead: Tensor) -> Tensor:
+    """N and r of a point from those of the next one."""
+    back, own = maps
+    carried, S = back @ ahead, back.shape[-1]
+    return torch.cat([carried[..., :S] @ back.mT, carried[..., S:]], -1) + own
+
+
+def _compose_carries(first: Maps, second: Maps) -> Maps:
+    """Compose two such maps."""
+    return second[0] @ first[0], _carry_back(second, first[1])
 
 
 def recursion(A: Tensor, b: Tensor, start: Tensor) -> Tensor:

@@ -30,13 +30,13 @@ from torch.nn.functional import pad
 from pyro_lvgp.ops.state_space._kalman import (
     KalmanFilter,
     factorise,
+    look_back,
     predicted_covariances,
     predicted_states,
     recursion,
     run_filter,
 )
 from pyro_lvgp.ops.state_space.models import StateSpaceModel
-from pyro_lvgp.ops.state_space.scan import Maps, prefix
 
 __all__ = ["CoupledSites", "ScalarSites"]
 
@@ -177,10 +177,7 @@ def _look_ahead(own: Tensor, back: Tensor, A: Tensor, F: Tensor, mean: Tensor, v
     :param own: N* and r*, side by side.
     :param back: Lᵀ of all points but the last.
     """
-    widths, reverse = [F.shape[-1], mean.shape[-1]], own.flip(-3)
-    last = reverse[..., :1, :, :]
-    earlier = prefix((back.flip(-3), reverse[..., 1:, :, :]), last, _compose, _update)
-    N, r = torch.cat([last, earlier], -3).flip(-3).split(widths, -1)
+    N, r = look_back(back, own[..., :-1, :, :], own[..., -1:, :, :]).split([F.shape[-1], mean.shape[-1]], -1)
     weight, total = value_bar[..., None, None, :], value_bar.sum(-1)[..., None, None, None]
     weighted = weight * r
     G = 0.5 * (weighted @ r.mT - total * N)
@@ -196,16 +193,3 @@ def _differentiable_gradients(
     needed = [part for part, is_needed in zip(inputs, ctx.needs_input_grad, strict=True) if is_needed]
     gradients = iter(torch.autograd.grad(value, needed, value_bar, create_graph=True))
     return tuple(next(gradients) if is_needed else None for is_needed in ctx.needs_input_grad)
-
-
-def _update(maps: Maps, ahead: Tensor) -> Tensor:
-    """N and r of a point from those of the next one."""
-    back, own = maps
-    carried = back @ ahead
-    S = back.shape[-1]
-    return torch.cat([carried[..., :S] @ back.mT, carried[..., S:]], -1) + own
-
-
-def _compose(first: Maps, second: Maps) -> Maps:
-    """Compose two such maps."""
-    return second[0] @ first[0], _update(second, first[1])
