@@ -15,7 +15,7 @@ from torch import Tensor
 from pyro_lvgp._utils.standalone import StandaloneModule
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.ops.expected_log_likelihood import Quadratic
-from pyro_lvgp.ops.quadrature import gauss_hermite, log_expectation_at_mode
+from pyro_lvgp.ops.quadrature import gauss_hermite, log_expectation_at_mode, log_expectation_derivatives
 
 __all__ = ["Likelihood", "LogConcaveLikelihood", "QuadraticLikelihood", "WithParameter"]
 
@@ -191,6 +191,33 @@ class Likelihood(StandaloneModule):
         y, mean, variance = torch.broadcast_tensors(y, mean, variance)
         return gauss_hermite(self._log_prob_of(y, params), mean, variance, num_points=self.num_points, log=True)
 
+    def log_predictive_derivatives(
+        self,
+        y: Float[Tensor, "*#batch"],
+        mean: Float[Tensor, "*#batch"],
+        variance: Float[Tensor, "*#batch"],
+        params: Tensor | None,
+    ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
+        r"""Compute :meth:`log_predictive_density` and its first and second derivative in the mean of f, without gradients.
+
+        Its derivative in the variance of f is half of :math:`\partial_m^2 \log p + (\partial_m \log p)^2`, since a Gaussian
+        density N(f; m, v) solves the heat equation :math:`2\, \partial_v N = \partial_m^2 N`.  By default derivatives are
+        those of automatic differentiation; Laplace approximations of latents need them in each step.
+
+        :param y: data in the support.
+        :param mean: means of f.
+        :param variance: variances of f.
+        :param params: the tensor that :meth:`params` returns.
+        :returns: the log density and the derivatives.
+        """
+        y, mean, variance = torch.broadcast_tensors(y, mean, variance)
+        with torch.enable_grad():
+            mean = mean.detach().clone().requires_grad_()
+            density = self.log_predictive_density(y, mean, variance, params)
+            (first,) = torch.autograd.grad(density.sum(), mean, create_graph=True)
+            (second,) = torch.autograd.grad(first.sum(), mean)
+        return density.detach(), first.detach(), second
+
     def moments(
         self, mean: Float[Tensor, "*#batch"], variance: Float[Tensor, "*#batch"], params: Tensor | None
     ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
@@ -283,10 +310,22 @@ class LogConcaveLikelihood(Likelihood):
         variance: Float[Tensor, "*#batch"],
         params: Tensor | None,
     ) -> Float[Tensor, "*batch"]:
+        return log_expectation_at_mode(*self._integrand(y, mean, variance, params), num_points=self.num_points)
+
+    def log_predictive_derivatives(
+        self,
+        y: Float[Tensor, "*#batch"],
+        mean: Float[Tensor, "*#batch"],
+        variance: Float[Tensor, "*#batch"],
+        params: Tensor | None,
+    ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
+        return log_expectation_derivatives(*self._integrand(y, mean, variance, params), num_points=self.num_points)
+
+    def _integrand(self, y: Tensor, mean: Tensor, variance: Tensor, params: Tensor | None) -> tuple[Any, ...]:
+        """Log density as a function of f, its derivatives, the moments of f, and where the log density bends."""
         y, mean, variance = torch.broadcast_tensors(y, mean, variance)
-        derivatives, bend = partial(self.log_prob_derivatives, y, params=params), self._bend(y, params)
-        log_prob = self._log_prob_of(y, params)
-        return log_expectation_at_mode(log_prob, derivatives, mean, variance, bend, num_points=self.num_points)
+        derivatives = partial(self.log_prob_derivatives, y, params=params)
+        return self._log_prob_of(y, params), derivatives, mean, variance, self._bend(y, params)
 
     def _bend(self, y: Tensor, params: Tensor | None) -> Tensor:
         """Function value near which log p(y | f, θ) bends, where quadrature nodes cluster."""

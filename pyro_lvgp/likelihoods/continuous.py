@@ -10,7 +10,11 @@ from torch import Tensor
 from pyro_lvgp._utils.control_flow import holds
 from pyro_lvgp.likelihoods.base import Likelihood, QuadraticLikelihood, WithParameter
 from pyro_lvgp.ops.expected_log_likelihood import gaussian_quadratic, heteroscedastic_quadratic
-from pyro_lvgp.ops.student_t import expected_log_student_t, log_student_t_plus_normal
+from pyro_lvgp.ops.student_t import (
+    expected_log_student_t,
+    log_student_t_plus_normal,
+    log_student_t_plus_normal_derivatives,
+)
 
 __all__ = ["Gaussian", "LogNormal", "StudentT", "as_likelihood"]
 
@@ -211,6 +215,10 @@ class StudentT(_AdditiveNoise):
 
     def log_predictive_density(self, y, mean, variance, params):
         return log_student_t_plus_normal(y - mean, params, self.df, variance)
+
+    def log_predictive_derivatives(self, y, mean, variance, params):
+        density, first, second = log_student_t_plus_normal_derivatives(y - mean, params, self.df, variance)
+        return density, -first, second
 
     def moments(self, mean, variance, params):
         mean, variance = torch.broadcast_tensors(mean, variance + params.square() * (self.df / (self.df - 2.0)))

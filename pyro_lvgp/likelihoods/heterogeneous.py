@@ -126,6 +126,11 @@ class Heterogeneous(Likelihood):
         parts = self.by_part(params, y, mean, variance)
         return self._columns.join([part.log_predictive_density(*inputs, own) for part, own, inputs in parts])
 
+    def log_predictive_derivatives(self, y, mean, variance, params):
+        parts = [part.log_predictive_derivatives(*x, own) for part, own, x in self.by_part(params, y, mean, variance)]
+        density, first, second = (self._columns.join(values) for values in zip(*parts, strict=True))
+        return density, first, second
+
     def moments(self, mean, variance, params):
         parts = [part.moments(*inputs, own) for part, own, inputs in self.by_part(params, mean, variance)]
         y_mean, y_variance = (self._columns.join(values) for values in zip(*parts, strict=True))

@@ -1,6 +1,7 @@
 """Laplace's approximation: a Gaussian at a mode of the posterior of each row's latents."""
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import pyro.distributions as dist
 import torch
@@ -15,7 +16,10 @@ from pyro_lvgp.likelihoods import RowLikelihood
 
 Entries = Callable[..., LikelihoodPredictive]  # of latents [B, Q], and of indices [B] where rows have arguments of their own
 Vectors = Float[Tensor, "B D Q"]
+# Log densities of rows, their derivatives in means and variances of f, and products with the second derivatives in the means.
+Expansion = tuple[Float[Tensor, " B"], Float[Tensor, "B D"], Float[Tensor, "B D"], Callable[[Vectors], Vectors]]
 _DAMPING, _RANGE = 1.0, (1e-8, 1e8)
+_MAX_ENTRIES = 3000  # at a time, whose 50 nodes of a quadrature fit into the cache of a core
 
 
 @torch.no_grad()
@@ -79,16 +83,15 @@ def laplace(
 
     def expansion(X: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log density, its gradient and H, of some of the rows."""
-        y, mask = Y[rows], observed[rows]
         with torch.enable_grad():
             leaf = X.detach().requires_grad_()
             given = (each(leaf, *(x[rows] for x in indices)) for each in entries)
-            values, fishers = zip(*(_likelihood_expansion(each, leaf, y, mask) for each in given), strict=True)
-            log_prior = dist.MultivariateNormal(loc[rows], scale_tril=factors[rows], validate_args=False).log_prob(leaf)
-            value = torch.stack(values).mean(0) + log_prior
-            (slope,) = torch.autograd.grad(value.sum(), leaf)
-        H = precision[rows] + torch.stack(fishers).mean(0)
-        return value.detach(), slope, 0.5 * (H + H.mT)  # exactly symmetric, for argument validation
+            terms = [_likelihood_expansion(each, leaf, Y[rows], observed[rows]) for each in given]
+        value, slope, H = (torch.stack(parts).mean(0) for parts in zip(*terms, strict=True))
+        log_prior = dist.MultivariateNormal(loc[rows], scale_tril=factors[rows], validate_args=False).log_prob(X)
+        slope = slope + (precision[rows] @ (loc[rows] - X)[..., None]).squeeze(-1)
+        H = H + precision[rows]
+        return value + log_prior, slope, 0.5 * (H + H.mT)  # exactly symmetric, for argument validation
 
     X = start.detach().flatten(0, 1).clone()
     value, slope, H = expansion(X, torch.arange(len(X), device=X.device))
@@ -135,31 +138,50 @@ def _scale_tril(precision: Float[Tensor, "B Q Q"]) -> Float[Tensor, "B Q Q"]:
 
 def _likelihood_expansion(
     entries: LikelihoodPredictive, X: Float[Tensor, "B Q"], Y: Tensor, observed: Bool[Tensor, "B D"]
-) -> tuple[Float[Tensor, " B"], Float[Tensor, "B Q Q"]]:
-    """Log p(y | x), differentiable in X, and its term of the precision H of the latents."""
-    log_likelihood = entries.rows(observed).log_prob(Y)
-    mean, variance = entries.f_mean.detach().requires_grad_(), entries.f_variance.detach()
-    at_mean = LikelihoodPredictive(entries.likelihood, mean, variance, entries.term, entries.params)
-    (slope,) = torch.autograd.grad(at_mean.rows(observed).log_prob(Y).sum(), mean, create_graph=True)
+) -> tuple[Float[Tensor, " B"], Float[Tensor, "B Q"], Float[Tensor, "B Q Q"]]:
+    """Log p(y | x), its gradient in x, and its term of the precision H of the latents."""
+    mean, variance = entries.f_mean, entries.f_variance
+    if isinstance(entries.likelihood, RowLikelihood):
+        log_likelihood, in_mean, in_variance, curvature_times = _expansion_of_rows(entries, Y, observed)
+    else:
+        log_likelihood, in_mean, in_variance, curvature_times = _expansion_of_entries(entries, Y, observed)
+    (slope,) = torch.autograd.grad((in_mean * mean + in_variance * variance).sum(), X, retain_graph=True)
     # Jᵀ v is linear in v: its derivatives are the columns of J, Q of them however many outputs there are.
     v = torch.zeros_like(mean, requires_grad=True)
-    (JTv,) = torch.autograd.grad(entries.f_mean, X, v, create_graph=True)
-    columns = [torch.autograd.grad(column.sum(), v, retain_graph=True)[0] for column in JTv.unbind(-1)]
-    J = torch.stack(columns, -1)
-    curvature_times = _hessian_times if isinstance(entries.likelihood, RowLikelihood) else _concave_diagonal_times
-    return log_likelihood, -J.mT @ curvature_times(slope, mean, J)
+    (JTv,) = torch.autograd.grad(mean, X, v, create_graph=True)
+    J = torch.stack([torch.autograd.grad(column.sum(), v, retain_graph=True)[0] for column in JTv.unbind(-1)], -1)
+    return log_likelihood, slope, -J.mT @ curvature_times(J)
 
 
-def _concave_diagonal_times(slope: Float[Tensor, "B D"], mean: Float[Tensor, "B D"], J: Vectors) -> Vectors:
-    """Product of J with the derivatives of ``slope`` in ``mean``, the second derivatives of entries, if these are negative."""
-    (curvature,) = torch.autograd.grad(slope.sum(), mean)
-    return curvature.clamp_max(0.0)[..., None] * J
+def _expansion_of_entries(entries: LikelihoodPredictive, Y: Float[Tensor, "B D"], observed: Bool[Tensor, "B D"]) -> Expansion:
+    """Log density of rows of independent entries, its derivatives in the moments of f, and products with its second ones.
+
+    The second derivatives in the means are set to zero where they are positive.
+    """
+    params, (B, D) = entries.params, Y.shape
+    parts = []
+    for rows in torch.arange(B, device=Y.device).split(max(_MAX_ENTRIES // D, 1)):
+        has_rows = params is not None and params.dim() > 1 and params.shape[-2] == B
+        own = cast(Tensor, params)[..., rows, :] if has_rows else params
+        moments = entries.f_mean[rows].detach(), entries.f_variance[rows].detach()
+        parts.append(entries.likelihood.log_predictive_derivatives(Y[rows], *moments, own))
+    log_density, first, second = (torch.where(observed, torch.cat(x), 0.0) for x in zip(*parts, strict=True))
+    curvature = second.clamp_max(0.0)[..., None]
+    return log_density.sum(-1), first, 0.5 * (second + first.square()), lambda J: curvature * J
 
 
-def _hessian_times(slope: Float[Tensor, "B D"], mean: Float[Tensor, "B D"], J: Vectors) -> Vectors:
-    """Product of J with the Jacobian of ``slope`` in ``mean`` of each row, which is symmetric."""
-    columns = [torch.autograd.grad(slope, mean, column, retain_graph=True)[0] for column in J.unbind(-1)]
-    return torch.stack(columns, -1)
+def _expansion_of_rows(entries: LikelihoodPredictive, Y: Float[Tensor, "B D"], observed: Bool[Tensor, "B D"]) -> Expansion:
+    """Log density of rows of dependent entries, its derivatives in the moments of f, and products with its Hessians."""
+    mean, variance = (x.detach().clone().requires_grad_() for x in (entries.f_mean, entries.f_variance))
+    at_moments = LikelihoodPredictive(entries.likelihood, mean, variance, entries.term, entries.params)
+    log_likelihood = at_moments.rows(observed).log_prob(Y)
+    in_mean, in_variance = torch.autograd.grad(log_likelihood.sum(), (mean, variance), create_graph=True)
+
+    def hessian_times(J: Vectors) -> Vectors:
+        columns = [torch.autograd.grad(in_mean, mean, column, retain_graph=True)[0] for column in J.unbind(-1)]
+        return torch.stack(columns, -1)
+
+    return log_likelihood.detach(), in_mean.detach(), in_variance.detach(), hessian_times
 
 
 def gaussian_components(prior: torch.distributions.Distribution) -> tuple[Float[Tensor, " K"], dist.MultivariateNormal]:

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["expected_log_student_t", "log_student_t_plus_normal"]
+__all__ = ["expected_log_student_t", "log_student_t_plus_normal", "log_student_t_plus_normal_derivatives"]
 
-_NEGLIGIBLE = 30.0  # nats below the maximum of an integrand
+_LOG_FARTHEST_OUTLIER = 10.0  # log(1 + r²/(ν s²)) up to which nodes are close enough for full accuracy
 _FIRST, _LAST = -11.0, math.log(40.0)  # of log t, where the gap's integrand is of the order e^2u, and of exp(-e^u)
 
 
@@ -67,8 +67,6 @@ def log_student_t_plus_normal(
     scale: Float[Tensor, "*#batch"],
     df: float,
     variance: Float[Tensor, "*#batch"],
-    *,
-    num_points: int = 80,
 ) -> Float[Tensor, "*batch"]:
     r"""Compute the log density of the sum of a Student-t and a Gaussian variable, both of mean zero.
 
@@ -79,13 +77,13 @@ def log_student_t_plus_normal(
         \log \int N(r;\, 0,\, v + s^2 / g)\, \mathrm{Gamma}(g;\, \nu / 2,\, \nu / 2)\, dg .
 
     In log g the integrand is smooth and decays on both sides, so that the trapezoidal rule converges exponentially fast, for
-    all ratios of the scales and all r.
+    all ratios of the scales and all r.  Nodes are as close and as many as the rounding error of the dtype demands for
+    :math:`|r| < 150 \sqrt \nu\, s`; beyond, distances grow like log r.
 
     :param deviation: the sum r.
     :param scale: scale s of the t distribution.
     :param df: degrees of freedom ν of the t distribution.
     :param variance: v of the Gaussian, zero allowed.
-    :param num_points: number of nodes in the range in which the integrand is not negligible.
 
     Source: Andrews and Mallows (1974), "Scale mixtures of normal distributions"; Trefethen and Weideman (2014), "The
     exponentially convergent trapezoidal rule".
@@ -95,15 +93,61 @@ def log_student_t_plus_normal(
     (tensor([-0.9808]), tensor([-0.9808]))
     """
     r2, s2, v = torch.broadcast_tensors(deviation.square(), scale.square(), variance)
-    half = 0.5 * df
     with torch.no_grad():
-        # At a distance x to the right of log g = 0 the integrand decays at least as fast as exp(−ν/2 (e^x − 1 − x)), and at a
-        # distance x to the left of log g = −log(1 + r²/(ν s²)) as exp(−ν/2 x).
-        farthest = _NEGLIGIBLE / half + math.sqrt(2.0 * _NEGLIGIBLE / half)
-        low, high = -torch.log1p(r2 / (df * s2)) - farthest, math.log1p(farthest)
-        share = torch.linspace(0.0, 1.0, num_points, dtype=r2.dtype, device=r2.device).view(-1, *(1 for _ in r2.shape))
-        log_g, step = low + share * (high - low), (high - low) / (num_points - 1)
+        log_g, log_weights = _precisions(r2, s2, df)
     total = v + s2 * torch.exp(-log_g)
-    log_gamma = half * (log_g - log_g.expm1()) + half * (math.log(half) - 1.0) - math.lgamma(half)  # of log g
-    log_normal = -0.5 * (r2 / total + total.log() + math.log(2.0 * math.pi))
-    return torch.logsumexp(log_gamma + log_normal, 0) + step.log()
+    return torch.logsumexp(log_weights - 0.5 * (r2 / total + total.log()), 0)
+
+
+@torch.no_grad()
+def log_student_t_plus_normal_derivatives(
+    deviation: Float[Tensor, "*#batch"],
+    scale: Float[Tensor, "*#batch"],
+    df: float,
+    variance: Float[Tensor, "*#batch"],
+) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
+    r"""Compute :func:`log_student_t_plus_normal` and its first and second derivative in r, at the nodes of one quadrature.
+
+    With :math:`p = (v + s^2 / g)^{-1}`, and expectations over the density of g given r,
+
+    .. math:: \partial_r = -r\, E\,p, \qquad \partial_r^2 = r^2 \operatorname{Var} p - E\,p .
+
+    The results have no gradients.
+
+    :param deviation: the sum r.
+    :param scale: scale s of the t distribution.
+    :param df: degrees of freedom ν of the t distribution.
+    :param variance: v of the Gaussian, zero allowed.
+    :returns: the value and the derivatives.
+
+    >>> zero, one = torch.zeros(1), torch.ones(1)
+    >>> log_student_t_plus_normal_derivatives(one, one, 4.0, zero)  # ..., -(ν + 1) r / (ν s² + r²), ...
+    (tensor([-1.5387]), tensor([-1.]), tensor([-0.6000]))
+    """
+    r, s, v = torch.broadcast_tensors(deviation, scale, variance)
+    r2, s2 = r.square(), s.square()
+    log_g, log_weights = _precisions(r2, s2, df)
+    precision = (v + s2 * torch.exp(-log_g)).reciprocal()
+    log_terms = log_weights - 0.5 * (r2 * precision - precision.log())
+    value = torch.logsumexp(log_terms, 0)
+    weights = torch.exp(log_terms - value)
+    mean = (weights * precision).sum(0)
+    return value, -r * mean, r2 * (weights * (precision - mean).square()).sum(0) - mean
+
+
+def _precisions(r2: Tensor, s2: Tensor, df: float) -> tuple[Tensor, Tensor]:
+    """Logarithms of precisions g along a new first dimension, and of their weights Gamma(g; ν/2, ν/2) g Δ / √(2 π)."""
+    half, nats = 0.5 * df, -math.log(torch.finfo(r2.dtype).eps)
+    # At a distance x to the right of log g = 0 the integrand decays at least as fast as exp(−ν/2 (e^x − 1 − x)), and at a
+    # distance x to the left of log g = −log(1 + r²/(ν s²)) as exp(−ν/2 x).
+    farthest = nats / half + math.sqrt(2.0 * nats / half)
+    right = math.log1p(farthest)
+    # The trapezoidal rule has an error of exp(−2 π a / Δ) for an integrand that is analytic for imaginary parts below a, here
+    # π/2, and of exp(−2 (π σ / Δ)²) for a normal density, here of σ² = 2/ν.
+    spacing = min(math.pi**2 / nats, math.pi * math.sqrt(2.0 / (half * nats)))
+    num_points = math.ceil((farthest + _LOG_FARTHEST_OUTLIER + right) / spacing) + 1
+    left = -torch.log1p(r2 / (df * s2)) - farthest
+    share = torch.linspace(0.0, 1.0, num_points, dtype=r2.dtype, device=r2.device).view(-1, *(1 for _ in r2.shape))
+    log_g, step = left + share * (right - left), (right - left) / (num_points - 1)
+    log_constant = half * (math.log(half) - 1.0) - math.lgamma(half) - 0.5 * math.log(2.0 * math.pi)
+    return log_g, half * (log_g - log_g.expm1()) + (step.log() + log_constant)

@@ -61,6 +61,7 @@ def test_each_column_has_what_its_part_says(kinds):
             "mean": part(mean_part).mean,
             "expected": part.expected_log_prob(y_part, mean_part, variance_part, own),
             "marginal": part.log_predictive_density(y_part, mean_part, variance_part, own),
+            "derivatives": torch.stack(part.log_predictive_derivatives(y_part, mean_part, variance_part, own)),
             "moments": torch.stack(part.moments(mean_part, variance_part, own)),
             "function": part.inverse_link(y_part),
         }
@@ -69,6 +70,7 @@ def test_each_column_has_what_its_part_says(kinds):
             "mean": entries.mean,
             "expected": kinds.expected_log_prob(y, mean, variance, params),
             "marginal": kinds.log_predictive_density(y, mean, variance, params),
+            "derivatives": torch.stack(kinds.log_predictive_derivatives(y, mean, variance, params)),
             "moments": torch.stack(kinds.moments(mean, variance, params)),
             "function": kinds.inverse_link(y),
         }

@@ -142,6 +142,17 @@ def test_variances_of_counts_that_hardly_vary(count):
         torch.testing.assert_close(found[near].double(), expected[near], rtol=1e-2, atol=0.0)
 
 
+def test_derivatives_of_predictive_densities(likelihood, problem):
+    """In the mean of f, and by the heat equation in its variance."""
+    y, mean, variance = problem[0], *(x.requires_grad_() for x in problem[1:])
+    density = likelihood.log_predictive_density(y, mean, variance, likelihood.params())
+    first, of_variance = torch.autograd.grad(density.sum(), (mean, variance), create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), mean)
+    found = likelihood.log_predictive_derivatives(y, mean, variance, likelihood.params())
+    torch.testing.assert_close(found, (density.detach(), first.detach(), second), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(0.5 * (found[2] + found[1].square()), of_variance.detach(), rtol=1e-4, atol=1e-4)
+
+
 def test_function_inverts_the_link_roughly(likelihood):
     f = torch.linspace(-1, 1, 4).double()
     start = likelihood.inverse_link(likelihood(f).sample((20_000,)).mean(0))

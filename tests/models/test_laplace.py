@@ -11,7 +11,7 @@ from pyro_lvgp.distributions import LikelihoodPredictive
 from pyro_lvgp.guides import MeanFieldGuide, RandomFeatureGuide
 from pyro_lvgp.kernels import Linear
 from pyro_lvgp.likelihoods import Bernoulli, Gaussian, LogNormal, LowRankGaussian, Poisson
-from pyro_lvgp.models import BayesianGPLVM, RandomFeatureLVM, latent_mixture
+from pyro_lvgp.models import BayesianGPLVM, RandomFeatureLVM, _laplace, latent_mixture
 from pyro_lvgp.models._given_latents import predictor
 from pyro_lvgp.models._laplace import laplace
 from pyro_lvgp.models._new_rows import _log_likelihood_at
@@ -254,3 +254,24 @@ def test_weights_are_integrated_out_of_predictions(weights):
     torch.testing.assert_close(ratio.mean(1), torch.ones(5), rtol=4.0 * (2.0 / (num_draws * num_columns)) ** 0.5, atol=0.0)
     error = (exact.f_mean - many.f_mean) / (many.f_variance / num_draws).sqrt()
     assert error.abs().max() < 4.0
+
+
+@pytest.mark.parametrize(
+    "params", [torch.tensor(0.5), torch.rand(D) + 0.1, torch.rand(5, D) + 0.1], ids=["one", "columns", "rows"]
+)
+def test_blocks_of_rows_give_the_same_result(params, holes, monkeypatch):
+    """Parameters of the likelihood of each row are divided with the rows."""
+    weights, prior = torch.randn(Q, D), dist.MultivariateNormal(torch.zeros(1, Q), torch.eye(Q).expand(1, Q, Q))
+
+    def given(X, index):
+        own = params.double()
+        return LikelihoodPredictive(
+            Gaussian(), X @ weights, X.square() @ weights.square(), "fitc", own[index] if own.dim() == 2 else own
+        )
+
+    results = []
+    for size in (1, 2 * D, 100 * D):
+        monkeypatch.setattr(_laplace, "_MAX_ENTRIES", size)
+        results.append(laplace([given], holes, prior, torch.zeros(1, 5, Q), num_steps=5, index=torch.arange(5)))
+    torch.testing.assert_close(results[0], results[2])
+    torch.testing.assert_close(results[1], results[2])

@@ -126,10 +126,11 @@ def _state_space():
 def _quadrature():
     mean, variance = torch.zeros(2), torch.tensor([0.0, 2.0])
     yield lambda: quadrature.gauss_hermite(torch.sin, mean, variance, log=True)
-    yield lambda: quadrature.log_expectation_at_mode(
-        lambda f: -f.square(), lambda f: (-2.0 * f, torch.full_like(f, -2.0)), mean, variance, mean
-    )
+    square = lambda f: -f.square(), lambda f: (-2.0 * f, torch.full_like(f, -2.0))
+    yield lambda: quadrature.log_expectation_at_mode(*square, mean, variance, mean)
+    yield lambda: quadrature.log_expectation_derivatives(*square, mean, variance, mean)
     yield lambda: student_t.log_student_t_plus_normal(mean, variance + 1.0, 4.0, variance)
+    yield lambda: student_t.log_student_t_plus_normal_derivatives(mean, variance + 1.0, 4.0, variance)
     yield lambda: student_t.expected_log_student_t(mean, variance + 1.0, 4.0, variance)
     yield lambda: ordered_probit.expected_log_interval(torch.tensor([-torch.inf, 0.0]), torch.tensor([0.0, 1.0]), variance)
 
