@@ -101,7 +101,7 @@ def as_tensor(table: Table, *, like: Tensor | None = None, name: str = "the tabl
         return table
     wanted = torch.get_default_dtype() if like is None else like.dtype
     default = np.float64 if wanted == torch.float64 else np.float32
-    values = torch.tensor(_as_array(table, name, default))
+    values = torch.tensor(np.ascontiguousarray(_as_array(table, name, default)))  # strides may be negative
     return values if like is None else values.to(like)
 
 
@@ -163,7 +163,8 @@ def _as_array(table: Table, name: str, default: Any) -> np.ndarray:
         if all(_is_numeric(frame.iloc[:, i]) for i in range(frame.shape[1])):
             return _from_pandas(frame, name, default).reshape(values.shape)
     if values.dtype.kind not in "fiub":
-        raise ValueError(f"expected {name} to be a table of numbers, got {type(table).__name__} of {values.dtype}; {_ADVICE}")
+        advice = "divide durations by one, such as pandas.Timedelta(hours=1)" if values.dtype.kind == "m" else _ADVICE
+        raise ValueError(f"expected {name} to be a table of numbers, got {type(table).__name__} of {values.dtype}; {advice}")
     return values.astype(_precision([values.dtype], default))
 
 

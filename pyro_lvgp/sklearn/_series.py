@@ -19,29 +19,36 @@ _UNITS = {
 class TimeAxis(NamedTuple):
     """Dates as numbers: time since an origin, in a unit.
 
-    :param origin: the first date.
+    :param origin: the first date, in UTC if dates have a time zone.
     :param unit: ``"days"``, ``"hours"``, ``"minutes"`` or ``"seconds"``.
+    :param has_zone: whether dates have a time zone, which may be another one for each index of dates.
     """
 
     origin: np.datetime64
     unit: str
+    has_zone: bool
 
     @classmethod
     def of(cls, dates: Any) -> "TimeAxis":
         """Create the axis whose unit is the largest that the median step between dates holds.
 
-        :param dates: a ``pandas.DatetimeIndex`` without time zone.
+        :param dates: a ``pandas.DatetimeIndex``.
         """
         steps = np.diff(np.sort(np.unique(dates.to_numpy("datetime64[ns]"))))
         step = np.median(steps) if len(steps) else np.timedelta64(0, "ns")
         unit = next((name for name, length in _UNITS.items() if step >= length), "seconds")
-        return cls(dates.min().to_datetime64(), unit)
+        return cls(dates.min().to_datetime64(), unit, dates.tz is not None)
 
     def numbers(self, dates: Any) -> Float[Tensor, "N 1"]:
         """Convert dates.
 
-        :param dates: a ``pandas.DatetimeIndex`` without time zone.
+        :param dates: a ``pandas.DatetimeIndex``.
+        :raises ValueError: for dates with a time zone if those of the axis have none, or without if they have one.
         """
+        if (dates.tz is not None) != self.has_zone:
+            expected, got = ("with", "without") if self.has_zone else ("without", "with")
+            advice = "dates.tz_localize(zone)" if self.has_zone else "dates.tz_localize(None)"
+            raise ValueError(f"expected dates {expected} a time zone, as in fit, got dates {got}; pass {advice}")
         elapsed = (dates.to_numpy("datetime64[ns]") - self.origin) / _UNITS[self.unit]
         return torch.tensor(elapsed, dtype=torch.float64)[:, None]
 
@@ -54,7 +61,7 @@ class TimeAxis(NamedTuple):
 
 
 def as_dates(values: Any) -> Any:
-    """Return dates as a ``pandas.DatetimeIndex`` in UTC without time zone; None for anything else.
+    """Return dates as a ``pandas.DatetimeIndex``; None for anything else.
 
     :param values: an index or a series of dates or periods, or an array or a list of dates.
     :raises ValueError: for dates that are missing.
@@ -70,4 +77,4 @@ def as_dates(values: Any) -> Any:
         return None
     if index.hasnans:
         raise ValueError(f"expected a date for each row, got {int(index.isna().sum())} missing ones; drop these rows")
-    return index if index.tz is None else index.tz_convert("UTC").tz_localize(None)
+    return index

@@ -117,7 +117,8 @@ class GPVAERegressor(BaseEstimator):
         """Compare the candidates on hidden entries, and fit them to all data.
 
         :param X: inputs [N] or [N, P]: tensor, array, series or data frame; or dates.
-        :param y: data [N, D], NaN where missing: tensor, array or data frame, whose labels the predictions keep.
+        :param y: data [N, D], or [N] of one output, NaN where missing: tensor, array, series or data frame, whose labels the
+            predictions keep.
         :raises ValueError: for data of another shape, inputs that are not finite, outputs without an observation, columns that
             are not numbers, or a period that is not positive, no duration for dates, or comes with several input columns.
         """
@@ -126,6 +127,7 @@ class GPVAERegressor(BaseEstimator):
         self._axis = None if dates is None else TimeAxis.of(dates)
         self.time_unit_ = None if self._axis is None else self._axis.unit
         x, data = self._as_inputs(X), as_double_tensor(y, name="y")
+        data = data[:, None] if data.dim() == 1 else data
         check_series(x, data)
         _, rows, self._columns = labels_of(y)
         self._rows = X if rows is None and dates is not None else rows
@@ -162,6 +164,8 @@ class GPVAERegressor(BaseEstimator):
 
         :param X: inputs; those of the data by default.
         :param num_samples: number of draws of the decoder of each ``LinearGPVAE``.
+        :raises ValueError: for numbers after a fit to dates, dates after a fit to numbers, or dates with a time zone after a
+            fit to dates without, or the reverse.
         """
         check_is_fitted(self)
         inputs = self._inputs if X is None else self._as_inputs(X)

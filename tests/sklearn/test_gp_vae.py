@@ -44,6 +44,11 @@ def briefly(X, y):
     return GPVAERegressor(n_folds=1, max_iter=2).fit(X, y).predict().mean
 
 
+def test_one_output_may_be_a_vector(series):
+    t, _, gapped = series
+    torch.testing.assert_close(briefly(t, pd.Series(gapped[:, 0])), briefly(t, gapped[:, :1]))
+
+
 def test_predictions_are_a_mixture_of_the_candidates_in_units_of_the_data(fitted, float64):
     gpvae, t, Y, gapped = fitted
     assert set(gpvae.held_out_nll_) == {"separate", "white", "rough", "smooth", "regression"}

@@ -65,6 +65,17 @@ def test_summer_time_has_no_hour_twice():
     assert TimeAxis.of(dates).numbers(dates).flatten().tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
+@pytest.mark.parametrize(("zone", "advice"), [(None, "tz_localize\\(None\\)"), ("Europe/Berlin", "tz_localize\\(zone\\)")])
+def test_dates_with_a_zone_are_not_taken_for_dates_without(zone, advice):
+    dates = pd.date_range("2024-01-01", periods=3, freq="h", tz=zone)
+    axis = TimeAxis.of(as_dates(dates))
+    others = dates.tz_localize("UTC") if zone is None else dates.tz_localize(None)
+    with pytest.raises(ValueError, match=f"a time zone, as in fit, .*{advice}"):
+        axis.numbers(as_dates(others))
+    if zone is not None:  # the same hours in another zone
+        assert axis.numbers(as_dates(dates.tz_convert("Asia/Tokyo"))).flatten().tolist() == [0.0, 1.0, 2.0]
+
+
 @pytest.mark.parametrize("values", [torch.arange(3), np.arange(3.0), ["a", "b"], pd.Series([1.0]), np.zeros((2, 2))])
 def test_other_values_are_no_dates(values):
     assert as_dates(values) is None

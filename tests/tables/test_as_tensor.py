@@ -42,6 +42,19 @@ def test_integers_of_frames_have_the_precision_that_estimators_give_those_of_arr
         assert np.asarray(numeric_table(table)).dtype == np.float64
 
 
+def test_rows_in_reverse_order():
+    array = np.arange(4.0).reshape(2, 2)
+    for table in (array[::-1], pd.DataFrame(array)[::-1]):
+        assert as_tensor(table).tolist() == [[2.0, 3.0], [0.0, 1.0]]
+
+
+def test_durations_are_divided_by_one():
+    durations = pd.to_timedelta([0, 90], unit="min")
+    with pytest.raises(ValueError, match=r"divide durations by one, such as pandas.Timedelta\(hours=1\)"):
+        as_tensor(durations)
+    assert as_tensor(durations / pd.Timedelta(hours=1)).tolist() == [0.0, 1.5]
+
+
 def test_results_share_no_memory_with_tables():
     array = np.zeros((2, 2))
     tensor = as_tensor(array)
