@@ -1,7 +1,9 @@
 """Base class of guides that need their model at every call."""
 
+import pickle
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from operator import attrgetter
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 
 from pyro_lvgp._utils.abstract import AbstractModuleMeta
 from pyro_lvgp._utils.pyro_lock import pyro_lock
+from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.unique_names import UniquelyNamed
 from pyro_lvgp.guides._handlers import plate_indices
 from pyro_lvgp.infer.protocols import HasPlates
@@ -29,7 +32,8 @@ class ModelGuide(UniquelyNamed, AutoGuide, metaclass=AbstractModuleMeta):
     """Base of guides that need their model at every call.
 
     The first call traces the model as ``prototype_trace``, and then makes the parameters by ``_make_parameters``.  If one of
-    the two raises, the guide is as before the call.  Copies and pickles of a guide have no model, as those of Pyro's guides.
+    the two raises, the guide is as before the call.  Copies and pickles of a guide contain its model, unlike those of Pyro's
+    guides; pickles leave out a model that pickle refuses, such as a function in a function.
 
     Subclasses implement :meth:`forward` and :meth:`quantiles`.
 
@@ -54,6 +58,7 @@ class ModelGuide(UniquelyNamed, AutoGuide, metaclass=AbstractModuleMeta):
         if isinstance(unwrapped, type):
             raise TypeError(f"expected a model, got the class {unwrapped.__name__}; construct the model first")
         super().__init__(model, create_plates=create_plates)
+        self._model: Any = ModelOfGuide((model,))
         self.plates: dict[str, pyro.plate] = {}
         self.encoders = PyroModule()
         amortised = {name: encoder for name, encoder in (encoders or {}).items() if encoder is not None}
@@ -108,16 +113,22 @@ class ModelGuide(UniquelyNamed, AutoGuide, metaclass=AbstractModuleMeta):
     def model(self) -> Any:
         """Model of the guide.
 
-        :raises RuntimeError: if the guide is a copy.
+        :raises RuntimeError: if the guide was pickled, and pickle refuses the model.
         """
-        if self._model is None:
+        (model,) = self._model
+        if model is None:
             raise RuntimeError(
-                f"expected a guide with its model, got a copied or unpickled {type(self).__name__}, which has none; make a "
-                "new guide of the model, call it once, and load the state with load_state_dict(...)"
+                f"expected a guide with its model, got an unpickled {type(self).__name__} without, since pickle refuses the "
+                "model; define it at the top level of a module, or make a new guide of the model, call it once, and load the "
+                "state with load_state_dict(...)"
             )
-        return self._model[0]
+        return model
 
     def _setup_prototype(self, *args, **kwargs):
+        if self.argument_shapes is not None:  # a copy, which has the parameters, but may be without the prototype
+            with seeded(0):  # draws of the prototype are none of the guide's
+                self._trace_prototype(*args, **kwargs)
+            return
         try:
             self._trace_prototype(*args, **kwargs)
             self._check_names()
@@ -180,8 +191,25 @@ class ModelGuide(UniquelyNamed, AutoGuide, metaclass=AbstractModuleMeta):
                 )
 
     def __getstate__(self):
-        # AutoGuide.__getstate__ would remove the model from this guide too, not only from the copy.
-        return PyroModule.__getstate__(self) | {"_model": None, "master": None}
+        # AutoGuide.__getstate__ would remove the model.
+        return PyroModule.__getstate__(self) | {"master": None}
+
+
+class ModelOfGuide(tuple[Any]):
+    """Tuple of a model, which is no submodule of the guide in an attribute of which it is.
+
+    Copies contain a copy of the model, and so do pickles, or None in its place if pickle refuses the model.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ModelOfGuide":
+        return ModelOfGuide((deepcopy(self[0], memo),))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        try:
+            pickle.dumps(self[0])
+        except (pickle.PicklingError, AttributeError, TypeError):
+            return ModelOfGuide, ((None,),)
+        return ModelOfGuide, (tuple(self),)
 
 
 def plates_of(model: Callable[..., Any]) -> Callable[..., Any] | None:

@@ -26,6 +26,7 @@ from pyro_lvgp._utils.inference_mode import outside_inference_mode
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.distributions.path_delta import PathDelta
 from pyro_lvgp.guides._handlers import ShareSubsamples
+from pyro_lvgp.guides._model_guide import ModelOfGuide
 from pyro_lvgp.guides._sampled import SampledGuide
 from pyro_lvgp.guides.annealed import schedules, transitions
 from pyro_lvgp.guides.annealed._chain import AnnealedChain, ChainEnds, curvatures
@@ -179,7 +180,7 @@ class AutoAnnealedLangevin(SampledGuide):
         self._step_size, self._learn_step_size, self._max_step_size = first_step_size, learn_step_size, max_step_size
         self._momentum_persistence, self.base_weight = momentum_persistence, base_weight
         self._adapts_base, self._adapts_step_size = self_made, step_size is None
-        self._surrogate = (surrogate_model,)  # a tuple, so that the model is no submodule
+        self._surrogate = ModelOfGuide((surrogate_model,))
         self._is_target_checked = False
         self._compile = compile
         self._compiled: CompiledLoop | None = None
@@ -545,7 +546,7 @@ class AutoAnnealedLangevin(SampledGuide):
         return target
 
     def __getstate__(self):
-        return super().__getstate__() | {"_surrogate": (None,), "_compiled": None}
+        return super().__getstate__() | {"_compiled": None}
 
 
 _LOG_2PI = math.log(2.0 * math.pi)
