@@ -39,7 +39,7 @@ WRONG = {"string": "text", "list": [1, 2], "class": Unknown, "object": Unknown()
 EXCLUDED = {
     "results that the library constructs": "Calibration ChainGain Dataset FitResult FitState Gain Moments Sandwich "
     "Restart Restarts "
-    "SampledSite SampledTraces Saved InducingValues ObservedRows MarginalizeGaussians LikelihoodTerm NaturalGaussian "
+    "SampledSite SampledTraces Saved InducingValues ObservedRows MarginalizeGaussians LikelihoodName LikelihoodTerm NaturalGaussian "
     "NormalInverseWishart ChainCheck Check ConvergenceCheck CoverageCheck EvidenceCheck Finding IntervalCoverage "
     "LatentUseCheck LeaveOneOutCheck NotApplicable RankCalibration Report SiteRanks WeightsCheck",
     "abstract bases, whose subclasses are tested": "Kernel Combination Likelihood LogConcaveLikelihood Logistic RowLikelihood "
@@ -170,6 +170,7 @@ VALID: dict[str, Callable[[], dict[str, Any]]] = {
     "LowRankGaussian": lambda: {"rank": 1, "data_dim": D},
     "Ordinal": lambda: {"edges": torch.zeros(1)},
     "as_likelihood": lambda: {"likelihood": None},
+    "likelihood_by_name": lambda: {"likelihood": "gaussian", "Y": Y},
     "DiagonalMixture": lambda: {"logits": torch.zeros(2), "locs": torch.zeros(2, 3), "scales": torch.ones(2, 3)},
     "GaussianProcess": lambda: {"kernel": kernels.RBF(1), "X": T},
     "LikelihoodPredictive": lambda: {"likelihood": likelihoods.Gaussian(), "mean": Y, "variance": torch.ones(N, D)},

@@ -151,7 +151,7 @@ def test_a_callback_may_predict_and_an_error_frees_the_lock():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning", "ignore:os.fork:RuntimeWarning")  # the latter of JAX
 def test_a_forked_process_has_a_free_lock():
     taken, release = threading.Event(), threading.Event()
 

@@ -1,6 +1,7 @@
 """Likelihoods p(y | f) of an observation given the value of a Gaussian process."""
 
 from pyro_lvgp.likelihoods.base import Likelihood, LogConcaveLikelihood
+from pyro_lvgp.likelihoods.by_name import LikelihoodName, likelihood_by_name
 from pyro_lvgp.likelihoods.continuous import Gaussian, LogNormal, StudentT, as_likelihood
 from pyro_lvgp.likelihoods.counts import Bernoulli, Binomial, Logistic, NegativeBinomial, Poisson
 from pyro_lvgp.likelihoods.heterogeneous import Heterogeneous
@@ -14,6 +15,7 @@ __all__ = [
     "Gaussian",
     "Heterogeneous",
     "Likelihood",
+    "LikelihoodName",
     "LogConcaveLikelihood",
     "LogNormal",
     "Logistic",
@@ -24,4 +26,5 @@ __all__ = [
     "RowLikelihood",
     "StudentT",
     "as_likelihood",
+    "likelihood_by_name",
 ]

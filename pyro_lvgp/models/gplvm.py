@@ -15,7 +15,7 @@ from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, 
 from pyro_lvgp.infer.protocols import LatentSymmetry
 from pyro_lvgp.kernels import Kernel
 from pyro_lvgp.kernels._symmetry import is_rotation_invariant, symmetry_of_columns
-from pyro_lvgp.likelihoods import Likelihood, LowRankGaussian
+from pyro_lvgp.likelihoods import Likelihood, LikelihoodName, LowRankGaussian, likelihood_by_name
 from pyro_lvgp.models._given_latents import as_kwargs
 from pyro_lvgp.models._known_rows import KnownRows, default_latent_dim
 from pyro_lvgp.models._row_model import as_rows
@@ -112,7 +112,7 @@ class BayesianGPLVM(SparseRowModel):
         *,
         rank: int | None = None,
         num_inducing: int | None = None,
-        likelihood: Likelihood | None = None,
+        likelihood: Likelihood | LikelihoodName | None = None,
         rows: RowArguments | None = None,
         seed: int = 0,
     ) -> "BayesianGPLVM":
@@ -130,8 +130,8 @@ class BayesianGPLVM(SparseRowModel):
             columns, but at most 8.
         :param num_inducing: number of inducing points; by default ten for each latent dimension, but from 20 to 50, at most
             one for each row.
-        :param likelihood: p(y | f); :class:`~pyro_lvgp.likelihoods.LowRankGaussian` by default, with a noise variance for each
-            column.
+        :param likelihood: p(y | f), or its name (:func:`~pyro_lvgp.likelihoods.likelihood_by_name`), such as ``"poisson"``;
+            :class:`~pyro_lvgp.likelihoods.LowRankGaussian` by default, with a noise variance for each column.
         :param rows: what is known of each row; None for nothing.
         :param seed: seed of the initial values.
         :raises ValueError: for data that cannot be used, sizes that are not positive or do not fit, or a rank with another
@@ -150,6 +150,7 @@ class BayesianGPLVM(SparseRowModel):
             raise ValueError(f"expected a rank for the default likelihood alone, got rank={rank} and {likelihood}")
         if likelihood is None:
             likelihood = LowRankGaussian(min(8, D // 3) if rank is None else rank, D)
+        likelihood = likelihood_by_name(likelihood, Y)
         if latent_dim is None:
             with torch.no_grad(), seeded(seed):
                 latent_dim = default_latent_dim(likelihood.to(Y), Y, rows, most=_MAX_DEFAULT_DIM)

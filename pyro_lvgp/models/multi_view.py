@@ -21,7 +21,15 @@ from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, 
 from pyro_lvgp.infer.protocols import LatentSymmetry
 from pyro_lvgp.kernels import Kernel
 from pyro_lvgp.kernels._symmetry import intersection, is_rotation_invariant, symmetry_of_columns
-from pyro_lvgp.likelihoods import Gaussian, Heterogeneous, Likelihood, RowLikelihood, as_likelihood
+from pyro_lvgp.likelihoods import (
+    Gaussian,
+    Heterogeneous,
+    Likelihood,
+    LikelihoodName,
+    RowLikelihood,
+    as_likelihood,
+    likelihood_by_name,
+)
 from pyro_lvgp.likelihoods._heterogeneous_rows import HeterogeneousRows
 from pyro_lvgp.models._given_latents import as_kwargs, global_draws, rows_given
 from pyro_lvgp.models._known_rows import KnownRows, default_latent_dim
@@ -171,7 +179,7 @@ class MultiViewGPLVM(SparseRowModel):
         kernel: Mapping[str, Kernel] | None = None,
         *,
         num_inducing: int | Mapping[str, int] | None = None,
-        likelihood: Mapping[str, Likelihood] | None = None,
+        likelihood: Mapping[str, Likelihood | LikelihoodName] | None = None,
         rows: RowArguments | None = None,
         dtype: torch.dtype | None = None,
         seed: int = 0,
@@ -187,7 +195,8 @@ class MultiViewGPLVM(SparseRowModel):
         :param kernel: covariances by view, as for the constructor.
         :param num_inducing: number of inducing points, of all views or by view; by default ten for each latent dimension, but
             from 20 to 50, at most one for each row.
-        :param likelihood: likelihoods by view, as for the constructor.
+        :param likelihood: likelihoods by view, as for the constructor, or their names
+            (:func:`~pyro_lvgp.likelihoods.likelihood_by_name`).
         :param rows: what is known of each row; None for nothing.
         :param dtype: precision of the model; by default that of the first tensor among the data, or torch's default dtype.
         :param seed: seed of the initial values.
@@ -201,11 +210,13 @@ class MultiViewGPLVM(SparseRowModel):
         like = like if dtype is None else like.to(dtype)
         view_dims = {name: table.shape[-1] for name, table in tables.items()}
         num_data = len(next(iter(tables.values())))
-        make = {"kernel": kernel, "likelihood": likelihood, **as_kwargs(rows)}
+        check_known(likelihood or {}, tables, "likelihood")
+        given = {name: likelihood_by_name(each, tables[name].to(like)) for name, each in (likelihood or {}).items()}
+        make: dict[str, Any] = {"kernel": kernel, "likelihood": given, **as_kwargs(rows)}
         if latent_dim is None:
             columns = slices(view_dims)
             with torch.no_grad(), seeded(seed):
-                joint = _joint_likelihood(columns, deepcopy(dict(likelihood or {}))).to(like)  # not yet parts of a model
+                joint = _joint_likelihood(columns, deepcopy(given)).to(like)  # not yet parts of a model
                 latent_dim = default_latent_dim(joint, join(tables, columns).to(like), rows, most=_MAX_DEFAULT_DIM)
         if num_inducing is None:
             num_inducing = min(max(20, min(10 * latent_dim, 50)), num_data)

@@ -26,7 +26,7 @@ from pyro_lvgp.distributions.normal import without_independent
 from pyro_lvgp.infer.elbo.handlers import sample_moments
 from pyro_lvgp.infer.protocols import LatentSymmetry
 from pyro_lvgp.kernels.spectral import mixture_kernel, random_features, spectral_density
-from pyro_lvgp.likelihoods import Gaussian, Likelihood, Logistic
+from pyro_lvgp.likelihoods import Gaussian, Likelihood, LikelihoodName, Logistic, likelihood_by_name
 from pyro_lvgp.likelihoods import polya_gamma as polyagamma
 from pyro_lvgp.models._known_rows import KnownRows
 from pyro_lvgp.models._latent_rows import Guide
@@ -147,7 +147,7 @@ class RandomFeatureLVM(RowModel):
         num_frequencies: int = 100,
         num_components: int = 20,
         lengthscale: float | None = None,
-        likelihood: Likelihood | None = None,
+        likelihood: Likelihood | LikelihoodName | None = None,
         rows: RowArguments | None = None,
         seed: int = 0,
     ) -> "RandomFeatureLVM":
@@ -175,9 +175,10 @@ class RandomFeatureLVM(RowModel):
         :param num_frequencies: number of frequencies F.
         :param num_components: truncation of the Dirichlet process.
         :param lengthscale: initial lengthscale; None for the one above with a layout, and else the constructor's default.
-        :param likelihood: p(y | f); by default :class:`~pyro_lvgp.likelihoods.NegativeBinomial` with a dispersion for each
-            column, if all entries are whole numbers from 0 and some exceed 1, and else
-            :class:`~pyro_lvgp.likelihoods.Gaussian`.  Standardise grey levels, which are whole too.
+        :param likelihood: p(y | f), or its name (:func:`~pyro_lvgp.likelihoods.likelihood_by_name`); by default
+            :class:`~pyro_lvgp.likelihoods.NegativeBinomial` with a dispersion for each column, if all entries are whole
+            numbers from 0 and some exceed 1, and else :class:`~pyro_lvgp.likelihoods.Gaussian`.  Standardise grey levels,
+            which are whole too.
         :param rows: what is known of each row; None for nothing.
         :param seed: seed of the layout, of the frequencies and of the initial values.
         :raises ValueError: for data or a layout that cannot be used, sizes that are not positive or do not fit, t-SNE in more
@@ -197,7 +198,7 @@ class RandomFeatureLVM(RowModel):
             latent_dim = next((x.shape[1] for x in (positions, prior and prior[0]) if x is not None), 2)
         check_sizes(latent_dim=latent_dim)
         N, D = Y.shape
-        likelihood = likelihood_of(Y) if likelihood is None else likelihood
+        likelihood = likelihood_of(Y) if likelihood is None else likelihood_by_name(likelihood, Y)
         sizes: Any = {"num_frequencies": num_frequencies, "num_components": num_components}
         model = cls(N, D, latent_dim, lengthscale=lengthscale, likelihood=likelihood, rows=rows, seed=seed, **sizes).to(Y)
         if layout is None:

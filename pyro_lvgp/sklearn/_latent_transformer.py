@@ -19,7 +19,7 @@ from torch import Tensor
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes, check_values
 from pyro_lvgp.infer import FitResult
-from pyro_lvgp.likelihoods import Gaussian, Likelihood
+from pyro_lvgp.likelihoods import Gaussian, Likelihood, LikelihoodName, likelihood_by_name
 from pyro_lvgp.models import BayesianGPLVM, RandomFeatureLVM, RowArguments
 from pyro_lvgp.sklearn._pyro_state import own_parameters
 from pyro_lvgp.sklearn._rows import CHECKS, RowsEstimator, as_device, chunks, scaled_rows
@@ -45,7 +45,7 @@ class LatentTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsE
     guide_: Any
     history_: FitResult
     scaler_: StandardScaler
-    likelihood: Likelihood | None
+    likelihood: Likelihood | LikelihoodName | None
     max_iter: int
     warm_start: bool
     device: Any
@@ -92,7 +92,7 @@ class LatentTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsE
         self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         self._local = pyro.settings.get("module_local_params")
         with own_parameters(self._local), seeded(self._seed):
-            likelihood = Gaussian() if self.likelihood is None else deepcopy(self.likelihood)
+            likelihood = Gaussian() if self.likelihood is None else likelihood_by_name(deepcopy(self.likelihood), Y)
             self.model_, self.guide_, self.history_ = self._fit_model(Y, likelihood, previous, known)
             latents = self.guide_.median(Y)["X"]
             self.__dict__.pop("_mixture", None)  # of a previous fit

@@ -14,7 +14,7 @@ from torch.distributions import MixtureSameFamily, MultivariateNormal, Normal
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.guides import MeanFieldGuide
-from pyro_lvgp.likelihoods import Likelihood, RowLikelihood
+from pyro_lvgp.likelihoods import Likelihood, LikelihoodName, RowLikelihood
 from pyro_lvgp.models import BayesianGPLVM, RowArguments
 from pyro_lvgp.ops.quasi_monte_carlo import qmc_normal
 from pyro_lvgp.sklearn._latent_transformer import Fitted, LatentTransformer
@@ -46,7 +46,8 @@ class GPLVM(LatentTransformer):
     :param n_components: number Q of latent dimensions; ``"auto"`` fits twice: with ten dimensions, or one for each column if
         these are fewer, and then with as many as had a relevance, 1 / lengthscale, of a third of the largest or more, and
         latents that differ between rows.  A dimension of a third of the relevance adds a ninth of the variance.
-    :param likelihood: likelihood p(y | f) of :mod:`pyro_lvgp.likelihoods`; a Gaussian by default.
+    :param likelihood: likelihood p(y | f) of :mod:`pyro_lvgp.likelihoods`, or its name
+        (:func:`~pyro_lvgp.likelihoods.likelihood_by_name`); a Gaussian by default.
     :param n_inducing: number of inducing points; it is reduced to the number of rows if there are fewer.
     :param max_iter: number of steps of Adam.
     :param batch_size: number of rows in a mini-batch; None for all rows.
@@ -86,7 +87,7 @@ class GPLVM(LatentTransformer):
         self,
         n_components: int | Literal["auto"] = 2,
         *,
-        likelihood: Likelihood | None = None,
+        likelihood: Likelihood | LikelihoodName | None = None,
         n_inducing: int = 50,
         max_iter: int = 2000,
         batch_size: int | None = 256,

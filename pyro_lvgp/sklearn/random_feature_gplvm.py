@@ -12,7 +12,7 @@ from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.guides import RandomFeatureGuide
 from pyro_lvgp.guides.random_feature.guide import Weights
 from pyro_lvgp.infer import fit
-from pyro_lvgp.likelihoods import Gaussian, Likelihood
+from pyro_lvgp.likelihoods import Gaussian, Likelihood, LikelihoodName
 from pyro_lvgp.models import RandomFeatureLVM, RowArguments
 from pyro_lvgp.models.initialization import MAX_TSNE_DIM, MIN_TSNE_ROWS, linear_latents, tsne_layout
 from pyro_lvgp.sklearn._latent_transformer import Fitted, LatentTransformer
@@ -41,7 +41,8 @@ class RandomFeatureGPLVM(LatentTransformer):
     data are not scaled.  The fit has the floating-point precision of the data.
 
     :param n_components: number Q of latent dimensions.
-    :param likelihood: likelihood p(y | f) of :mod:`pyro_lvgp.likelihoods`; a Gaussian by default.
+    :param likelihood: likelihood p(y | f) of :mod:`pyro_lvgp.likelihoods`, or its name
+        (:func:`~pyro_lvgp.likelihoods.likelihood_by_name`); a Gaussian by default.
     :param n_frequencies: number F of frequencies, half the number of features.
     :param lengthscale: initial lengthscale of the kernel; by default that of the model.
     :param init: initial latents: ``"pca"``, ``"tsne"`` of data whose missing entries are filled by a linear model, or
@@ -76,7 +77,7 @@ class RandomFeatureGPLVM(LatentTransformer):
         self,
         n_components: int = 2,
         *,
-        likelihood: Likelihood | None = None,
+        likelihood: Likelihood | LikelihoodName | None = None,
         n_frequencies: int = 100,
         lengthscale: float | None = None,
         init: Init = "auto",

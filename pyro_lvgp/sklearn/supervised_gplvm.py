@@ -23,7 +23,7 @@ from pyro_lvgp._utils.tables import numeric_table
 from pyro_lvgp._utils.validation import check_sizes, check_values
 from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.infer import FitResult
-from pyro_lvgp.likelihoods import Bernoulli, Gaussian, Likelihood
+from pyro_lvgp.likelihoods import Bernoulli, Gaussian, Likelihood, LikelihoodName
 from pyro_lvgp.models import MultiViewGPLVM, RowArguments
 from pyro_lvgp.sklearn._posterior_points import posterior_points
 from pyro_lvgp.sklearn._pyro_state import own_parameters
@@ -51,7 +51,7 @@ class _SupervisedGPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsEs
         self,
         n_components: int | None = None,
         *,
-        likelihood: Likelihood | None = None,
+        likelihood: Likelihood | LikelihoodName | None = None,
         n_inducing: int = 50,
         max_iter: int = 2000,
         batch_size: int | None = 256,
@@ -117,7 +117,7 @@ class _SupervisedGPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsEs
         return self
 
     def _fit_model(self, views: dict[str, Tensor], known: RowArguments | None) -> None:
-        likelihood = {"target": self._target_likelihood(views["target"].shape[1])}
+        likelihood: dict[str, Likelihood | LikelihoodName] = {"target": self._target_likelihood(views["target"].shape[1])}
         if self.likelihood is not None:
             likelihood["inputs"] = deepcopy(self.likelihood)
         number = min(self.n_inducing, len(views["inputs"]))
@@ -228,8 +228,8 @@ class GPLVMRegressor(RegressorMixin, MultiOutputMixin, _SupervisedGPLVM):
 
     :param n_components: number Q of latent dimensions; by default that of Kaiser's rule for the columns of X and y, but at
         most 8.
-    :param likelihood: likelihood p(x | f) of the inputs (:mod:`pyro_lvgp.likelihoods`); a Gaussian with a noise variance for
-        each column by default.
+    :param likelihood: likelihood p(x | f) of the inputs (:mod:`pyro_lvgp.likelihoods`), or its name
+        (:func:`~pyro_lvgp.likelihoods.likelihood_by_name`); a Gaussian with a noise variance for each column by default.
     :param n_inducing: number of inducing points; it is reduced to the number of rows if there are fewer.
     :param max_iter: number of steps of Adam.
     :param batch_size: number of rows in a mini-batch; None for all rows.

@@ -410,6 +410,8 @@ def test_pickles_leave_out_models_that_pickle_refuses(y):
     assert sites(copy.deepcopy(guide).model) == sites(hierarchical)
     again = pickle.loads(pickle.dumps(guide))
     assert torch.equal(again.median()["x"], guide.median()["x"])
-    with pytest.raises(RuntimeError, match="an unpickled MeanFieldGuide without, since pickle refuses the model; define it at"):
+    with pytest.raises(
+        RuntimeError, match="an unpickled MeanFieldGuide without, since pickle refuses the model; define it at"
+    ):
         _ = again.model
     assert sites(pickle.loads(pickle.dumps(MeanFieldGuide(hierarchical))).model) == sites(hierarchical)

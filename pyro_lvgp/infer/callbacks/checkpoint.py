@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from pyro_lvgp._utils.interrupts import uninterrupted
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.infer._fit_state import FitState, Stateful
 from pyro_lvgp.infer.block_coordinate import BlockCoordinateVI
@@ -51,6 +52,7 @@ class Checkpoint(Callback):
 
     order = 2
 
+    @names_types
     def __init__(self, path: str | os.PathLike[str], *, every: int = 100):
         check_sizes(every=every)
         if not (folder := Path(path).absolute().parent).is_dir():
