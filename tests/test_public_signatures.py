@@ -39,12 +39,12 @@ WRONG = {"string": "text", "list": [1, 2], "class": Unknown, "object": Unknown()
 EXCLUDED = {
     "results that the library constructs": "Calibration ChainGain Dataset FitResult FitState Gain Moments Sandwich "
     "Restart Restarts "
-    "SampledSite SampledTraces Saved InducingValues ObservedRows MarginalizeGaussians LikelihoodName LikelihoodTerm NaturalGaussian "
+    "SampledSite SampledTraces Saved InducingValues ObservedRows MarginalizeGaussians LikelihoodTerm NaturalGaussian "
     "NormalInverseWishart ChainCheck Check ConvergenceCheck CoverageCheck EvidenceCheck Finding IntervalCoverage "
     "LatentUseCheck LeaveOneOutCheck NotApplicable RankCalibration Report SiteRanks WeightsCheck",
     "abstract bases, whose subclasses are tested": "Kernel Combination Likelihood LogConcaveLikelihood Logistic RowLikelihood "
     "Encoder LatentVariableModel LatentProcessModel LocalELBO DifferentiableELBO Callback",
-    "types and errors": "KernelParams Corruption NotPositiveDefiniteError",
+    "types and errors": "KernelParams LikelihoodName Corruption NotPositiveDefiniteError",
     "decorators": "pyro_lock",
     "functions that take seconds, tested in tests/diagnostics": "report simulation_based_calibration chains_to_arviz",
     "constructors of Pyro, with its own checks of values": "PathDelta DrawnNormal",

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from pyro_lvgp._utils.interrupts import uninterrupted
 from pyro_lvgp._utils.argument_types import names_types
+from pyro_lvgp._utils.interrupts import uninterrupted
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.infer._fit_state import FitState, Stateful
 from pyro_lvgp.infer.block_coordinate import BlockCoordinateVI
