@@ -37,9 +37,9 @@ layers), {LATENT_DIM} latents, one noise variance, and equal steps of Adam on ba
 the mean of the encodings of the two neighbouring angles of the style. The conditional VAE (CVAE) is given cosine and sine of
 the angle in both networks, and decodes the mean encoding of the other images of the style at the unseen angle. The dense
 GP-VAE has a periodic kernel of the angle, and styles are independent series. The sparse one has a product of a linear kernel
-of learned style embeddings and a periodic kernel of the angle. The embeddings have {EMBEDDING_DIM} columns, initialised by principal
-components of the seen images of a style, and one of ones. Inducing points are {EMBEDDING_DIM + 1} random styles at {NUM_INDUCING_ANGLES} angles. These settings of
-the sparse form were chosen with the unseen images of seed 10."""
+of learned style embeddings and a periodic kernel of the angle. The embeddings have {EMBEDDING_DIM} columns, initialised by
+principal components of the seen images of a style, and one of ones. Inducing points are {EMBEDDING_DIM + 1} random styles at
+{NUM_INDUCING_ANGLES} angles. These settings of the sparse form were chosen with the unseen images of seed 10."""
 
 
 class Data(NamedTuple):
