@@ -37,17 +37,17 @@ WARM_UP = {0.1: 0.4, 1.0: 0.6}  # weights of the divergence in the bound of the 
 PUBLISHED: list[Row] = []
 NOTES = f"""\
 Data are sequences of {NUM_FRAMES} frames of a digit of MNIST that turns between frames by a normal angle with a standard
-deviation of {STEP_OF_ANGLE} radians; pixels are black or white. {NUM_TRAINED} sequences of the training set, with missing pixels, are for
-the fit, and {NUM_TESTED} of the test set for the scores. The task is that of Fortuin et al. (2020), who have 60,000 sequences,
-train longer, and have turns and missing pixels of their own: their figures cannot be compared with these. In "at_random"
-60 % of the pixels are missing, in "not_at_random" 80 % of the white and 40 % of the black ones, in "frames" all pixels of
-{NUM_HIDDEN_FRAMES} frames. NLL (nats) and MSE are means over missing pixels. AUROC is the mean over digits of the area under the curve
-of a logistic regression on rounded, imputed sequences, fitted to half of the test sequences and scored on the others.
-VAE and GP-VAE have the same networks (an encoder of seen pixels and their mask, and a decoder, two hidden layers each),
-{LATENT_DIM} latents, a Bernoulli likelihood of the seen pixels, and equal steps on batches of {SEQUENCES_OF_BATCH * NUM_FRAMES} frames. The
-GP-VAE starts from the networks of a VAE of half of these steps, and has rational quadratic kernels over time. A site update
-is a step of natural gradients on the bound of each test sequence, given its seen pixels; the VAE has none. Settings were
-chosen with seed 10."""
+deviation of {STEP_OF_ANGLE} radians; pixels are black or white. {NUM_TRAINED} sequences of the training set, with missing
+pixels, are for the fit, and {NUM_TESTED} of the test set for the scores. The task is that of Fortuin et al. (2020), who
+have 60,000 sequences, train longer, and have turns and missing pixels of their own: their figures cannot be compared
+with these. In "at_random" 60 % of the pixels are missing, in "not_at_random" 80 % of the white and 40 % of the black
+ones, in "frames" all pixels of {NUM_HIDDEN_FRAMES} frames. NLL (nats) and MSE are means over missing pixels. AUROC is the mean
+over digits of the area under the curve of a logistic regression on rounded, imputed sequences, fitted to half of the
+test sequences and scored on the others. VAE and GP-VAE have the same networks (an encoder of seen pixels and their mask,
+and a decoder, two hidden layers each), {LATENT_DIM} latents, a Bernoulli likelihood of the seen pixels, and equal steps on
+batches of {SEQUENCES_OF_BATCH * NUM_FRAMES} frames. The GP-VAE starts from the networks of a VAE of half of these steps, and
+has rational quadratic kernels over time. A site update is a step of natural gradients on the bound of each test sequence,
+given its seen pixels; the VAE has none. Settings were chosen with seed 10."""
 
 Mask = Bool[Tensor, "S T D"]
 
