@@ -169,9 +169,9 @@ def vae_of_frames(data: Data, num_steps: int) -> BinaryVAE:
     Its encoder takes seen pixels and their mask, and it has two hidden layers, as has the decoder.
     """
     encoder = ZeroImputation(NUM_PIXELS, LATENT_DIM, HIDDEN_DIMS, init_scale=INIT_SCALE)
-    model = BinaryVAE(encoder, MLP(LATENT_DIM, NUM_PIXELS, HIDDEN_DIMS))
-    with torch.no_grad():
-        model.decoder[-1].bias.copy_(mean_of_pixels(data, 0)[0, 0].logit())
+    decoder = MLP(LATENT_DIM, NUM_PIXELS, HIDDEN_DIMS)
+    list(decoder.parameters())[-1].data = mean_of_pixels(data, 0)[0, 0].logit()  # the bias of the last layer
+    model = BinaryVAE(encoder, decoder)
     rows = data.trained.flatten(0, 1)
     rows = rows[~rows.isnan().all(-1)]
     for kl_weight, share in WARM_UP.items():
