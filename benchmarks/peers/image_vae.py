@@ -71,8 +71,11 @@ class ImageVAE(nn.Module):
         return (nll + kl).mean()
 
 
-def train(vae: ImageVAE, y: Tensor, condition: Tensor | None, *, num_steps: int, batch_size: int, lr: float) -> None:
-    """Train by Adam on random mini-batches, with a learning rate that falls along a cosine."""
+def train(vae: nn.Module, y: Tensor, condition: Tensor | None, *, num_steps: int, batch_size: int, lr: float) -> None:
+    """Train by Adam on random mini-batches, with a learning rate that falls along a cosine.
+
+    :param vae: module that returns the loss of images and a condition.
+    """
     optimizer = torch.optim.Adam(vae.parameters(), lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)
     for _ in range(num_steps):

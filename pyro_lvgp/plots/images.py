@@ -1,5 +1,7 @@
 """Plot of images and their reconstructions."""
 
+from collections.abc import Mapping
+
 import numpy as np
 from matplotlib import colormaps
 from matplotlib import pyplot as plt
@@ -18,7 +20,7 @@ _MISSING = "#C9D6E8"
 @names_types
 def plot_reconstructions(
     Y: Array,
-    Y_hat: Array,
+    Y_hat: Array | Mapping[str, Array],
     image_shape: tuple[int, ...],
     *,
     Y_masked: Array | None = None,
@@ -33,14 +35,14 @@ def plot_reconstructions(
     blue.
 
     :param Y: [N, …] images, flat or not.
-    :param Y_hat: [N, …] reconstructions.
+    :param Y_hat: [N, …] reconstructions, or those of several methods by name.
     :param image_shape: (height, width) or (height, width, 3).
     :param Y_masked: [N, …] inputs of the model, NaN where missing.
     :param sd: [N, …] standard deviation of the reconstruction.
     :param num: number of images, the first ones.
     :param cmap: colour map of images without colour.
     :param fig: an empty figure or subfigure to draw in; a new figure by default.
-    :raises ValueError: if shapes do not fit.
+    :raises ValueError: if shapes do not fit, or a method has the name of another row.
 
     >>> fig = plot_reconstructions(np.eye(4), np.zeros((4, 4)), (2, 2))
     >>> len(fig.axes)
@@ -49,7 +51,10 @@ def plot_reconstructions(
     """
     original = as_images(Y, image_shape, "Y")
     rows = {"original": original}
-    for name, images in {"seen": Y_masked, "reconstruction": Y_hat, "sd": sd}.items():
+    reconstructions = Y_hat if isinstance(Y_hat, Mapping) else {"reconstruction": Y_hat}
+    if taken := {"original", "seen", "sd"} & reconstructions.keys():
+        raise ValueError(f"expected names of methods in Y_hat, got {sorted(taken)}, which name other rows; rename them")
+    for name, images in {"seen": Y_masked, **reconstructions, "sd": sd}.items():
         if images is not None:
             rows[name] = as_images(images, image_shape, name, len(original))
     if num < 1:

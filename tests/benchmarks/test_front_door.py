@@ -51,6 +51,7 @@ def test_list_names_every_benchmark_with_its_first_line(capsys):
         "exponents",
         "gpvae",
         "half_hidden",
+        "healing_mnist",
         "imputation",
         "large_data",
         "longseries",

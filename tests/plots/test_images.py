@@ -1,6 +1,7 @@
 """Plots of reconstructed images."""
 
 import numpy as np
+import pytest
 import torch
 from matplotlib.colors import to_rgb
 
@@ -22,6 +23,16 @@ def test_reconstruction_rows(digits):
     limits = {ax.images[0].get_clim() for ax in axes[:3].flat}
     assert limits == {(0.0, Y[:6].max())}
     assert len(plots.plot_reconstructions(Y[:3], Y_hat[:3], (8, 8)).axes) == 6
+
+
+def test_reconstructions_by_several_methods(digits):
+    Y, _, _, Y_hat = digits
+    axes = np.array(plots.plot_reconstructions(Y, {"a": Y_hat, "b": Y + 1.0}, (8, 8), num=2).axes).reshape(3, 2)
+    assert [ax.get_ylabel() for ax in axes[:, 0]] == ["original", "a", "b"]
+    np.testing.assert_allclose(axes[2, 1].images[0].get_array(), Y[1].reshape(8, 8) + 1.0)
+    assert {ax.images[0].get_clim() for ax in axes.flat} == {(0.0, Y[:2].max())}
+    with pytest.raises(ValueError, match=r"got \['sd', 'seen'\], which name other rows"):
+        plots.plot_reconstructions(Y, {"seen": Y, "sd": Y}, (8, 8))
 
 
 def test_reconstructions_in_colour():
