@@ -85,14 +85,20 @@ class MeanFieldGuide(ModelGuide):
                 raise ValueError(f'expected covariance["{site}"] to be "diagonal" or "full", got {kind!r}')
         if init_loc_fn is None:
             init_loc_fn = model.init_loc_fn if isinstance(model, HasInitialValues) else init_to_median
-        initial = _FullInitialValues(init_loc_fn)
-        explicit_subsamples = _ExplicitSubsamples()
-        prototype = InitMessenger(initial)(explicit_subsamples(model))
-        super().__init__(prototype, encoders=encoders, create_plates=create_plates or plates_of(model))
-        self._explicit_subsamples = explicit_subsamples
-        self._initial = initial
+        super().__init__(model, encoders=encoders, create_plates=create_plates or plates_of(model))
+        self._explicit_subsamples = _ExplicitSubsamples()
+        self._initial = _FullInitialValues(init_loc_fn)
         self._requested = dict(covariance or {})
         self.init_scale = init_scale
+
+    def _trace_prototype(self, *args, **kwargs) -> None:
+        held = self._model
+        # Pyro traces the model of the guide, and hides it from handlers outside.
+        self._model = (InitMessenger(self._initial)(self._explicit_subsamples(self.model)),)
+        try:
+            super()._trace_prototype(*args, **kwargs)
+        finally:
+            self._model = held
 
     def _make_parameters(self, *args, **kwargs) -> None:
         sites = dict(self.prototype_trace.iter_stochastic_nodes())

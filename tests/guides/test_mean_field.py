@@ -402,16 +402,13 @@ def test_pickles_leave_out_models_that_pickle_refuses(y):
     def within_a_function(y):
         return hierarchical(y)
 
-    def sites(model):
-        return set(poutine.trace(model).get_trace(y).nodes)
-
     guide = MeanFieldGuide(within_a_function, create_plates=_plates)
     guide(y)
-    assert sites(copy.deepcopy(guide).model) == sites(hierarchical)
+    assert copy.deepcopy(guide).model is within_a_function
     again = pickle.loads(pickle.dumps(guide))
     assert torch.equal(again.median()["x"], guide.median()["x"])
     with pytest.raises(
         RuntimeError, match="an unpickled MeanFieldGuide without, since pickle refuses the model; define it at"
     ):
         _ = again.model
-    assert sites(pickle.loads(pickle.dumps(MeanFieldGuide(hierarchical))).model) == sites(hierarchical)
+    assert pickle.loads(pickle.dumps(MeanFieldGuide(hierarchical))).model is hierarchical
