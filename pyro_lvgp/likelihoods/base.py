@@ -312,13 +312,7 @@ class LogConcaveLikelihood(Likelihood):
     ) -> Float[Tensor, "*batch"]:
         return log_expectation_at_mode(*self._integrand(y, mean, variance, params), num_points=self.num_points)
 
-    def log_predictive_derivatives(
-        self,
-        y: Float[Tensor, "*#batch"],
-        mean: Float[Tensor, "*#batch"],
-        variance: Float[Tensor, "*#batch"],
-        params: Tensor | None,
-    ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
+    def log_predictive_derivatives(self, y, mean, variance, params):
         return log_expectation_derivatives(*self._integrand(y, mean, variance, params), num_points=self.num_points)
 
     def _integrand(self, y: Tensor, mean: Tensor, variance: Tensor, params: Tensor | None) -> tuple[Any, ...]:
