@@ -101,7 +101,8 @@ def as_tensor(table: Table, *, like: Tensor | None = None, name: str = "the tabl
         return table
     wanted = torch.get_default_dtype() if like is None else like.dtype
     default = np.float64 if wanted == torch.float64 else np.float32
-    values = torch.tensor(np.ascontiguousarray(_as_array(table, name, default)))  # strides may be negative
+    array = _as_array(table, name, default)
+    values = torch.tensor(array.copy() if any(stride < 0 for stride in array.strides) else array)
     return values if like is None else values.to(like)
 
 

@@ -92,13 +92,13 @@ class MeanFieldGuide(ModelGuide):
         self.init_scale = init_scale
 
     def _trace_prototype(self, *args, **kwargs) -> None:
-        held = self._model
+        model = self._model
         # Pyro traces the model of the guide, and hides it from handlers outside.
         self._model = (InitMessenger(self._initial)(self._explicit_subsamples(self.model)),)
         try:
             super()._trace_prototype(*args, **kwargs)
         finally:
-            self._model = held
+            self._model = model
 
     def _make_parameters(self, *args, **kwargs) -> None:
         sites = dict(self.prototype_trace.iter_stochastic_nodes())

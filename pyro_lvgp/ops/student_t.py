@@ -121,8 +121,8 @@ def log_student_t_plus_normal_derivatives(
     :returns: the value and the derivatives.
 
     >>> zero, one = torch.zeros(1), torch.ones(1)
-    >>> log_student_t_plus_normal_derivatives(one, one, 4.0, zero)  # ..., -(ν + 1) r / (ν s² + r²), ...
-    (tensor([-1.5387]), tensor([-1.]), tensor([-0.6000]))
+    >>> log_student_t_plus_normal_derivatives(3.0 * one, one, 4.0, zero)  # ..., -(ν + 1) r / (ν s² + r²), ...
+    (tensor([-3.9275]), tensor([-1.1538]), tensor([0.1479]))
     """
     r, s, v = torch.broadcast_tensors(deviation, scale, variance)
     r2, s2 = r.square(), s.square()
