@@ -16,11 +16,11 @@ from tqdm import tqdm
 from benchmarks.core.report import Measurement, Row, Settings
 from benchmarks.peers.binary_vae import BinaryVAE
 from benchmarks.peers.image_vae import train
-from benchmarks.tasks.rotated_mnist import rotate
+from benchmarks.tasks.rotated_mnist import LEARNING_RATE, fit_uncompiled, rotate
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.datasets import load_dataset
 from pyro_lvgp.guides import StructuredGPGuide
-from pyro_lvgp.infer import JointAdam, LRSchedule, StructuredELBO, fit
+from pyro_lvgp.infer import StructuredELBO
 from pyro_lvgp.kernels import RationalQuadratic
 from pyro_lvgp.likelihoods import Bernoulli
 from pyro_lvgp.models import GPVAE
@@ -32,7 +32,7 @@ STEP_OF_ANGLE = 0.35  # standard deviation of the turn between frames, in radian
 NUM_TRAINED, NUM_TESTED, NUM_STEPS = 1000, 200, 2400
 LATENT_DIM, HIDDEN_DIMS, INIT_SCALE, NUM_DRAWS = 32, (256, 256), 0.1, 20
 SHORTEST, LONGEST = 1.0, 5.0  # initial lengthscales in frames
-SEQUENCES_OF_BATCH, LEARNING_RATE = 8, 3e-3
+SEQUENCES_OF_BATCH = 8
 WARM_UP = {0.1: 0.4, 1.0: 0.6}  # weights of the divergence in the bound of the VAE, and shares of its steps
 PUBLISHED: list[Row] = []
 NOTES = f"""\
@@ -190,20 +190,8 @@ def gp_vae(data: Data, num_steps: int) -> Iterator[tuple[str, Tensor]]:
     kernel = RationalQuadratic(1, lengthscale=lengthscale, batch_shape=(LATENT_DIM,))
     model = GPVAE(kernel, of_frames.decoder, Bernoulli(), num_data=data.num_trained)
     guide = StructuredGPGuide(model, encoders={"f": of_frames.encoder}, num_eval_site_updates=0)
-    x, optim, schedule = torch.arange(float(NUM_FRAMES))[:, None], JointAdam(lr=LEARNING_RATE), LRSchedule("cosine")
-    fit(
-        model,
-        guide,
-        x,
-        data.trained,
-        loss=StructuredELBO(max_plate_nesting=2),
-        optim=optim,
-        num_steps=num_steps - num_steps // 2,
-        batch_size=SEQUENCES_OF_BATCH,
-        callbacks=[schedule],
-        compile=False,
-        progress=False,
-    )
+    x, loss = torch.arange(float(NUM_FRAMES))[:, None], StructuredELBO(max_plate_nesting=2)
+    fit_uncompiled(model, guide, x, data.trained, loss, num_steps - num_steps // 2, SEQUENCES_OF_BATCH)
     for num_updates, name in enumerate(GP_VAES):
         guide.num_eval_site_updates = num_updates
         yield name, model.predict(guide, x, data.tested, num_samples=NUM_DRAWS, seed=0).mean

@@ -125,7 +125,7 @@ class ModelGuide(UniquelyNamed, AutoGuide, metaclass=AbstractModuleMeta):
         return model
 
     def _setup_prototype(self, *args, **kwargs):
-        if self.argument_shapes is not None:  # a copy, which has the parameters, but may be without the prototype
+        if self.prototype_trace is None and self.argument_shapes is not None:  # a copy, which has the parameters
             with seeded(0):  # draws of the prototype are none of the guide's
                 self._trace_prototype(*args, **kwargs)
             return
@@ -134,7 +134,7 @@ class ModelGuide(UniquelyNamed, AutoGuide, metaclass=AbstractModuleMeta):
             self._check_names()
             self._make_parameters(*args, **kwargs)
         except BaseException:
-            self.prototype_trace = None
+            self.prototype_trace = self.argument_shapes = None
             raise
         self.argument_shapes = tuple(tuple(arg.shape) if torch.is_tensor(arg) else None for arg in args)
 

@@ -1,7 +1,8 @@
 """Laplace's approximation: a Gaussian at a mode of the posterior of each row's latents."""
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from itertools import repeat
+from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -158,13 +159,13 @@ def _expansion_of_entries(entries: LikelihoodPredictive, Y: Float[Tensor, "B D"]
 
     The second derivatives in the means are set to zero where they are positive.
     """
-    params, (B, D) = entries.params, Y.shape
-    parts = []
-    for rows in torch.arange(B, device=Y.device).split(max(_MAX_ENTRIES // D, 1)):
-        has_rows = params is not None and params.dim() > 1 and params.shape[-2] == B
-        own = cast(Tensor, params)[..., rows, :] if has_rows else params
-        moments = entries.f_mean[rows].detach(), entries.f_variance[rows].detach()
-        parts.append(entries.likelihood.log_predictive_derivatives(Y[rows], *moments, own))
+    params: Any = entries.params
+    B, D = Y.shape
+    number = max(_MAX_ENTRIES // D, 1)
+    has_rows = params is not None and params.dim() > 1 and params.shape[-2] == B
+    own = params.split(number, -2) if has_rows else repeat(params)
+    blocks = (x.split(number) for x in (Y, entries.f_mean.detach(), entries.f_variance.detach()))
+    parts = [entries.likelihood.log_predictive_derivatives(*block) for block in zip(*blocks, own, strict=False)]
     log_density, first, second = (torch.where(observed, torch.cat(x), 0.0) for x in zip(*parts, strict=True))
     curvature = second.clamp_max(0.0)[..., None]
     return log_density.sum(-1), first, 0.5 * (second + first.square()), lambda J: curvature * J

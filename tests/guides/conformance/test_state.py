@@ -5,9 +5,11 @@ import gc
 import pickle
 
 import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 
+from pyro_lvgp.guides import AutoAnnealedLangevin
 from tests.guides.conformance._guides import GUIDES, draw, every_pair, moved, start
 
 
@@ -76,6 +78,23 @@ def test_copies_have_parameters_and_a_model_of_their_own(guide_id, model_id, cop
     if isinstance(guide.model, torch.nn.Module):
         assert other.model is not guide.model
         assert_draws(other, problem.args, expected)
+
+
+def test_a_first_call_that_failed_leaves_no_parameters():
+    """Of the base guide either, which an annealed guide calls first."""
+
+    def model(y):
+        level = pyro.sample("level", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y)):
+            x = pyro.sample("x", dist.Normal(level, 1.0))
+            pyro.sample("y", dist.Normal(x, 1.0), obs=y)
+
+    guide = AutoAnnealedLangevin(model, local_plate="data", num_steps=1)
+    guide.local_plate = "rows"
+    with pytest.raises(ValueError, match="for plate 'rows'"):
+        guide(torch.zeros(3))
+    guide.local_plate = "data"
+    assert guide(torch.zeros(5))["x"].shape == (5,)
 
 
 def test_traced_score_is_the_pure_one():
