@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from pyro_lvgp.ops import gaussian_sites
 from pyro_lvgp.ops.gaussian_sites import Posterior
 from pyro_lvgp.ops.state_space._kalman import factorise, output_row, precision_ahead, recursion, solve
-from pyro_lvgp.ops.state_space._log_normaliser import ScalarSites
+from pyro_lvgp.ops.state_space._log_normaliser import log_normaliser_of_scalar
 from pyro_lvgp.ops.state_space.models import StateSpaceModel
 
 __all__ = [
@@ -115,7 +115,7 @@ def log_normaliser(
     batch = torch.broadcast_shapes(A.shape[:-3], W.shape[:-1])
     columns, extra = _as_columns(c[..., None], len(batch))
     model = P.expand(*batch, *P.shape[-2:]), *(x.expand(*batch, *x.shape[-3:]) for x in (A, Q)), h.expand(*batch, h.shape[-1])
-    value = ScalarSites.apply(*model, W.expand(*batch, -1), columns.expand(*batch, *columns.shape[-3:]))
+    value = log_normaliser_of_scalar(*model, W.expand(*batch, -1), columns.expand(*batch, *columns.shape[-3:]))
     return _from_columns(value[..., None, :], extra).squeeze(-1)
 
 

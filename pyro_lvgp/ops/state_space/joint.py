@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from pyro_lvgp.ops.state_space._log_normaliser import CoupledSites
+from pyro_lvgp.ops.state_space._log_normaliser import log_normaliser_of_coupled
 from pyro_lvgp.ops.state_space.models import StateSpaceModel
 
 __all__ = ["joint_log_normaliser"]
@@ -39,7 +39,7 @@ def joint_log_normaliser(
     P = _block_diagonal([model.P[:, None] for model in models])
     H = _block_diagonal([model.emission[:, None, None, :] for model in models]).squeeze(0)
     J, j = H.mT @ precision @ H, (linear @ H)[..., None]
-    return CoupledSites.apply(P.squeeze(0), A, C, J, j).squeeze(-1)
+    return log_normaliser_of_coupled(P.squeeze(0), A, C, J, j).squeeze(-1)
 
 
 def _block_diagonal(groups: Sequence[Float[Tensor, "_ T _ _"]]) -> Float[Tensor, "T _ _"]:
