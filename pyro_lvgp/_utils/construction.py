@@ -1,11 +1,14 @@
 """Arguments that objects were constructed with."""
 
-from typing import Any, NamedTuple
+from copy import deepcopy
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from pyro_lvgp._utils.argument_types import types_checked
 
-__all__ = ["Construction", "RecordsConstruction", "construction_of"]
+__all__ = ["Construction", "RecordsConstruction", "construction_of", "copy_with_construction"]
+
+Instance = TypeVar("Instance")
 
 
 class Construction(NamedTuple):
@@ -44,3 +47,20 @@ def construction_of(instance: Any) -> Construction | None:
     :param instance: the object.
     """
     return _CONSTRUCTIONS.get(instance)
+
+
+def copy_with_construction(instance: Instance) -> Instance:
+    """Copy an object that refers to nothing but its own parts, and whose copy can be constructed as the object was.
+
+    :param instance: the object.
+
+    >>> class Scale(metaclass=RecordsConstruction):
+    ...     def __init__(self, value):
+    ...         self.value = value
+    >>> construction_of(copy_with_construction(Scale(2.0))).args
+    (2.0,)
+    """
+    copy = deepcopy(instance)
+    if (construction := construction_of(instance)) is not None:
+        _CONSTRUCTIONS[copy] = construction
+    return copy

@@ -1,5 +1,6 @@
 """Models of rows of observations that scatter around functions of latents."""
 
+import warnings
 from typing import Any
 
 import pyro
@@ -23,7 +24,7 @@ from pyro_lvgp.models._known_rows import (
     initial_latents,
     linear_fit,
 )
-from pyro_lvgp.models.initialization import InitialLatents
+from pyro_lvgp.models.initialization import InitialLatents, column_moments
 from pyro_lvgp.models.latent_variable_model import LatentVariableModel
 from pyro_lvgp.models.row_arguments import RowArguments
 
@@ -203,6 +204,21 @@ def as_rows(Y: Table) -> Float[Tensor, "N D"]:
         raise ValueError(f"expected data of shape [rows, columns], got {list(rows.shape)}; flatten images to rows")
     check_values(rows, name="Y")
     return rows
+
+
+def warn_unless_scaled(Y: Float[Tensor, "N D"], of: str = "") -> None:
+    """Warn if the columns are far from the unit variance that initial kernels and noise variances are for.
+
+    :param Y: data, NaN where missing.
+    :param of: whose columns they are, for the warning.
+    """
+    spread = column_moments(Y)[1].square().mean().sqrt().item()
+    if not 0.1 <= spread <= 10.0:
+        warnings.warn(
+            f"expected columns{of} of about unit variance, which the initial kernel and noise are for, got {spread:.2g} as "
+            "root mean square of their standard deviations; standardise them, or use pyro_lvgp.sklearn.GPLVM, which does",
+            stacklevel=3,
+        )
 
 
 def _linear_fit(known: KnownRows, X: Float[Tensor, "N Q"], f: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:

@@ -18,7 +18,7 @@ from pyro_lvgp.kernels._symmetry import is_rotation_invariant, symmetry_of_colum
 from pyro_lvgp.likelihoods import Likelihood, LikelihoodName, LowRankGaussian, likelihood_by_name
 from pyro_lvgp.models._given_latents import as_kwargs
 from pyro_lvgp.models._known_rows import KnownRows, default_latent_dim
-from pyro_lvgp.models._row_model import as_rows
+from pyro_lvgp.models._row_model import as_rows, warn_unless_scaled
 from pyro_lvgp.models._sparse_columns import Shared, SparseColumns, Statistics, has_batches, score_of_latents
 from pyro_lvgp.models._sparse_row_model import SparseRowModel
 from pyro_lvgp.models.initialization import cluster_centres
@@ -118,7 +118,9 @@ class BayesianGPLVM(SparseRowModel):
     ) -> "BayesianGPLVM":
         """Create a model of the sizes, dtype and device of the data, and initialize it from the data.
 
-        The default kernel and noise are for columns of about unit variance: standardise real-valued data first.
+        The default kernel and noise are for columns of about unit variance: standardise real-valued data first, or use
+        :class:`pyro_lvgp.sklearn.GPLVM`, which does.  A warning says so if the root mean square of the columns' standard
+        deviations is below 0.1 or above 10.
 
         :param Y: all data, NaN where missing: a tensor or a table (:func:`~pyro_lvgp.tables.as_tensor`), which has the
             precision of the model, and labels of columns that further tables must have too.
@@ -149,6 +151,8 @@ class BayesianGPLVM(SparseRowModel):
         if likelihood is not None and rank is not None:
             raise ValueError(f"expected a rank for the default likelihood alone, got rank={rank} and {likelihood}")
         if likelihood is None:
+            if kernel is None:
+                warn_unless_scaled(Y)
             likelihood = LowRankGaussian(min(8, D // 3) if rank is None else rank, D)
         likelihood = likelihood_by_name(likelihood, Y)
         if latent_dim is None:

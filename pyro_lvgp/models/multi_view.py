@@ -34,6 +34,7 @@ from pyro_lvgp.likelihoods._heterogeneous_rows import HeterogeneousRows
 from pyro_lvgp.models._given_latents import as_kwargs, global_draws, rows_given
 from pyro_lvgp.models._known_rows import KnownRows, default_latent_dim
 from pyro_lvgp.models._latent_rows import Guide, Latents
+from pyro_lvgp.models._row_model import warn_unless_scaled
 from pyro_lvgp.models._sparse_columns import Shared, SparseColumns, Statistics, score_of_latents
 from pyro_lvgp.models._sparse_row_model import SparseRowModel
 from pyro_lvgp.models._views import check_distinct, check_known, check_names, join, matrices, slices
@@ -186,7 +187,8 @@ class MultiViewGPLVM(SparseRowModel):
     ) -> "MultiViewGPLVM":
         """Create a model of the sizes of the data, and initialize it from the data.
 
-        The default kernels and noise are for columns of about unit variance: standardise real-valued data first.
+        The default kernels and noise are for columns of about unit variance: standardise real-valued data first.  A warning
+        says so if the root mean square of a view's standard deviations is below 0.1 or above 10.
 
         :param data: tables by view, of the same rows: tensors, arrays, data frames or lists, NaN where missing.  A vector is a
             view of one column; a row of NaN is a row without that view.
@@ -212,6 +214,9 @@ class MultiViewGPLVM(SparseRowModel):
         num_data = len(next(iter(tables.values())))
         check_known(likelihood or {}, tables, "likelihood")
         given = {name: likelihood_by_name(each, tables[name].to(like)) for name, each in (likelihood or {}).items()}
+        for name, table in tables.items():
+            if name not in {**given, **(kernel or {})}:
+                warn_unless_scaled(table.to(like), f" of the view {name!r}")
         make: dict[str, Any] = {"kernel": kernel, "likelihood": given, **as_kwargs(rows)}
         if latent_dim is None:
             columns = slices(view_dims)

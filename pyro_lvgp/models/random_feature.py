@@ -31,7 +31,7 @@ from pyro_lvgp.likelihoods import polya_gamma as polyagamma
 from pyro_lvgp.models._known_rows import KnownRows
 from pyro_lvgp.models._latent_rows import Guide
 from pyro_lvgp.models._layout import best_lengthscale, default_lengthscale, likelihood_of
-from pyro_lvgp.models._row_model import RowModel, as_rows
+from pyro_lvgp.models._row_model import RowModel, as_rows, warn_unless_scaled
 from pyro_lvgp.models.initialization import InitialLatents, linear_latents, tsne_layout
 from pyro_lvgp.models.row_arguments import RowArguments
 from pyro_lvgp.ops.linalg import function_variance
@@ -165,7 +165,8 @@ class RandomFeatureLVM(RowModel):
         :math:`\tilde f` are the centred data, or their inverse link under another likelihood than a Gaussian, with missing
         entries imputed by a linear model (:func:`~pyro_lvgp.models.linear_latents`).  Each of the nine takes O(N L² + L³).
 
-        Real-valued data should have columns of about unit variance: standardise them first.
+        Real-valued data should have columns of about unit variance: standardise them first.  A warning says so if the root
+        mean square of their standard deviations is below 0.1 or above 10.
 
         :param Y: all data, NaN where missing: a tensor or a table (:func:`~pyro_lvgp.tables.as_tensor`), which has the
             precision of the model, and labels of columns that further tables must have too.
@@ -198,7 +199,11 @@ class RandomFeatureLVM(RowModel):
             latent_dim = next((x.shape[1] for x in (positions, prior and prior[0]) if x is not None), 2)
         check_sizes(latent_dim=latent_dim)
         N, D = Y.shape
-        likelihood = likelihood_of(Y) if likelihood is None else likelihood_by_name(likelihood, Y)
+        if likelihood is None:
+            likelihood = likelihood_of(Y)
+            if type(likelihood) is Gaussian:
+                warn_unless_scaled(Y)
+        likelihood = likelihood_by_name(likelihood, Y)
         sizes: Any = {"num_frequencies": num_frequencies, "num_components": num_components}
         model = cls(N, D, latent_dim, lengthscale=lengthscale, likelihood=likelihood, rows=rows, seed=seed, **sizes).to(Y)
         if layout is None:

@@ -1,9 +1,9 @@
 """Base of transformers that fit a latent variable model of rows."""
 
+import os
 from abc import abstractmethod
-from copy import deepcopy
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyro
@@ -16,13 +16,17 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from pyro_lvgp._utils.construction import copy_with_construction
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes, check_values
-from pyro_lvgp.infer import FitResult
+from pyro_lvgp.infer import FitResult, load, save
 from pyro_lvgp.likelihoods import Gaussian, Likelihood, LikelihoodName, likelihood_by_name
 from pyro_lvgp.models import BayesianGPLVM, RandomFeatureLVM, RowArguments
+from pyro_lvgp.sklearn._files import describe, restore
 from pyro_lvgp.sklearn._pyro_state import own_parameters
 from pyro_lvgp.sklearn._rows import CHECKS, RowsEstimator, as_device, chunks, scaled_rows
+
+Transformer = TypeVar("Transformer")
 
 
 class Fitted(NamedTuple):
@@ -82,7 +86,8 @@ class LatentTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsE
         is_observed = ~np.isnan(X).all(1)
         if is_observed.sum() < 2:
             raise ValueError(f"expected two rows of X or more with an observed entry, got {is_observed.sum()}; add rows")
-        standardised = self.likelihood is None
+        likelihood: Any = self.likelihood
+        standardised = likelihood is None
         scaler = StandardScaler(with_mean=standardised, with_std=standardised)
         Y = torch.tensor(scaler.fit_transform(X)[is_observed]).to(device)
         every = scaled_rows(rows, scaler.scale_, Y, len(X))
@@ -92,7 +97,7 @@ class LatentTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsE
         self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         self._local = pyro.settings.get("module_local_params")
         with own_parameters(self._local), seeded(self._seed):
-            likelihood = Gaussian() if self.likelihood is None else likelihood_by_name(deepcopy(self.likelihood), Y)
+            likelihood = Gaussian() if standardised else copy_with_construction(likelihood_by_name(likelihood, Y))
             self.model_, self.guide_, self.history_ = self._fit_model(Y, likelihood, previous, known)
             latents = self.guide_.median(Y)["X"]
             self.__dict__.pop("_mixture", None)  # of a previous fit
@@ -192,6 +197,35 @@ class LatentTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, RowsE
             return mean
         scale = 1.0 if self.scaler_.scale_ is None else self.scaler_.scale_
         return mean, prediction.stddev.numpy(force=True) * scale
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted estimator to a file, from which :meth:`load` makes it again.
+
+        The file holds no code (:func:`~pyro_lvgp.infer.save`).  It has model, guide, likelihood, scaler and embedding, the
+        history of the fit, and the parameters of the estimator.  It has no training data, but for those that a
+        :class:`~pyro_lvgp.guides.RandomFeatureGuide` stores.
+
+        :param path: name of the file; a file of that name is replaced once the new one is complete.
+        :raises NotFittedError: before :meth:`fit`.
+        :raises TypeError: for a likelihood that is not of this package, or a ``random_state`` that is no integer or None.
+        :raises ValueError: for a copied or unpickled estimator, whose model cannot be described.
+        :raises OSError: if the file cannot be written; an old file then is as it was.
+        """
+        check_is_fitted(self)
+        with own_parameters(self._local):
+            save(path, self.model_, self.guide_, extras=describe(self))
+
+    @classmethod
+    def load(cls: type[Transformer], path: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> Transformer:
+        """Make the fitted estimator of a file that :meth:`save` wrote; no code of the file runs.
+
+        :param path: name of the file.
+        :param device: device of model and guide.
+        :raises ValueError: for a damaged file, or one of another kind.
+        :raises OSError: if the file cannot be read.
+        """
+        with own_parameters(pyro.settings.get("module_local_params")):
+            return restore(cls, load(path, device=device), path)
 
     @property
     def _n_features_out(self) -> int:

@@ -1,7 +1,6 @@
 """Bayesian GPLVM as a scikit-learn transformer."""
 
 import math
-from copy import deepcopy
 from typing import Any, Literal
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.random import RandomState
 from torch import Tensor
 from torch.distributions import MixtureSameFamily, MultivariateNormal, Normal
 
+from pyro_lvgp._utils.construction import copy_with_construction
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.guides import MeanFieldGuide
@@ -66,8 +66,8 @@ class GPLVM(LatentTransformer):
     - ``n_iter_``: number of steps taken;
     - ``n_features_in_``, and ``feature_names_in_`` if columns have names.
 
-    A fitted estimator can be pickled, and used from several threads, whose calls run one after the other
-    (:data:`~pyro_lvgp.infer.pyro_lock`).
+    A fitted estimator can be pickled, written to a file without code (:meth:`save`), and used from several threads, whose
+    calls run one after the other (:data:`~pyro_lvgp.infer.pyro_lock`).
 
     Source: Titsias and Lawrence (2010), "Bayesian Gaussian process latent variable model".
 
@@ -121,7 +121,7 @@ class GPLVM(LatentTransformer):
             check_sizes(n_components=self.n_components)
         elif previous is None:
             generous = min(_GENEROUS_DIM, Y.shape[1], len(Y) - 1)
-            first = self._fit_dim(Y, deepcopy(likelihood), max(generous, 1), rows)
+            first = self._fit_dim(Y, copy_with_construction(likelihood), max(generous, 1), rows)
             return self._fit_dim(Y, likelihood, _num_relevant(first), rows)
         if previous is None:
             return self._fit_dim(Y, likelihood, self.n_components, rows)

@@ -114,8 +114,9 @@ def log_normaliser(
     P, A, Q, h = series.model
     batch = torch.broadcast_shapes(A.shape[:-3], W.shape[:-1])
     columns, extra = _as_columns(c[..., None], len(batch))
-    model = P.expand(*batch, *P.shape[-2:]), *(x.expand(*batch, *x.shape[-3:]) for x in (A, Q)), h.expand(*batch, h.shape[-1])
-    value = log_normaliser_of_scalar(*model, W.expand(*batch, -1), columns.expand(*batch, *columns.shape[-3:]))
+    A, Q, columns = (x.expand(*batch, *x.shape[-3:]) for x in (A, Q, columns))
+    P, h, W = P.expand(*batch, *P.shape[-2:]), h.expand(*batch, -1), W.expand(*batch, -1)
+    value = log_normaliser_of_scalar(P, A, Q, h, W, columns)
     return _from_columns(value[..., None, :], extra).squeeze(-1)
 
 

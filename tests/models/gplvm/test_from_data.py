@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from pyro_lvgp.guides import MeanFieldGuide
+from pyro_lvgp.kernels import RBF
 from pyro_lvgp.likelihoods import Bernoulli, Gaussian, LowRankGaussian
-from pyro_lvgp.models import BayesianGPLVM
+from pyro_lvgp.models import BayesianGPLVM, MultiViewGPLVM, RandomFeatureLVM
 from pyro_lvgp.models.initialization import kaiser_dim
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -38,6 +39,21 @@ def test_is_the_initialized_model_of_these_sizes(Y):
     assert torch.equal(model.initial_values["X"], expected.initial_values["X"])
     assert BayesianGPLVM.from_data(Y[:10]).num_inducing == 10
     assert isinstance(BayesianGPLVM.from_data((Y > 0.0).double(), likelihood=Bernoulli()).likelihood, Bernoulli)
+
+
+@pytest.mark.parametrize(
+    "make", [BayesianGPLVM.from_data, RandomFeatureLVM.from_data, lambda Y: MultiViewGPLVM.from_data({"a": Y})]
+)
+def test_data_of_another_scale_have_a_warning(Y, make):
+    for factor in (0.01, 100.0):
+        with pytest.warns(UserWarning, match=r"expected columns.* of about unit variance, .*; standardise them"):
+            make(factor * Y)
+
+
+def test_scales_that_the_user_chose_have_no_warning(Y):
+    BayesianGPLVM.from_data(100.0 * Y, 2, likelihood=Gaussian(300.0))
+    BayesianGPLVM.from_data(100.0 * Y, 2, RBF(2, variance=1e4))
+    MultiViewGPLVM.from_data({"a": 100.0 * Y}, 2, {"a": RBF(2, variance=1e4)})
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -78,7 +78,8 @@ def test_counts_have_a_negative_binomial(Y):
         likelihood = RandomFeatureLVM.from_data(data, layout="tsne", num_frequencies=5).likelihood
         assert isinstance(likelihood, NegativeBinomial)
         assert likelihood.dispersion.shape == (6,)
-    for data in (Y, -counts, counts + 0.5, (counts > 0.0).double()):
+    few = counts.clamp_max(3.0)
+    for data in (Y, -few, few + 0.5, (counts > 0.0).double()):
         assert type(RandomFeatureLVM.from_data(data).likelihood) is Gaussian
     assert type(RandomFeatureLVM.from_data(counts, likelihood=Gaussian()).likelihood) is Gaussian
 
