@@ -1,6 +1,7 @@
 """A Gaussian process for each output, which shares nothing with the others."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,26 +34,28 @@ class SeparateProcesses:
     the evidence times :math:`\prod_\theta \mathrm{LogNormal}(\theta; \log \theta_0, 2^2)` around their initial values.
     Missing entries are NaN.  Computations are in double precision, and linear in N for Markov kernels of one input.
 
-    :param kernel: covariance with a batch dimension over the D outputs, whose parameters that require gradients are learned.
+    :param kernels: covariances, each with a batch dimension over some of the D outputs, in their order.  Their parameters that
+        require gradients are learned, those of one kernel together: fits of single outputs need fewest evaluations of the
+        evidence, and evaluations for many short outputs cost little more than for one.
 
     Source: Rasmussen and Williams (2006), "Gaussian processes for machine learning", section 5.4.1.
 
     >>> from pyro_lvgp.kernels import Matern
     >>> t = torch.linspace(0.0, 1.0, 30, dtype=torch.float64)[:, None]
-    >>> model = SeparateProcesses(Matern(1, 1.5, lengthscale=0.2, batch_shape=(2,)))
+    >>> model = SeparateProcesses([Matern(1, 1.5, lengthscale=0.2, batch_shape=(2,))])
     >>> model.fit(t, torch.sin(9.0 * t + torch.arange(2)))
     >>> model.predict(torch.tensor([[1.1]], dtype=torch.float64)).mean.shape
     torch.Size([1, 2])
     """
 
     x: Float[Tensor, "N P"]
-    y: Float[Tensor, "D N"]
     centre: Float[Tensor, " D"]
     scale: Float[Tensor, " D"]
+    groups: "list[_Processes]"
     dtype: torch.dtype
 
-    def __init__(self, kernel: Kernel):
-        self.kernel = kernel.double()
+    def __init__(self, kernels: Sequence[Kernel]):
+        self.kernels = [kernel.double() for kernel in kernels]
 
     @torch.inference_mode(False)
     @pyro_lock
@@ -61,15 +64,50 @@ class SeparateProcesses:
 
         :param x: inputs.
         :param y: data, NaN where missing, with an observation of each output.
-        :param num_steps: maximum number of steps.
-        :param tolerance: gain of a step, in nats per observed entry, below which the fit ends.
+        :param num_steps: maximum number of steps for the outputs of one kernel.
+        :param tolerance: gain of a step, in nats per observed entry, below which their fit ends.
         """
         check_sizes(num_steps=num_steps)
         self.x, self.dtype, y = x.double().clone(), y.dtype, y.double().clone()
         self.centre, self.scale = column_moments(y)
-        self.y = ((y - self.centre) / self.scale).mT
+        parts = ((y - self.centre) / self.scale).mT.split([kernel.batch_shape.numel() for kernel in self.kernels])
+        self.groups = [_Processes(kernel, self.x, part) for kernel, part in zip(self.kernels, parts, strict=True)]
+        for group in self.groups:
+            group.fit(num_steps, tolerance)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    @pyro_lock
+    def predict(self, x_new: Float[Tensor, "M P"] | None = None, *, num_samples: int = 1) -> Prediction:
+        """Predict y, whose entries are Gaussian.
+
+        :param x_new: inputs; those of the data by default.
+        :param num_samples: number of equal components, for :meth:`Prediction.pool` with predictions of as many.
+        """
+        posteriors = [group.posterior() for group in self.groups]
+        marginals = [q if x_new is None else q.at(x_new.double()) for q in posteriors]
+        mean = self.centre + self.scale * torch.cat([q.mean for q in marginals]).mT
+        variance = self.scale.square() * torch.cat([q.variance for q in marginals]).mT
+        noise = self.scale.square() * torch.cat([group.noise for group in self.groups])
+        f_mean, f_variance, params = (x.to(self.dtype).expand(num_samples, *mean.shape) for x in (mean, variance, noise))
+        return Prediction(
+            [LikelihoodPredictive(Gaussian(), f_mean, f_variance, "fitc", params)],
+            dims=("points", "output"),
+            coords={"x": (("points", "input"), self.x if x_new is None else x_new)},
+        )
+
+
+class _Processes:
+    """Gaussian processes of outputs whose observed entries have mean 0 and variance 1."""
+
+    def __init__(self, kernel: Kernel, x: Float[Tensor, "N P"], y: Float[Tensor, "D N"]):
+        self.kernel, self.x, self.y = kernel, x, y
+        self.noise = y.new_full(y.shape[:1], _FIRST_NOISE)
+
+    def fit(self, num_steps: int, tolerance: float) -> None:
+        """Maximise the posterior density of noise and kernel parameters."""
         to_value = biject_to(constraints.softplus_positive)
-        noise: Any = to_value.inv(torch.full_like(self.scale, _FIRST_NOISE)).requires_grad_()
+        noise: Any = to_value.inv(self.noise.clone()).requires_grad_()
         parameters = [noise, *(part for part in self.kernel.parameters() if part.requires_grad)]
         start = [to_value(part).log().detach() for part in parameters]
         options: Any = {"max_iter": num_steps, "tolerance_change": tolerance, "line_search_fn": "strong_wolfe"}
@@ -82,49 +120,30 @@ class SeparateProcesses:
                 for part, first in zip(parameters, start, strict=True)
             )
             self.noise = _LEAST_NOISE + to_value(noise)
-            value = -(self._log_evidence().sum() + log_prior) / num_observed
+            value = -(self.log_evidence().sum() + log_prior) / num_observed
             value.backward()
             return value
 
         optim.step(loss)
         self.noise = (_LEAST_NOISE + to_value(noise)).detach()
 
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    @pyro_lock
-    def predict(self, x_new: Float[Tensor, "M P"] | None = None, *, num_samples: int = 1) -> Prediction:
-        """Predict y, whose entries are Gaussian.
+    def log_evidence(self) -> Float[Tensor, " D"]:
+        """Log density of the observed entries of each output."""
+        prior, (W, c) = GaussianProcess(self.kernel, self.x), self._sites()
+        if prior.prefers_state_space:
+            log_normaliser = state_space.log_normaliser(prior.series, W, c)
+        else:
+            log_normaliser = gaussian_sites.log_normaliser(self.posterior().posterior)
+        constants = 0.5 * (self.noise.log() + math.log(2.0 * math.pi))
+        return log_normaliser - constants * (~self.y.isnan()).sum(-1)
 
-        :param x_new: inputs; those of the data by default.
-        :param num_samples: number of equal components, for :meth:`Prediction.pool` with predictions of as many.
-        """
-        q = self._posterior()
-        marginals = q if x_new is None else q.at(x_new.double())
-        mean = self.centre + self.scale * marginals.mean.mT
-        variance, noise = self.scale.square() * marginals.variance.mT, self.scale.square() * self.noise
-        f_mean, f_variance, params = (x.to(self.dtype).expand(num_samples, *mean.shape) for x in (mean, variance, noise))
-        return Prediction(
-            [LikelihoodPredictive(Gaussian(), f_mean, f_variance, "fitc", params)],
-            dims=("points", "output"),
-            coords={"x": (("points", "input"), self.x if x_new is None else x_new)},
-        )
+    def posterior(self) -> StructuredPosterior:
+        """Posterior of the processes given the observed entries."""
+        prior, (W, _) = GaussianProcess(self.kernel, self.x), self._sites()
+        kind = StateSpacePosterior if prior.prefers_state_space else StructuredPosterior
+        return kind(prior, self.y.nan_to_num(), W.square())
 
     def _sites(self) -> tuple[Float[Tensor, "D N"], Float[Tensor, "D N"]]:
         """Square roots of the precisions of the observations, zero where missing, and times the observations."""
         W = torch.where(self.y.isnan(), 0.0, self.noise.rsqrt()[:, None])
         return W, W * self.y.nan_to_num()
-
-    def _log_evidence(self) -> Float[Tensor, " D"]:
-        """Log density of the observed entries of each output, which are standardised."""
-        prior, (W, c) = GaussianProcess(self.kernel, self.x), self._sites()
-        if prior.prefers_state_space:
-            log_normaliser = state_space.log_normaliser(prior.series, W, c)
-        else:
-            log_normaliser = gaussian_sites.log_normaliser(self._posterior().posterior)
-        constants = 0.5 * (self.noise.log() + math.log(2.0 * math.pi))
-        return log_normaliser - constants * (~self.y.isnan()).sum(-1)
-
-    def _posterior(self) -> StructuredPosterior:
-        prior, (W, _) = GaussianProcess(self.kernel, self.x), self._sites()
-        kind = StateSpacePosterior if prior.prefers_state_space else StructuredPosterior
-        return kind(prior, self.y.nan_to_num(), W.square())

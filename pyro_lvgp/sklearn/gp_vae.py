@@ -29,6 +29,7 @@ __all__ = ["GPVAERegressor"]
 
 _MAX_DIM = 8  # latents of each kind
 _NUM_HARMONICS = 3
+_ENTRIES_OF_FIT = 2000  # of separate processes
 _MAX_ROWS, _MAX_PATTERNS = 1000, 5  # of regressions, whose cost is cubic in the rows for each pattern
 
 Candidate = LinearGPVAE | SeparateProcesses | RowRegression
@@ -228,7 +229,9 @@ def _linear(kernel: Callable[[], Kernel] | None, num_white: int) -> LinearGPVAE:
 
 
 def _separate(x: Float[Tensor, "N P"], data_dim: int, period: float | None) -> SeparateProcesses:
-    return SeparateProcesses(_kernel_of_outputs(x, data_dim, period))
+    """Make processes whose parameters are learned in groups of outputs with some thousand entries."""
+    sizes = [len(part) for part in torch.arange(data_dim).split(max(_ENTRIES_OF_FIT // len(x), 1))]
+    return SeparateProcesses([_kernel_of_outputs(x, size, period) for size in sizes])
 
 
 def _fitted(make: Callable[[], Candidate], x: Tensor, data: Tensor, max_iter: int) -> Candidate:
@@ -262,15 +265,14 @@ def _processes_and_cycles(x: Float[Tensor, "N P"], num: int, period: float) -> S
     return Stack(_processes(x, num, 0.5), *_cycles(period))
 
 
-def _kernel_of_outputs(x: Float[Tensor, "N P"], data_dim: int, period: float | None) -> Kernel:
+def _kernel_of_outputs(x: Float[Tensor, "N P"], num: int, period: float | None) -> Kernel:
     """Kernel of a process for each output, with a lengthscale of a third of the spread of the inputs, which is learned."""
-    batch = (data_dim,)
-    kernel: Kernel = Matern(x.shape[1], 0.5, lengthscale=0.3, ard=False, batch_shape=batch)
+    kernel: Kernel = Matern(x.shape[1], 0.5, lengthscale=0.3, ard=False, batch_shape=(num,))
     if period is None:
         return kernel
     cycles = (
-        Matern(1, 0.5, lengthscale=10.0 * period, variance=0.3 / order**2, batch_shape=batch)
-        * Cosine(1, period=period / order, batch_shape=batch).requires_grad_(False)
+        Matern(1, 0.5, lengthscale=10.0 * period, variance=0.3 / order**2, batch_shape=(num,))
+        * Cosine(1, period=period / order, batch_shape=(num,)).requires_grad_(False)
         for order in range(1, _NUM_HARMONICS + 1)
     )
     return sum(cycles, kernel)
