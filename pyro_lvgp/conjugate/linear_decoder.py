@@ -325,21 +325,28 @@ def rescale_latents(
     (N, Q), P, D = z.mean.shape, len(process_squares), len(q.mean)
     R, R_inverse = (torch.eye(Q, dtype=z.mean.dtype, device=z.mean.device) for _ in range(2))
     loadings = q.second_moment[:, :-1, :-1].sum(0)
-    for latent in range(P):
-        squares, own = process_squares[latent].reshape(1, 1), slice(latent, latent + 1)
-        _place(R, R_inverse, own, _whitening(squares, loadings[own, own], N, D))
+    size = _unit_scaling(process_squares, loadings.diagonal()[:P], N, D)
+    R.diagonal()[:P], R_inverse.diagonal()[:P] = size.reciprocal(), size
     if P < Q:
         second = z.covariance[:, P:, P:] + _outer(z.mean[:, P:])
         squares = (q.row_scale.mean[:, None, None] * second).sum(0)
-        _place(R, R_inverse, slice(P, Q), _whitening(squares, loadings[P:, P:], N, D))
+        if (change := _whitening(squares, loadings[P:, P:], N, D)) is not None:
+            R[P:, P:], R_inverse[P:, P:] = change
     of_features = torch.block_diag(R_inverse, R_inverse.new_ones(1, 1))
     q = q._replace(mean=q.mean @ of_features, covariance=of_features.mT @ q.covariance @ of_features)
     return update_relevance(q), LatentMoments(z.mean @ R.mT, R @ z.covariance @ R.mT)
 
 
-def _place(R: Tensor, R_inverse: Tensor, own: slice, change: tuple[Tensor, Tensor] | None) -> None:
-    if change is not None:
-        R[own, own], R_inverse[own, own] = change
+def _unit_scaling(squares: Float[Tensor, " P"], loadings: Float[Tensor, " P"], N: int, D: int) -> Float[Tensor, " P"]:
+    """Compute numbers by which to divide each process; 1 where that would lower the bound.
+
+    :param squares: expected squares of the processes.
+    :param loadings: sums of the second moments of their weights.
+    """
+    variance = squares / N
+    gain = 0.5 * ((D - N) * variance.log() + squares - N)
+    gain = gain - (PRIOR_SHAPE + 0.5 * D) * ((PRIOR_RATE + 0.5 * variance * loadings) / (PRIOR_RATE + 0.5 * loadings)).log()
+    return torch.where(gain > 0.0, variance.sqrt(), 1.0)
 
 
 def _whitening(
