@@ -136,7 +136,8 @@ class AnnealedChain:
         :param first: first state.
         :param inputs: inputs of all transitions, along the first dimension.
         """
-        target, loop = self.target, self.loop
+        target: Any = self.target
+        loop = self.loop
         noise = [tuple(map(torch.randn_like, first.z)) for _ in range(len(self.beta))]
 
         def run(state: State, start: int, stop: int) -> State:

@@ -22,7 +22,7 @@ import torch
 from pyro.distributions.util import sum_rightmost
 from torch import Tensor
 
-from pyro_lvgp.guides.annealed._targets import Target
+from pyro_lvgp.guides.annealed._targets import TargetOfEntries
 from pyro_lvgp.guides.annealed.transitions import Coordinates, State
 from pyro_lvgp.ops.resampling import resample
 
@@ -52,10 +52,10 @@ class ChainResampling:
         """
         return _add(log_ratio, z, -0.5)
 
-    def __call__(self, target: Target, state: State, beta: Tensor) -> State:
+    def __call__(self, target: TargetOfEntries, state: State, beta: Tensor) -> State:
         """Resample the chains of each datum whose weights are uneven.
 
-        :param target: the target.
+        :param target: the target of the chains.
         :param state: state after a transition.
         :param beta: inverse temperature β of that transition.
         """

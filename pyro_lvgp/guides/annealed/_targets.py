@@ -37,6 +37,11 @@ class Target(Protocol):
     def log_joint(self, z: Coordinates) -> Tensor:
         """Compute log p, summed over draws and data, without gradients."""
 
+
+@runtime_checkable
+class TargetOfEntries(Protocol):
+    """Density of several independent chains at once."""
+
     def log_joint_of_entries(self, z: Coordinates, dims: Sequence[int]) -> Tensor:
         """Compute log p of each entry of some batch dimensions, summed over the others, without gradients.
 
