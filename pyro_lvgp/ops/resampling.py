@@ -29,9 +29,7 @@ class Resampled(NamedTuple):
     log_factor: Float[Tensor, "S *batch"]
 
 
-def systematic_ancestors(
-    log_weights: Float[Tensor, "S *batch"], uniform: Float[Tensor, "*batch"]
-) -> Int[Tensor, "S *batch"]:
+def systematic_ancestors(log_weights: Float[Tensor, "S *batch"], uniform: Float[Tensor, "*batch"]) -> Int[Tensor, "S *batch"]:
     r"""Compute the ancestors of systematic resampling.
 
     .. math:: a_s = \min \Big\{ i : \sum_{j \le i} V_j \ge \frac{s + v}{S} \Big\}, \qquad s = 0 \dots S - 1
@@ -52,9 +50,7 @@ def systematic_ancestors(
     return found.clamp_max(num_draws - 1).movedim(-1, 0)  # weights that are NaN have no ancestors
 
 
-def resample(
-    log_weights: Float[Tensor, "S *batch"], uniform: Float[Tensor, "*batch"], threshold: float
-) -> Resampled:
+def resample(log_weights: Float[Tensor, "S *batch"], uniform: Float[Tensor, "*batch"], threshold: float) -> Resampled:
     r"""Resample the draws of each batch entry whose effective sample size is below a share of the number of draws.
 
     .. math:: \Big(\sum_s w_s\Big)^2 \Big/ \sum_s w_s^2 < \tau S

@@ -43,9 +43,7 @@ def log_estimate(loc, num_data, *, seed, dynamics="overdamped", step_size=0.05, 
     transition = {"overdamped": OverdampedLangevin, "underdamped": UnderdampedLangevin}[dynamics](math.inf, math.inf)
     resampling = ChainResampling(threshold, (-2, -1), [0])
     step_size = torch.as_tensor(step_size).expand(4)
-    chain = AnnealedChain(
-        target, transition, torch.tensor(BETA), [step_size], torch.tensor(0.7), None, resampling=resampling
-    )
+    chain = AnnealedChain(target, transition, torch.tensor(BETA), [step_size], torch.tensor(0.7), None, resampling=resampling)
     ends = chain.run((z,))
     log_w = target.log_prob(ends.z[0]) - Normal(0.0, 1.0).log_prob(z) + ends.log_ratio[0]
     return log_w.logsumexp(0) - math.log(NUM_CHAINS)

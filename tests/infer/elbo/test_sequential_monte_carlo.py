@@ -61,9 +61,10 @@ def log_estimates(bound_class, model, guide, y, *args, seed=5, **options):
     return found[0], loss
 
 
-@pytest.mark.parametrize("threshold", [0.5, 1.0])
-@pytest.mark.parametrize("learn_reverse", [False, True])
-@pytest.mark.parametrize("dynamics", list(TRANSITIONS))
+@pytest.mark.parametrize(
+    ("dynamics", "learn_reverse", "threshold"),
+    [("overdamped", False, 0.5), ("overdamped", True, 1.0), ("underdamped", False, 1.0), ("underdamped", True, 0.5)],
+)
 def test_estimates_of_factor_analysis_are_unbiased_and_their_logarithm_is_higher(dynamics, learn_reverse, threshold):
     y, evidence = observed()
     guide = make_guide(y, dynamics=dynamics, learn_reverse=learn_reverse)
@@ -81,13 +82,12 @@ def test_estimates_of_factor_analysis_are_unbiased_and_their_logarithm_is_higher
     assert gain.mean() > 4.0 * gain.std() / COPIES**0.5
 
 
-@pytest.mark.parametrize("compile", [False, True])
-@pytest.mark.parametrize("learn_reverse", [False, True])
+@pytest.mark.parametrize(("learn_reverse", "compile"), [(False, False), (True, True)])
 def test_without_resampling_it_is_the_importance_weighted_bound_draw_for_draw(monkeypatch, learn_reverse, compile):
     monkeypatch.setattr(_compiled_loop, "compile_graph", lambda graph, *_, **__: graph)
     model, Y = small()
     pyro.clear_param_store()
-    guide = AutoAnnealedLangevin(model, num_steps=3, step_size=0.2, learn_reverse=learn_reverse, compile=compile)
+    guide = AutoAnnealedLangevin(model, num_steps=2, step_size=0.2, learn_reverse=learn_reverse, compile=compile)
     guide(Y)
     never = SequentialMonteCarloELBO(num_samples=3, resampling_threshold=0.0, max_plate_nesting=1)
     for _ in range(2):  # the first is not compiled
@@ -134,21 +134,6 @@ def test_chains_of_a_datum_do_not_depend_on_other_data():
     assert not torch.isclose(results[0][:, 1], results[1][:, 1]).any()
 
 
-def test_recorded_steps_are_the_eager_ones():
-    model, Y = small()
-    losses = []
-    for compile in (False, True):
-        pyro.clear_param_store()
-        guide = AutoAnnealedLangevin(model, num_steps=3, base_guide=MeanFieldGuide(model, init_scale=1.0))
-        guide(Y)
-        bound = SequentialMonteCarloELBO(num_samples=4, resampling_threshold=0.9, max_plate_nesting=1)
-        bound = CompiledELBO(bound, backend="torchscript") if compile else bound
-        for seed in range(3):
-            torch.manual_seed(seed)
-            losses.append(bound.loss_and_grads(model, guide, Y))
-    assert losses[3:] == pytest.approx(losses[:3], rel=1e-9)
-
-
 def two_sites(y):
     """A latent site in an inner plate, whose rows have no weights of their own."""
     with pyro.plate("rows", 3, dim=-1):
@@ -164,11 +149,31 @@ def one_site(y):
         pyro.sample("y", dist.Normal(x, 1.0), obs=y)
 
 
+def test_recorded_steps_are_the_eager_ones():
+    y, losses = torch.tensor([2.0, -3.0, 0.5]), []
+    for compile in (False, True):
+        pyro.clear_param_store()
+        base = MeanFieldGuide(one_site, init_scale=1.0)
+        guide = AutoAnnealedLangevin(one_site, local_plate="rows", num_steps=2, step_size=0.1, base_guide=base)
+        torch.manual_seed(4)
+        guide(y)
+        bound = SequentialMonteCarloELBO("rows", 4, resampling_threshold=0.9, max_plate_nesting=1)
+        bound = CompiledELBO(bound, backend="torchscript") if compile else bound
+        for seed in range(3):
+            torch.manual_seed(seed)
+            losses.append(bound.loss_and_grads(one_site, guide, y))
+    assert losses[3:] == pytest.approx(losses[:3], rel=1e-9)
+
+
 @pytest.mark.parametrize(
     ("model", "options", "match"),
     [
         (two_sites, {"local_plate": "rows"}, r"expected one draw of each annealed site .* got \['z'\] in more plates"),
-        (two_sites, {"local_plate": "rows", "sites": ["x"]}, r"to be annealed, .* got \['z'\] drawn otherwise; leave out sites"),
+        (
+            two_sites,
+            {"local_plate": "rows", "sites": ["x"]},
+            r"to be annealed, .* got \['z'\] drawn otherwise; leave out sites",
+        ),
         (one_site, {}, "plate 'rows' to resample, got joint chains of all sites; pass the same local_plate"),
         (one_site, {"local_plate": "rows", "num_steps": 1}, "num_steps of 2 or more to resample between transitions, got 1"),
     ],
@@ -180,7 +185,9 @@ def test_chains_that_cannot_be_exchanged_are_refused(model, options, match):
 
 
 def test_other_guides_and_arguments_out_of_range_are_refused():
-    with pytest.raises(ValueError, match=r"transitions to resample between, .* got MeanFieldGuide; use ImportanceWeightedELBO"):
+    with pytest.raises(
+        ValueError, match=r"transitions to resample between, .* got MeanFieldGuide; use ImportanceWeightedELBO"
+    ):
         SequentialMonteCarloELBO("rows", 3).loss(one_site, MeanFieldGuide(one_site), torch.zeros(3))
     with pytest.raises(ValueError, match="resampling_threshold between 0 and 1, got 1.5"):
         SequentialMonteCarloELBO(resampling_threshold=1.5)
