@@ -4,8 +4,8 @@ Draw s becomes a copy of draw :math:`a_s`, its ancestor, with the expected numbe
 :math:`V_s = w_s / \sum_{s'} w_{s'}`.  Copies have the weight :math:`w_a / (S V_a)`, which is the mean of the weights, so
 that :math:`\sum_s w_s f(h_s)` keeps its expectation for every function f.
 
-Source: Kitagawa (1996), "Monte Carlo filter and smoother for non-Gaussian nonlinear state space models", for systematic
-resampling; Liu and Chen (1995), "Blind deconvolution via sequential imputations", for the effective sample size as a criterion.
+Source: Carpenter, Clifford and Fearnhead (1999), "Improved particle filter for nonlinear problems", for systematic resampling;
+Liu and Chen (1995), "Blind deconvolution via sequential imputations", for the effective sample size as a criterion.
 """
 
 import math

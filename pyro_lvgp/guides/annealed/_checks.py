@@ -71,7 +71,7 @@ def check_resampling(
             f"expected one draw of each annealed site for each weight, got {inner} in more plates than the other sites of "
             f"plate {local_plate!r}; declare the inner dimension by .to_event(1), or use ImportanceWeightedELBO"
         )
-    return sorted(plates[annealed[0]].values())
+    return sorted(dim for dim in plates[annealed[0]].values() if dim is not None)
 
 
 def check_base_guide(guide: Any) -> None:

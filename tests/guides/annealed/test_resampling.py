@@ -50,7 +50,6 @@ def log_estimate(loc, num_data, *, seed, dynamics="overdamped", step_size=0.05, 
 
 
 def test_gradient_is_close_to_that_of_the_expected_estimate():
-    """Within 5 % of a central difference.  With live resampling probabilities it would be 1.4 times as large."""
     values = [log_estimate(torch.tensor(x), 100_000, seed=i) for i, x in enumerate([0.2, -0.2])]
     difference = (values[0].mean() - values[1].mean()) / 0.4
     assert torch.cat(values).std() / 50_000**0.5 / 0.4 < 0.02

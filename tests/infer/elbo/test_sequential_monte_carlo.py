@@ -189,7 +189,7 @@ def test_other_guides_and_arguments_out_of_range_are_refused():
         ValueError, match=r"transitions to resample between, .* got MeanFieldGuide; use ImportanceWeightedELBO"
     ):
         SequentialMonteCarloELBO("rows", 3).loss(one_site, MeanFieldGuide(one_site), torch.zeros(3))
-    with pytest.raises(ValueError, match="resampling_threshold between 0 and 1, got 1.5"):
+    with pytest.raises(ValueError, match=r"resampling_threshold between 0 and 1, got 1\.5"):
         SequentialMonteCarloELBO(resampling_threshold=1.5)
     with pytest.raises(ValueError, match="num_samples of 2 or more to resample, got 1"):
         SequentialMonteCarloELBO(num_samples=1)
