@@ -62,7 +62,7 @@ def resample(log_weights: Float[Tensor, "S *batch"], uniform: Float[Tensor, "*ba
     :param threshold: τ.
 
     >>> log_weights = torch.tensor([[0.5, 0.2], [0.0, 0.3], [0.5, 0.5]]).log()
-    >>> ancestors, log_factor = resample(log_weights, torch.tensor([0.5, 0.5]), 0.7)
+    >>> ancestors, log_factor = resample(log_weights, torch.tensor([0.6, 0.6]), 0.7)
     >>> ancestors.mT, (log_weights.gather(0, ancestors) + log_factor).exp().mT
     (tensor([[0, 2, 2],
             [0, 1, 2]]), tensor([[0.3333, 0.3333, 0.3333],

@@ -83,6 +83,7 @@ class AutoAnnealedLangevin(SampledGuide):
 
     Each annealed site is sampled from a ``Delta`` at :math:`h_K` whose log density is that of the path, so that
     ``Trace_ELBO``, ``Predictive``, ``Importance`` and :class:`~pyro_lvgp.infer.ImportanceWeightedELBO` need no changes.
+    :class:`~pyro_lvgp.infer.SequentialMonteCarloELBO` resamples the chains of each datum between transitions.
 
     :param model: a Pyro model.  A model with a ``score`` (:class:`~pyro_lvgp.infer.protocols.HasLogJoint`), such as
         :class:`~pyro_lvgp.models.BayesianGPLVM`, computes its own scores; any other model is traced.

@@ -18,12 +18,13 @@ class SequentialMonteCarloELBO(ImportanceWeightedELBO):
     .. math::
 
         E_{g \sim q}\Big[ \tfrac{N}{B} \sum_{n \in \text{batch}} E \log \hat Z_n \Big] - KL(q(g) \,\|\, p(g)), \qquad
-        \hat Z_n = \prod_j \sum_{s=1}^S V_{s}^{(j)}\, \frac{w_s(k_{j+1})}{w_s(k_j)}, \qquad E[\hat Z_n] = p(y_n \mid g),
+        \hat Z_n = \prod_j \frac{1}{S} \sum_{s=1}^S \frac{w_s(k_{j+1})}{w_s(k_j)}, \qquad E[\hat Z_n] = p(y_n \mid g),
 
-    with :math:`w_s(k)` the weight of chain s after k transitions, for the bridging density :math:`q_k`, and weights
-    :math:`V_s^{(j)} = 1 / S` after the resampling j at step :math:`k_j`.  After a transition the chains of a datum are
-    resampled if the effective sample size of their weights is below a share τ of S.  Chains that have lost their weight then
-    continue from the states of others.  Only chains of one datum are exchanged, so that mini-batches are exact.
+    with :math:`w_s(k)` the weight of the path of chain s after k transitions, for the bridging density :math:`q_k`, and
+    resampling after the transitions :math:`k_1 < k_2 < \dots`, between :math:`k_0 = 0` and the last transition.  The chains of
+    a datum are resampled if the effective sample size of their weights since the last resampling is below a share τ of S.
+    Chains that have lost their weight then continue from the states of others.  Only chains of one datum are exchanged, so that
+    mini-batches are exact.
 
     The value needs the log density at the K − 1 intermediate states, without gradients.  The gradient is that of
     :math:`\sum_s W_s \log w_s` over the paths of the surviving chains, with constant weights W, as without resampling.  It is
@@ -91,6 +92,6 @@ class SequentialMonteCarloELBO(ImportanceWeightedELBO):
         if not request.is_read:
             raise ValueError(
                 "expected a guide with transitions to resample between, AutoAnnealedLangevin, got "
-                f"{getattr(guide, '__name__', type(guide).__name__)}; use ImportanceWeightedELBO"
+                f"{type(guide).__name__}; use ImportanceWeightedELBO"
             )
         return loss
