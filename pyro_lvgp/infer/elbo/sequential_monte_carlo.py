@@ -23,8 +23,8 @@ class SequentialMonteCarloELBO(ImportanceWeightedELBO):
     with :math:`w_s(k)` the weight of the path of chain s after k transitions, for the bridging density :math:`q_k`, and
     resampling after the transitions :math:`k_1 < k_2 < \dots`, between :math:`k_0 = 0` and the last transition.  The chains of
     a datum are resampled if the effective sample size of their weights since the last resampling is below a share τ of S.
-    Chains that have lost their weight then continue from the states of others.  Only chains of one datum are exchanged, so that
-    mini-batches are exact.
+    Chains that have lost their weight then continue from the states of others.  Only chains of one datum are exchanged, so
+    that mini-batches are exact.
 
     The value needs the log density at the K − 1 intermediate states, without gradients.  The gradient is that of
     :math:`\sum_s W_s \log w_s` over the paths of the surviving chains, with constant weights W, as without resampling.  It is
