@@ -39,7 +39,8 @@ log lik." is the log likelihood of these rows, estimated by importance sampling 
 mean field with 11 draws evaluate as many gradients of the log joint as "annealed, K = 10". The MSE is that of the posterior
 mean of f at the observed entries. Annealed guides are underdamped unless stated otherwise. All but those called "defaults"
 have the settings of the paper: a first step size of 0.4 (overdamped: 0.2), transitions that are not tamed, and a base that
-learns by the annealed bound alone. Their transitions are compiled; in fits of 20 000 steps all steps of all methods are
+learns by the annealed bound alone. "SMC" resamples the chains of a row at an effective sample size below S / 2. "IW, S = 20"
+evaluates as many gradients as K = 4 with S = 4. Transitions are compiled; in fits of 20 000 steps all steps of all methods are
 compiled. "fit" includes compilation. In the image data three quarters of the pixels of 5 % of the rows are hidden. "hidden
 RMSE" is in units of grey level / 255. All other metrics are in units in which the variance over all pixels is 1."""
 
