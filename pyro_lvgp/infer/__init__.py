@@ -26,6 +26,7 @@ from pyro_lvgp.infer.elbo import (
     MarginalizeGaussians,
     MeanFieldELBO,
     Moments,
+    SequentialMonteCarloELBO,
     StructuredELBO,
     sample_moments,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "SampledSite",
     "SampledTraces",
     "Saved",
+    "SequentialMonteCarloELBO",
     "SparseRows",
     "StopOnConvergence",
     "StructuredELBO",

@@ -14,6 +14,7 @@ from pyro_lvgp.ops import (
     quadrature,
     quasi_monte_carlo,
     rbf_score,
+    resampling,
     site_updates,
     sparse_sites,
     state_space,
@@ -147,6 +148,10 @@ def _site_updates():
     yield lambda: sites.mean
 
 
+def _resampling():
+    yield lambda: resampling.resample(torch.randn(4, 3), torch.rand(3), 0.5)
+
+
 CALLS = (
     _covariance,
     _linalg,
@@ -158,6 +163,7 @@ CALLS = (
     _quadrature,
     _quasi_monte_carlo,
     _site_updates,
+    _resampling,
 )
 
 

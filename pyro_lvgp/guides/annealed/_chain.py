@@ -5,22 +5,26 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import tee
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.guides.annealed import _reverse, transitions
 from pyro_lvgp.guides.annealed._autograd_score import AutogradScore, joined, split
 from pyro_lvgp.guides.annealed._joint_density import JointDensity
+from pyro_lvgp.guides.annealed._resampling import ChainResampling
 from pyro_lvgp.guides.annealed._targets import PureTarget, Target
 from pyro_lvgp.guides.annealed.transitions import (
     Coordinates,
     DivergedChainError,
     LangevinTransition,
     OverdampedLangevin,
+    State,
     Transition,
     UnderdampedLangevin,
 )
@@ -57,6 +61,7 @@ class AnnealedChain:
     :param loop: compiled transitions, for a :class:`PureTarget`; None to run them eagerly.
     :param reverse: coefficients of the learned reverse kernels of each site, [K, 5, *event]; None for plain annealing.
     :param is_reversed: whether the chain runs from the target to the base.
+    :param resampling: resampling of the chains of each datum between transitions; None for independent chains.
     """
 
     target: Target
@@ -67,6 +72,7 @@ class AnnealedChain:
     loop: CompiledLoop | None
     reverse: Sequence[Float[Tensor, "K 5 ..."]] | None = None
     is_reversed: bool = False
+    resampling: ChainResampling | None = None
 
     def reversed(self) -> "AnnealedChain":
         """Return the chain that runs from the target to the base."""
@@ -98,16 +104,15 @@ class AnnealedChain:
         transition: Any = self.transition
         # A subclass may move chains in another way.
         is_langevin = type(transition) in (OverdampedLangevin, UnderdampedLangevin)
-        if self.loop is None and len(self.beta) and is_langevin and target.differentiable >= torch.is_grad_enabled():
+        runs_eagerly = self.loop is None and self.resampling is None
+        if runs_eagerly and len(self.beta) and is_langevin and target.differentiable >= torch.is_grad_enabled():
             return self._run_at_once(transition, z, beta, step_size)
         first = transitions.initial_state(target.score, z, transition)
-        if self.loop is None or not isinstance(target, PureTarget) or not len(self.beta):
-            step = partial(transition, target.score, momentum_persistence=self.momentum_persistence)
-            last = transitions.anneal(step, first, beta, step_size)
-        else:
-            noise = [tuple(map(torch.randn_like, z)) for _ in range(len(self.beta))]
-            shared = (target.bases, target.statistics, self.momentum_persistence, target.differentiable)
-            last = self.loop(shared, first, (beta, step_size), noise)
+
+        def step(state: State, inputs: tuple[Tensor, Coordinates], noise: Coordinates) -> State:
+            return transition(target.score, state, noise, *inputs, self.momentum_persistence)
+
+        last = self._run_steps(step, (self.momentum_persistence,), first, (beta, step_size))
         return ChainEnds(first.score, last.z, last.log_ratio)
 
     def _run_with_learned_reverse(self, z: Coordinates, step_size: Coordinates) -> ChainEnds:
@@ -119,16 +124,38 @@ class AnnealedChain:
         if self.is_reversed:
             back = _reverse.run_back(transition, self.target.score, z, schedule)
             return ChainEnds(back.score, back.z, back.log_ratio)
-        first, delayed = _reverse.start(transition, self.target.score, z), schedule.delayed()
-        noise = [tuple(map(torch.randn_like, z)) for _ in range(len(self.beta))]
-        if self.loop is not None and isinstance(self.target, PureTarget):
-            shared = (self.target.bases, self.target.statistics, self.target.differentiable)
-            last = self.loop(shared, first, delayed, noise)
-        else:
-            last = first
-            for k, xi in enumerate(noise):
-                last = _reverse.step(transition, self.target.score, last, delayed.at(k), xi)
+        first = _reverse.start(transition, self.target.score, z)
+        last = self._run_steps(partial(_reverse.step, transition, self.target.score), (), first, schedule.delayed())
         return ChainEnds(first.score, last.z, _reverse.finish(transition, last, schedule))
+
+    def _run_steps(self, step: Callable[[State, Any, Coordinates], State], shared: tuple, first: State, inputs: Any) -> State:
+        """Run the transitions one by one, compiled if they are to be, and resample chains between them.
+
+        :param step: a transition, (state, inputs, noise) ↦ state.
+        :param shared: inputs that all compiled transitions share, besides those of the target.
+        :param first: first state.
+        :param inputs: inputs of all transitions, along the first dimension.
+        """
+        target: Any = self.target
+        loop = self.loop
+        noise = [tuple(map(torch.randn_like, first.z)) for _ in range(len(self.beta))]
+
+        def run(state: State, start: int, stop: int) -> State:
+            if loop is not None and isinstance(target, PureTarget) and start < stop:
+                part = tree_map(lambda x: x[start:stop], inputs)
+                return loop((target.bases, target.statistics, *shared, target.differentiable), state, part, noise[start:stop])
+            for k in range(start, stop):
+                state = step(state, tree_map(itemgetter(k), inputs), noise[k])
+            return state
+
+        if self.resampling is None:
+            return run(first, 0, len(noise))
+        state = self.resampling.start(first)
+        for k, beta in enumerate(self.beta):
+            state = run(state, k, k + 1)
+            if k + 1 < len(noise):
+                state = self.resampling(target, state, beta)
+        return state._replace(log_ratio=self.resampling.finish(state.log_ratio, first.z))
 
     def _run_at_once(self, transition: LangevinTransition, z: Coordinates, beta: Tensor, step_size: Coordinates) -> ChainEnds:
         """Run the transitions as one operation, whose derivatives are derived by hand."""

@@ -38,6 +38,18 @@ class Target(Protocol):
         """Compute log p, summed over draws and data, without gradients."""
 
 
+@runtime_checkable
+class TargetOfEntries(Protocol):
+    """Density of several independent chains at once."""
+
+    def log_joint_of_entries(self, z: Coordinates, dims: Sequence[int]) -> Tensor:
+        """Compute log p of each entry of some batch dimensions, summed over the others, without gradients.
+
+        :param z: coordinates.
+        :param dims: batch dimensions, the leftmost one of z first.
+        """
+
+
 @dataclass(frozen=True)
 class PureTarget:
     """Target by the model's own ``log_joint`` and ``score``, in operations on tensors alone that can be compiled.
@@ -81,6 +93,12 @@ class PureTarget:
     def log_joint(self, z: Coordinates) -> Tensor:
         values, log_dets = self.sites.values(z, self.bases)
         return self.model.log_joint(values, self.statistics).sum() + sum(x.sum() for x in log_dets.values())
+
+    @torch.no_grad()
+    def log_joint_of_entries(self, z: Coordinates, dims: Sequence[int]) -> Tensor:
+        values, log_dets = self.sites.values(z, self.bases)
+        terms = (self.model.log_joint(values, self.statistics), *log_dets.values())
+        return sum((_sum_except(x, dims) for x in terms), torch.zeros(()))
 
 
 def has_log_joint_of(model: Any, sites: Sequence[str]) -> bool:
@@ -176,6 +194,11 @@ class TracedTarget:
         with _hidden_sites():
             return self._log_joint(z)
 
+    @torch.no_grad()
+    def log_joint_of_entries(self, z: Coordinates, dims: Sequence[int]) -> Tensor:
+        with _hidden_sites():
+            return sum((_sum_except(x, dims) for x in self._terms(z)), torch.zeros(()))
+
     def sites_at(self, z: Coordinates) -> list[dict[str, Any]]:
         """Return the model's sample sites at state z of the chain."""
         with torch.no_grad(), _hidden_sites():
@@ -213,13 +236,16 @@ class TracedTarget:
                     )
 
     def _log_joint(self, z: Coordinates) -> Tensor:
+        return sum((x.sum() for x in self._terms(z)), torch.zeros(()))
+
+    def _terms(self, z: Coordinates) -> list[Tensor]:
+        """Return the terms of log p, over their batch dimensions."""
         try:
             sites, log_dets = self._trace(z)
-            terms = [self._log_prob(name, site) for name, site in sites.items()]
+            return [*(self._log_prob(name, site) for name, site in sites.items()), *log_dets.values()]
         except ValueError:  # such as one for invalid parameters of a distribution, after divergence
             check_finite(z)
             raise
-        return sum(terms, torch.zeros(())) + sum(x.sum() for x in log_dets.values())
 
     def _trace(self, z: Coordinates) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return the model's sample sites at state z of the chain, and the log determinants of the constraints.
@@ -257,7 +283,14 @@ class TracedTarget:
                     "is subsampled: weights do not account for the noise of such a score; anneal only sites inside that plate "
                     "(local_plate=<its name>), pass a surrogate_model that does not depend on the mini-batch, or use all data"
                 )
-        return scale_and_mask(site["fn"].log_prob(site["value"]), scale, site["mask"]).sum()
+        return scale_and_mask(site["fn"].log_prob(site["value"]), scale, site["mask"])
+
+
+def _sum_except(x: Tensor, dims: Sequence[int]) -> Tensor:
+    """Sum over all dimensions but some negative ones, of which the first is the leftmost, with a size of 1 for each."""
+    x = x.reshape((1,) * (-dims[0] - x.dim()) + x.shape)
+    others = [dim for dim in range(-x.dim(), 0) if dim not in dims]
+    return x.sum(others, keepdim=True) if others else x
 
 
 def _hidden_sites() -> Messenger:

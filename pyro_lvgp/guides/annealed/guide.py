@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -30,9 +31,16 @@ from pyro_lvgp.guides._model_guide import ModelOfGuide
 from pyro_lvgp.guides._sampled import SampledGuide
 from pyro_lvgp.guides.annealed import schedules, transitions
 from pyro_lvgp.guides.annealed._chain import AnnealedChain, ChainEnds, curvatures
-from pyro_lvgp.guides.annealed._checks import check_base_guide, check_chain, check_learned_reverse, checked_value
+from pyro_lvgp.guides.annealed._checks import (
+    check_base_guide,
+    check_chain,
+    check_learned_reverse,
+    check_resampling,
+    checked_value,
+)
 from pyro_lvgp.guides.annealed._first_base import first_base
 from pyro_lvgp.guides.annealed._joint_density import JointDensity
+from pyro_lvgp.guides.annealed._resampling import ChainResampling
 from pyro_lvgp.guides.annealed._reverse import NUM_COEFFICIENTS
 from pyro_lvgp.guides.annealed._targets import (
     PureTarget,
@@ -49,6 +57,7 @@ from pyro_lvgp.guides.annealed.schedules import AnnealingSchedule
 from pyro_lvgp.guides.annealed.transitions import Coordinates, DivergedChainError, Dynamics, Transition
 from pyro_lvgp.guides.mean_field import MeanFieldGuide
 from pyro_lvgp.infer._compiled_loop import CompiledLoop
+from pyro_lvgp.infer.elbo._resampling import requested_resampling
 from pyro_lvgp.infer.elbo.handlers import marginalizes_gaussians
 from pyro_lvgp.infer.protocols import HasInitialValues, HasLocalPlate, HasLogJoint
 
@@ -74,6 +83,7 @@ class AutoAnnealedLangevin(SampledGuide):
 
     Each annealed site is sampled from a ``Delta`` at :math:`h_K` whose log density is that of the path, so that
     ``Trace_ELBO``, ``Predictive``, ``Importance`` and :class:`~pyro_lvgp.infer.ImportanceWeightedELBO` need no changes.
+    :class:`~pyro_lvgp.infer.SequentialMonteCarloELBO` resamples the chains of each datum between transitions.
 
     :param model: a Pyro model.  A model with a ``score`` (:class:`~pyro_lvgp.infer.protocols.HasLogJoint`), such as
         :class:`~pyro_lvgp.models.BayesianGPLVM`, computes its own scores; any other model is traced.
@@ -450,6 +460,8 @@ class AutoAnnealedLangevin(SampledGuide):
         """Run the chains from z; while some diverge, halve the step sizes, with a warning, and run all again."""
         for _ in range(_MAX_HALVINGS):
             chain = self._make_chain(bases, drawn, args, kwargs).shortened(num_steps)
+            if not is_reverse and num_steps:
+                chain = replace(chain, resampling=self._requested_resampling())
             try:
                 ends = (chain.reversed() if is_reverse else chain).run(z)
                 if is_validation_enabled():
@@ -460,6 +472,14 @@ class AutoAnnealedLangevin(SampledGuide):
             self._multiply_step_sizes(0.5)
             warnings.warn(_HALVED, RuntimeWarning, stacklevel=2)
         raise diverged
+
+    def _requested_resampling(self) -> ChainResampling | None:
+        """Return the resampling that a bound requests of this guide; None if chains are to be independent."""
+        request = requested_resampling()
+        if request is None:
+            return None
+        dims = check_resampling(request, self.num_steps, self.local_plate, self.annealed, self.prototype_trace)
+        return ChainResampling(request.threshold, (request.dim, *dims), [site.event_dim for _, site in self._whitened.sites])
 
     def _draw_others(self, args: tuple, kwargs: dict) -> tuple[dict[str, Tensor], Trace]:
         """Draw plates and the sites that are not annealed; return their values, and their trace for replay."""

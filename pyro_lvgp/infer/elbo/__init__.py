@@ -6,6 +6,7 @@ from pyro_lvgp.infer.elbo.handlers import MarginalizeGaussians, Moments, sample_
 from pyro_lvgp.infer.elbo.importance_weighted import ImportanceWeightedELBO
 from pyro_lvgp.infer.elbo.local_plate import LocalELBO
 from pyro_lvgp.infer.elbo.mean_field import MeanFieldELBO
+from pyro_lvgp.infer.elbo.sequential_monte_carlo import SequentialMonteCarloELBO
 from pyro_lvgp.infer.elbo.structured import StructuredELBO
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "MarginalizeGaussians",
     "MeanFieldELBO",
     "Moments",
+    "SequentialMonteCarloELBO",
     "StructuredELBO",
     "sample_moments",
 ]
