@@ -73,10 +73,16 @@ def fitted(make: Callable[[], tuple[Any, ...]], seed: int) -> tuple[list[float],
     return history.losses, mean
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_fits_equal_those_in_sequence(way: Callable[[Calls], list[Any]]):
+@pytest.fixture(scope="module")
+def fits() -> tuple[Calls, list[Any]]:
+    """Calls, and what they return in sequence."""
     calls = [lambda make=make, seed=seed: fitted(make, seed) for make in (gplvm, gpvae, random_features) for seed in (1, 2)]
-    expected = [call() for call in calls]
+    return calls, [call() for call in calls]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_fits_equal_those_in_sequence(way: Callable[[Calls], list[Any]], fits: tuple[Calls, list[Any]]):
+    calls, expected = fits
     for (losses, mean), (expected_losses, expected_mean) in zip(way(calls), expected, strict=True):
         assert losses == expected_losses
         assert torch.equal(mean, expected_mean)

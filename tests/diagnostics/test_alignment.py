@@ -329,7 +329,8 @@ def test_restarts_of_a_gplvm_agree_after_alignment():
         model = BayesianGPLVM(40, 6, 2, RBF(2, lengthscale=1.5, ard=False), num_inducing=10).initialize(data, latents=noisy)
         return model, MeanFieldGuide(model)
 
-    restarts = fit_restarts(make, data, num_restarts=3, loss=MeanFieldELBO(), num_steps=400, progress=False)
+    quick = {"compile": "torchscript", "progress": False}
+    restarts = fit_restarts(make, data, num_restarts=3, loss=MeanFieldELBO(), num_steps=400, **quick)
     spread = {}
     for align in (True, False):
         tree = chains_to_arviz(restarts, data, num_samples=100, seed=0, align_latents=align)

@@ -35,7 +35,8 @@ def linear_model(Y, latent_dim=1, **options):
 
 def fitted(model, Y, num_steps=1500):
     guide = MeanFieldGuide(model)
-    options = {"num_steps": num_steps, "optim": JointAdam(lr=0.02), "progress": False}
+    how = "torchscript" if num_steps > 200 else False
+    options = {"num_steps": num_steps, "optim": JointAdam(lr=0.02), "compile": how, "progress": False}
     return guide, fit(model, guide, Y, loss=MeanFieldELBO("data"), **options)
 
 
@@ -82,7 +83,8 @@ def test_an_undertrained_fit_has_not_converged():
     Y = linear_data()
     model = BayesianGPLVM(N, D, 2, num_inducing=10)
     guide = MeanFieldGuide(model)
-    history = fit(model, guide, Y, num_steps=600, optim=JointAdam(lr=1e-4), loss=MeanFieldELBO("data"), progress=False)
+    options = {"loss": MeanFieldELBO("data"), "compile": "torchscript", "progress": False}
+    history = fit(model, guide, Y, num_steps=600, optim=JointAdam(lr=1e-4), **options)
     result = report(model, guide, Y, history=history)
     assert result.convergence.converged is False
     assert result.findings[0].severity == "warning"

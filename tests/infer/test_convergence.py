@@ -33,8 +33,7 @@ def gains(series: np.ndarray, **options: int) -> tuple[np.ndarray, np.ndarray]:
     return np.array([gain.value for gain in found if gain]), np.array([gain.standard_error for gain in found if gain])
 
 
-@pytest.mark.parametrize(("phi", "num_steps"), [(0.0, 1000), (0.5, 2000), (0.9, 10_000)])
-@pytest.mark.parametrize("slope", [0.0, 0.05])
+@pytest.mark.parametrize(("phi", "num_steps", "slope"), [(0.0, 1000, 0.05), (0.5, 2000, 0.0), (0.9, 10_000, 0.05)])
 def test_the_standard_error_is_that_of_correlated_losses_with_a_trend(phi: float, num_steps: int, slope: float):
     value, error = gains(autoregressive(phi, num_steps) + slope * np.arange(num_steps))
     exact, window = error_of_windows(phi, num_steps // 10), num_steps // 10

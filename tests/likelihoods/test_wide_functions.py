@@ -81,7 +81,7 @@ def test_log_predictive_densities(likelihood, ys, sd, float64):
     for y in torch.tensor(ys):
         for mean in (0.0, 0.7, -4.0, 10.0):
             low, high = -1e5, 1e5  # of the standardised function: the interval that has all of the integral
-            for num in (200_001, 20_001, 20_001, 400_001):
+            for num in (200_001, 20_001, 20_001, 100_001):
                 z = torch.linspace(low, high, num)
                 log_joint = likelihood.distribution(mean + sd * z, params).log_prob(y) - 0.5 * z.square()
                 inside = (log_joint > log_joint.max() - 60.0).nonzero()

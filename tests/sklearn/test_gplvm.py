@@ -48,12 +48,12 @@ def test_it_is_the_model_under_a_mean_field_guide(iris):
 
 
 def test_latents_tell_the_kinds_of_flowers_and_the_data(iris):
-    gplvm = GPLVM(random_state=0, max_iter=300).fit(iris)
+    gplvm = GPLVM(random_state=0, max_iter=150, learning_rate=0.1).fit(iris)
     again = gplvm.transform(iris)
     assert np.median(np.abs(again - gplvm.embedding_)) < 0.1
     for latents in (again, gplvm.embedding_):
         assert np.square(gplvm.inverse_transform(latents) - iris).mean() < 0.05 * iris.var(0).mean()
-    pipeline = make_pipeline(GPLVM(random_state=0, max_iter=150), KNeighborsClassifier(1))
+    pipeline = make_pipeline(GPLVM(random_state=0, max_iter=75, learning_rate=0.1), KNeighborsClassifier(1))
     assert cross_val_score(pipeline, iris, load_iris().target, cv=3).mean() > 0.85
 
 
@@ -61,7 +61,7 @@ def test_missing_entries_are_filled(iris):
     hidden = np.random.default_rng(0).random(iris.shape) < 0.2
     hidden[:, 3] &= ~hidden[:, :3].all(1)  # of each row something is seen
     seen = np.where(hidden, np.nan, iris)
-    gplvm = GPLVM(random_state=0, max_iter=300).fit(seen)
+    gplvm = GPLVM(random_state=0, max_iter=150, learning_rate=0.1).fit(seen)
     filled = gplvm.inverse_transform(gplvm.transform(seen))
     errors = (filled - iris)[hidden], (np.nanmean(seen, 0) - iris)[hidden]
     assert np.square(errors[0]).mean() < 0.25 * np.square(errors[1]).mean()

@@ -16,7 +16,7 @@ from pyro_lvgp.sklearn.gplvm_imputer import _component_moments, _sizes
 QUICK = {"max_iter": 2, "n_folds": 1, "random_state": 0}
 
 
-@pytest.mark.usefixtures("unchecked")  # which give it arguments of any kind
+@pytest.mark.usefixtures("unchecked", "few_candidates")  # checks give it arguments of any kind
 @parametrize_with_checks([GPLVMImputer(**QUICK)])
 def test_scikit_learn_s_own_checks(estimator, check):
     check(estimator)
@@ -61,7 +61,7 @@ def test_predictions_are_close_to_those_of_the_true_distribution(factors):
     normal, covariance = factors
     train, test = _warped(normal[:300]), _warped(normal[300:])
     hidden = np.random.default_rng(1).random(test.shape).argsort(1).argsort(1) < 3
-    imputer = GPLVMImputer(max_iter=75, random_state=0).fit(train)
+    imputer = GPLVMImputer(max_iter=75, n_folds=2, random_state=0).fit(train)
     predicted = imputer.predictive(np.where(hidden, np.nan, test))
     mean, stddev = _conditional(normal[300:], hidden, covariance)
     plain = hidden.copy()

@@ -28,7 +28,7 @@ EMBEDDINGS = ["gplvm", "random features"]
 every = pytest.mark.parametrize("name", QUICK)
 
 
-@pytest.mark.usefixtures("unchecked")  # which give it arguments of any kind
+@pytest.mark.usefixtures("unchecked", "few_candidates")  # checks give it arguments of any kind
 @parametrize_with_checks([QUICK["random features"].set_params(init="pca"), QUICK["series"]])
 def test_scikit_learn_s_own_checks(estimator, check):
     check(estimator)
@@ -63,7 +63,7 @@ def test_a_row_without_data_has_the_mean_of_the_training_latents(name, table):
 
 
 def test_an_imputed_row_without_data_has_the_distribution_of_the_columns(table):
-    imputer = GPLVMImputer(max_iter=100, n_folds=1, random_state=0).fit(table)
+    imputer = GPLVMImputer(max_iter=30, n_folds=1, random_state=0).fit(table)
     mean, stddev = imputer.transform(table, return_std=True)
     np.testing.assert_allclose(mean[7], table.mean(), atol=0.5 * table.std().max())
     np.testing.assert_allclose(stddev[7], table.std(), rtol=0.5)
@@ -72,6 +72,7 @@ def test_an_imputed_row_without_data_has_the_distribution_of_the_columns(table):
     assert (stddev[~observed] > 0.0).all()
 
 
+@pytest.mark.usefixtures("few_candidates")
 @every
 def test_pickle_joblib_deepcopy_and_clone(name, table, tmp_path):
     fitted = clone(QUICK[name]).fit(table)
@@ -83,6 +84,7 @@ def test_pickle_joblib_deepcopy_and_clone(name, table, tmp_path):
     np.testing.assert_allclose(clone(fitted).fit(table).transform(table), expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.usefixtures("few_candidates")
 @every
 def test_frames_and_column_transformers(name, table):
     columns = list(table.columns[:3])
@@ -100,10 +102,11 @@ SEARCHED = {
     "gplvm": {"n_components": [1, 2]},
     "random features": {"n_components": [1, 2]},
     "imputer": {"max_iter": [1]},
-    "series": {"n_folds": [1, 2]},
+    "series": {"max_iter": [1, 2]},
 }
 
 
+@pytest.mark.usefixtures("few_candidates")
 @every
 @pytest.mark.parametrize("backend", ["loky", "threading"])
 def test_searches_in_pipelines_with_two_workers(name, backend, table):
@@ -161,7 +164,7 @@ def test_the_number_of_components_is_that_of_the_relevant_dimensions():
     angle = rng.uniform(-2.0, 2.0, (100, 1))
     curve = np.sin(angle + rng.uniform(0.0, 6.0, 8)) + 0.05 * rng.standard_normal((100, 8))
     linear = rng.standard_normal((100, 3)) @ rng.standard_normal((3, 8)) + 0.3 * rng.standard_normal((100, 8))
-    auto = GPLVM("auto", n_inducing=20, max_iter=300, learning_rate=0.05, random_state=0)
+    auto = GPLVM("auto", n_inducing=20, max_iter=100, learning_rate=0.1, random_state=0)
     fitted = clone(auto).fit(curve)
     assert fitted.embedding_.shape == (100, fitted.model_.latent_dim)
     assert fitted.model_.latent_dim <= 2

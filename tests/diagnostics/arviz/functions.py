@@ -7,15 +7,23 @@ import io
 import re
 import sys
 import warnings
+from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
+from packaging.version import Version
+
+from tests.helpers.pages import BLOCK
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "arviz_functions.md"
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 HEADING = "## Which functions work\n\n"
+IS_OLD = Version(version("arviz-plots")) < Version("1")
+ARE_INSTALLED = Version(version("arviz-plots")) >= Version("0.8") and not (
+    IS_OLD and (Version(version("xarray")) >= Version("2026.4") or Version(matplotlib.__version__) >= Version("3.11"))
+)
 FILES = {"az": "arviz_stats", "azp": "arviz_plots"}
 
 
@@ -165,11 +173,11 @@ def public_functions() -> list[str]:
     ]
 
 
-def make_trees() -> dict[str, Any]:
-    """Run the blocks of the page."""
+def make_trees(changed: Callable[[str], str] = str) -> dict[str, Any]:
+    """Run the blocks of the page, each changed by a function."""
     namespace = {"__name__": "page", **modules()}
-    for block in BLOCK.findall(PAGE.read_text("utf-8")):
-        exec(block, namespace)
+    for block in BLOCK.finditer(PAGE.read_text("utf-8")):
+        exec(changed(block["code"]), namespace)
     return namespace
 
 

@@ -1,23 +1,16 @@
 """The table of ArviZ's functions in the documentation, made anew by calling them all."""
 
 import warnings
-from importlib.metadata import version
 
 import matplotlib
 import pyro
 import pytest
 import torch
-from packaging.version import Version
 
 from tests.diagnostics.arviz import functions
+from tests.helpers.pages import shortened
 
-IS_OLD = Version(version("arviz-plots")) < Version("1")
-pytestmark = pytest.mark.skipif(
-    Version(version("arviz-plots")) < Version("0.8")
-    or (IS_OLD and Version(version("xarray")) >= Version("2026.4"))
-    or (IS_OLD and Version(matplotlib.__version__) >= Version("3.11")),
-    reason="the versions of the extra arviz are not installed",
-)
+pytestmark = pytest.mark.skipif(not functions.ARE_INSTALLED, reason="the versions of the extra arviz are not installed")
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +19,7 @@ def trees():
     pyro.clear_param_store()
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
-        return functions.make_trees()
+        return functions.make_trees(shortened)
 
 
 def test_every_function_has_a_call():

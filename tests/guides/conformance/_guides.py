@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -248,13 +248,33 @@ def pairs_where(condition):
     return pytest.mark.parametrize(("guide_id", "model_id"), [pair for pair in PAIRS if condition(GUIDES[pair[0]], pair[1])])
 
 
-def start(guide_id, model_id, dtype=torch.float32):
+def new(guide_id, model_id, dtype=torch.float32):
     """A model and its guide, after the guide's first call."""
+    pyro.set_rng_seed(0)
     problem = MODELS[model_id](dtype)
     guide = GUIDES[guide_id].make(problem)
     guide(*problem.args)
     pyro.set_rng_seed(1)
     return problem, guide
+
+
+def start(guide_id, model_id, dtype=torch.float32):
+    """The same, shared by tests: each finds the parameters and buffers as the first call left them."""
+    problem, guide, initial = _shared(guide_id, model_id, dtype)
+    for module, values in initial:
+        module.zero_grad()
+        for name, value in tensors(module).items():
+            value.copy_(values[name])
+    pyro.set_rng_seed(1)
+    return problem, guide
+
+
+@cache
+def _shared(guide_id, model_id, dtype):
+    problem, guide = new(guide_id, model_id, dtype)
+    modules = [module for module in (problem.model, guide) if isinstance(module, nn.Module)]
+    pyro.clear_param_store()
+    return problem, guide, [(module, {name: x.clone() for name, x in tensors(module).items()}) for module in modules]
 
 
 def tensors(module):

@@ -1,6 +1,7 @@
 """Bounds and importance weights of every guide."""
 
 import math
+from functools import partial
 
 import pyro
 import pyro.distributions as dist
@@ -25,17 +26,30 @@ from tests.guides.conformance._guides import (
 )
 
 
+def estimates(problem, guide, make, num):
+    """Pyro's two bounds at the same draws, by traces of the one that checks more."""
+    checking, other = make(TraceMeanField_ELBO), make(Trace_ELBO)
+    traces = [list(checking._get_traces(problem.model, guide, problem.args, {})) for _ in range(num)]
+    for bound in (checking, other):
+        draws = iter(traces)
+        bound._get_traces = lambda *_, draws=draws: next(draws)
+        yield estimate(lambda bound=bound: bound.loss(problem.model, guide, *problem.args), num)
+
+
 @every_pair
 def test_all_bounds_estimate_one_number(guide_id, model_id):
-    """Vectorised or not, with an analytic KL or without."""
+    """Vectorised or not, with an analytic KL or without; but where the analytic KL bounds that of mixtures, a higher loss."""
     problem, guide = start(guide_id, model_id)
-    estimates = []
-    for bound in (Trace_ELBO, TraceMeanField_ELBO):
-        assert math.isfinite(vectorised(problem, bound, 3).loss(problem.model, guide, *problem.args))
-        for elbo, num in ((vectorised(problem, bound), 12), (bound(), 30)):
-            estimates.append(estimate(lambda elbo=elbo: elbo.loss(problem.model, guide, *problem.args), num))
-    for other in estimates[1:]:
-        assert agree(estimates[0], other), estimates
+    for loss, _ in estimates(problem, guide, partial(vectorised, problem, num_particles=3), 2):
+        assert math.isfinite(loss)
+    by_kl, by_draws = estimates(problem, guide, partial(vectorised, problem, num_particles=100), 12)
+    by_kl_one_by_one, by_draws_one_by_one = estimates(problem, guide, lambda bound: bound(), 30)
+    assert agree(by_kl, by_kl_one_by_one), (by_kl, by_kl_one_by_one)
+    assert agree(by_draws, by_draws_one_by_one), (by_draws, by_draws_one_by_one)
+    if model_id == "rflvm":
+        assert by_kl[0] > by_draws[0] - 4.0 * math.sqrt(by_kl[1] + by_draws[1]), (by_kl, by_draws)
+    else:
+        assert agree(by_kl, by_draws), (by_kl, by_draws)
 
 
 def tilted(y, observed, level):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pyro_lvgp.guides import AutoAnnealedLangevin
-from tests.guides.conformance._guides import GUIDES, draw, every_pair, moved, start
+from tests.guides.conformance._guides import GUIDES, draw, every_pair, moved, new, start
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,7 +40,7 @@ def test_state_dict(guide_id, model_id):
 
 @every_pair
 def test_param_store(guide_id, model_id, tmp_path):
-    problem, guide = start(guide_id, model_id)
+    problem, guide = new(guide_id, model_id)
     expected = moved(problem, guide)
     pyro.get_param_store().save(tmp_path / "params")
     pyro.clear_param_store()

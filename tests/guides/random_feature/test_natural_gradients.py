@@ -107,8 +107,8 @@ def test_natural_gradients_of_all_rows_do_not_lower_the_bound(likelihood, weight
         assert seeded(0)(loss.loss)(model, guide, Y) <= before + 1e-5 * abs(before)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_blocks_fit_counts_of_any_size(dtype, seed):
+@pytest.mark.parametrize(("seed", "dtype"), [(0, torch.float32), (1, torch.float64), (2, torch.float32)])
+def test_blocks_fit_counts_of_any_size(seed, dtype):
     torch.set_default_dtype(dtype)
     pyro.set_rng_seed(seed)
     Y = torch.poisson((1.25 * torch.randn(60, 2) @ torch.randn(2, 5)).exp())

@@ -87,7 +87,7 @@ def test_inducing_points_that_leave_the_memory_are_refused(series):
         assert_close(function(guide, x, y), expected)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, "torchscript"])
 def test_fits_move_no_inducing_points_that_carry_a_memory(compiled):
     """Nor where Pyro's validation is off, as it is after the first step."""
     model, guide = make()

@@ -165,7 +165,7 @@ def test_latents_of_new_rows_account_for_exposures():
     Y, rows = torch.poisson(e[:, None] * rates), RowArguments(exposure=e)
     model = BayesianGPLVM.from_data(Y, 1, num_inducing=10, likelihood=Poisson(), rows=rows)
     guide = MeanFieldGuide(model)
-    fit(model, guide, Y, num_steps=400, progress=False, compile=False)
+    fit(model, guide, Y, num_steps=400, progress=False, compile="torchscript")
     new = torch.round(rates[[2, 2, 8]] * torch.tensor([[100.0], [1000.0], [100.0]]))
     prior = dist.Normal(torch.zeros(1), 1.0).to_event(1)
     exposure = torch.tensor([100.0, 1000.0, 100.0])

@@ -45,9 +45,13 @@ def make(cls, weight, Y, **kwargs):
     return cls(len(Y), D, Q, num_inducing=min(M, len(Y)), rows=rows, **kwargs).initialize(Y)
 
 
-@pytest.mark.parametrize("name", BOUNDS)
-@pytest.mark.parametrize("kind", GUIDES)
-def test_bounds_are_linear_in_the_weights(name, kind):
+# Traced chains under a bound of each kind: of one draw, with analytic terms, of weights.
+OF_TRACED = {"Trace_ELBO", "MeanFieldELBO", "ImportanceWeightedELBO"}
+PAIRS = [(kind, name) for kind in GUIDES for name in BOUNDS if kind != "annealed, traced" or name in OF_TRACED]
+
+
+@pytest.mark.parametrize(("kind", "name"), PAIRS)
+def test_bounds_are_linear_in_the_weights(kind, name):
     """With the same random numbers: B(w) = B(0) + Σ wₙ (B(eₙ) − B(0)), and B(1) is the bound without weights."""
     cls, make_guide = GUIDES[kind]
     Y = with_holes(torch.randn(4, D))

@@ -45,7 +45,7 @@ def test_posterior_draws_have_the_moments_of_the_posterior(dynamics, step_size):
     base = MeanFieldGuide(model, init_scale=1.0)
     chain = {"num_steps": 200, "dynamics": dynamics, "step_size": step_size}
     guide = AutoAnnealedLangevin(model, local_plate="data", base_guide=base, **chain)
-    x = guide.sample_posterior(40_000, y, chunk_size=40_000)["x"]
+    x = guide.sample_posterior(10_000, y, chunk_size=10_000)["x"]
     assert torch.allclose(x.mean(0), 0.4 * y, atol=0.03)
     assert torch.allclose(x.std(0), torch.full((3,), 0.2**0.5), rtol=0.06)
 

@@ -16,9 +16,8 @@ def evidence(features, y, prior_scale, noise):
     return dist.MultivariateNormal(torch.zeros(len(y)), covariance).log_prob(y)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("distance", [1.0, 1e3])
-def test_bound_of_a_linear_regression_is_its_evidence_before_and_after_a_fit(dtype, distance):
+@pytest.mark.parametrize(("distance", "dtype"), [(1.0, torch.float64), (1e3, torch.float32)])
+def test_bound_of_a_linear_regression_is_its_evidence_before_and_after_a_fit(distance, dtype):
     """Whatever the distance and the correlation of its weights: two nearly equal features."""
     torch.set_default_dtype(dtype)
     torch.manual_seed(0)

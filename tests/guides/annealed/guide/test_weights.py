@@ -50,7 +50,7 @@ def weights_given(model, guide, u, Y, num_samples):
 # Every pair of two of the three.
 @pytest.mark.parametrize(
     ("latent_dim", "num_steps", "dynamics"),
-    [(1 + (i + j) % 2, num_steps, name) for i, num_steps in enumerate([1, 4, 16, 64]) for j, name in enumerate(TRANSITIONS)],
+    [(1 + (i + j) % 2, num_steps, name) for i, num_steps in enumerate([1, 4, 16]) for j, name in enumerate(TRANSITIONS)],
 )
 def test_weights_of_a_gplvm_are_unbiased(latent_dim, num_steps, dynamics):
     model, u, Y = gplvm(latent_dim)
@@ -78,7 +78,7 @@ def test_bound_of_a_gplvm_rises_with_the_number_of_steps(dynamics):
 
 
 @pytest.mark.parametrize("dynamics", list(TRANSITIONS))
-@pytest.mark.parametrize("num_steps", [1, 4, 16, 64])
+@pytest.mark.parametrize("num_steps", [1, 4, 16])
 def test_weights_with_a_linear_kernel_are_unbiased_for_factor_analysis(num_steps, dynamics):
     """With M ≥ Q nothing is lost to inducing points: y_n | u ~ N(0, W Wᵀ + σ² I)."""
     model, u, Y = gplvm(2, kernel=Linear(2))
