@@ -18,9 +18,9 @@ Rows, splits, folds and scores are those of `srflvm_layout`, whose t-SNE is the 
 Yin and Zhang (2024) in our own implementation, `benchmarks/peers/advised_rflvm.py`, with the settings of the demonstration in
 github.com/zhidilin/advisedGPLVM: two components of 25 frequencies each, drawn anew at every step, initial standard deviations
 of frequencies of softplus(1) and noise variance of softplus(0), random initial weights and standard deviations of latents, and
-10000 steps of Adam with a rate of 0.01. Three things differ. The objective is the bound of the model; in the code, for more
-rows than features, the log determinant is not multiplied by the number of columns and has sigma in place of log sigma, and the
-divergence of the latents is divided by 50 N^2 Q. The data have standardised columns, images one unit, as those of the other
+10000 steps of Adam with a rate of 0.01. Three things differ. The objective is the bound of the model; the code divides the
+divergence of the latents by 50 N^2 Q, and with more rows than features does not multiply the log determinant by the number of
+columns and has sigma in place of log sigma. The data have standardised columns, images one unit, as those of the other
 methods; in the code they are divided by their Frobenius norm, so that their variance, 1 / (N D), is near the lower limit of
 the noise, 0.0001. Principal components are scaled to unit variance. Sets of more than 100 columns are fitted in float32. The
 authors infer no latents of new rows."""
