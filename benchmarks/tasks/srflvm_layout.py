@@ -128,7 +128,8 @@ def ours(given: Split, num_steps: int, *, layout: Any = None, freeze_latents: bo
 
 
 _OURS: Settings = {"F": 100, "steps": NUM_STEPS}
-METHODS: dict[str, tuple[Callable[[Split, int], Map], Settings]] = {
+Methods = dict[str, tuple[Callable[[Split, int], Map], Settings]]
+METHODS: Methods = {
     "all columns": (all_columns, {}),
     TSNE: (neighbour_embedding, {"perplexity": 30}),
     "UMAP": (umap, {"neighbours": 15}),
@@ -160,20 +161,25 @@ def right(
 
 def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:
     """Measure all methods on all sets, or on one, for each seed; if quick, with few steps on some of the rows of one."""
+    compiled_umap()
+    yield from measured(METHODS, quick=quick, seeds=seeds, only=only, num_steps=NUM_STEPS)
+
+
+def measured(methods: Methods, *, quick: bool, seeds: int, only: str | None, num_steps: int) -> Iterator[Measurement]:
+    """Measure methods on all sets, or on one, for each seed; if quick, with few steps on some of the rows of one."""
     for name in [only] if only else list(TASKS)[: 1 if quick else None]:
         task = TASKS[name]()
         number = QUICK_ROWS if quick else MOST_ROWS
         task = task.some(number) if len(task.Y) > number else task
-        compiled_umap()
         for seed in tqdm(range(seeds), desc=name, unit="seed"):
-            yield from measure(name, task, seed=seed, num_steps=QUICK_STEPS if quick else NUM_STEPS)
+            yield from measure(methods, name, task, seed=seed, num_steps=QUICK_STEPS if quick else num_steps)
 
 
-def measure(dataset: str, task: Task, *, seed: int, num_steps: int) -> Iterator[Measurement]:
-    """Scores of all methods on one split."""
+def measure(methods: Methods, dataset: str, task: Task, *, seed: int, num_steps: int) -> Iterator[Measurement]:
+    """Scores of methods on one split."""
     given = split(task, seed)
     of_tsne = None
-    for method, (embed, settings) in METHODS.items():
+    for method, (embed, settings) in methods.items():
         with isolated(seed):
             start = time.perf_counter()
             found = embed(given, num_steps)

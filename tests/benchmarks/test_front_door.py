@@ -73,6 +73,7 @@ def test_list_names_every_benchmark_with_its_first_line(capsys):
         "speed_item_response",
         "speed_predictions",
         "srflvm",
+        "srflvm_advised",
         "srflvm_large",
         "srflvm_layout",
         "srflvm_scaling",
