@@ -7,7 +7,6 @@ from jaxtyping import Float
 from numpy.random import RandomState
 from torch import Tensor
 
-from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes
 from pyro_lvgp.guides import RandomFeatureGuide
 from pyro_lvgp.guides.random_feature.guide import Weights
@@ -16,7 +15,6 @@ from pyro_lvgp.likelihoods import Gaussian, Likelihood, LikelihoodName
 from pyro_lvgp.models import RandomFeatureLVM, RowArguments
 from pyro_lvgp.models.initialization import MAX_TSNE_DIM, MIN_TSNE_ROWS, linear_latents, tsne_layout
 from pyro_lvgp.sklearn._latent_transformer import Fitted, LatentTransformer
-from pyro_lvgp.sklearn._pyro_state import own_parameters
 
 __all__ = ["RandomFeatureGPLVM"]
 
@@ -135,28 +133,8 @@ class RandomFeatureGPLVM(LatentTransformer):
             model = RandomFeatureLVM.from_data(Y, self.n_components, layout=self.layout, **options)
         # One Cholesky factor for all columns, instead of one for each column with gaps.
         weights: Weights | None = "filled" if Y.isnan().any() and type(likelihood) is Gaussian else None
-        return model, self._make_guide(model, weights)
-
-    def _make_guide(self, model: RandomFeatureLVM, weights: Weights | None) -> RandomFeatureGuide:
-        return RandomFeatureGuide(
-            model, frequencies="gaussian", weights=weights, freeze_latents=self.freeze_latents, seed=self._seed
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A pickled guide has no model, which this guide needs: pickle its tensors, and make a new guide of them.
-        state = dict(super().__getstate__())
-        if "guide_" in state:
-            state["guide_"] = (self.guide_.weights, self.guide_.state_dict())
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if "guide_" in state:
-            weights, tensors = state["guide_"]
-            with own_parameters(self._local), seeded(self._seed):
-                self.guide_ = self._make_guide(self.model_, weights)
-                self.guide_(*self.model_.example_data())  # makes its parameters, of any data
-                self.guide_.load_state_dict(tensors)
+        options = {"frequencies": "gaussian", "weights": weights, "freeze_latents": self.freeze_latents, "seed": self._seed}
+        return model, RandomFeatureGuide(model, **options)
 
     def _initial_latents(
         self, Y: Float[Tensor, "N D"], likelihood: Likelihood, rows: RowArguments | None
