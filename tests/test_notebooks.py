@@ -98,4 +98,4 @@ def test_a_page_is_written_as_a_notebook(notebooks, tmp_path):
     notebooks.write_notebook(App(tmp_path), "quickstart", [(DOCS / "quickstart.md").read_text("utf-8")])
     content = json.loads((tmp_path / "notebooks" / "quickstart.ipynb").read_text("utf-8"))
     assert content["nbformat"] == 4
-    assert sum(cell["cell_type"] == "code" for cell in content["cells"]) == 15
+    assert sum(cell["cell_type"] == "code" for cell in content["cells"]) == 16
