@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pyro_lvgp.ops.resampling import systematic_ancestors
+
 __all__ = ["MixtureMoments", "pooled_weights", "systematic_counts"]
 
 
@@ -77,10 +79,8 @@ def systematic_counts(weights: Float[Tensor, " draws"], num_samples: int) -> Int
 
     Source: Kitagawa (1996), "Monte Carlo filter and smoother for non-Gaussian nonlinear state space models", appendix.
     """
-    ends = weights.detach().cpu().double().cumsum(0)
-    ends = (num_samples * ends / ends[-1] + torch.rand((), dtype=torch.double, device="cpu")).floor().long()
-    ends[-1] = num_samples
-    return ends.diff(prepend=ends.new_zeros(1)).clamp_min(0)
+    log_weights, uniform = weights.detach().cpu().double().log(), 1.0 - torch.rand((), dtype=torch.double, device="cpu")
+    return systematic_ancestors(log_weights, uniform, num_samples).bincount(minlength=len(weights))
 
 
 def pooled_weights(

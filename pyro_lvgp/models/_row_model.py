@@ -216,7 +216,7 @@ def warn_unless_scaled(Y: Float[Tensor, "N D"], of: str = "") -> None:
     if not 0.1 <= spread <= 10.0:
         warnings.warn(
             f"expected columns{of} of about unit variance, which the initial kernel and noise are for, got {spread:.2g} as "
-            "root mean square of their standard deviations; standardise them, or use pyro_lvgp.sklearn.GPLVM, which does",
+            "root mean square of their standard deviations; standardise them, as the estimators of pyro_lvgp.sklearn do",
             stacklevel=3,
         )
 

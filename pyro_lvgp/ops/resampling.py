@@ -29,23 +29,27 @@ class Resampled(NamedTuple):
     log_factor: Float[Tensor, "S *batch"]
 
 
-def systematic_ancestors(log_weights: Float[Tensor, "S *batch"], uniform: Float[Tensor, "*batch"]) -> Int[Tensor, "S *batch"]:
+def systematic_ancestors(
+    log_weights: Float[Tensor, "S *batch"], uniform: Float[Tensor, "*batch"], num_copies: int | None = None
+) -> Int[Tensor, "T *batch"]:
     r"""Compute the ancestors of systematic resampling.
 
-    .. math:: a_s = \min \Big\{ i : \sum_{j \le i} V_j \ge \frac{s + v}{S} \Big\}, \qquad s = 0 \dots S - 1
+    .. math:: a_t = \min \Big\{ i : \sum_{j \le i} V_j \ge \frac{t + v}{T} \Big\}, \qquad t = 0 \dots T - 1
 
-    Draw i has :math:`\lfloor S V_i \rfloor` or :math:`\lceil S V_i \rceil` copies.
+    Draw i has :math:`\lfloor T V_i \rfloor` or :math:`\lceil T V_i \rceil` copies.
 
     :param log_weights: logarithms of weights, draws first.
     :param uniform: v in (0, 1]; with 0 included, a draw of weight 0 could be copied.
+    :param num_copies: number T of copies of all draws together; by default one for each draw.
 
     >>> systematic_ancestors(torch.tensor([0.5, 0.0, 0.25, 0.25]).log(), torch.tensor(0.5))
     tensor([0, 0, 2, 3])
     """
     num_draws = len(log_weights)
+    num_copies = num_draws if num_copies is None else num_copies
     cumulative = log_weights.softmax(0).movedim(0, -1).cumsum(-1)
     cumulative = cumulative / cumulative[..., -1:]  # at most 1 without rounding
-    points = (torch.arange(num_draws, device=uniform.device) + uniform.unsqueeze(-1)) / num_draws
+    points = (torch.arange(num_copies, device=uniform.device) + uniform.unsqueeze(-1)) / num_copies
     found = torch.searchsorted(cumulative.contiguous(), points.to(cumulative).contiguous())
     return found.clamp_max(num_draws - 1).movedim(-1, 0)  # weights that are NaN have no ancestors
 

@@ -72,8 +72,8 @@ def _as_simple(value: Any, name: str) -> Any:
         return _OF_MODEL
     if isinstance(value, torch.device):
         return str(value)
-    if isinstance(value, np.integer):
-        return int(value)
+    if isinstance(value, np.generic):
+        return value.item()
     if isinstance(value, np.random.RandomState):
         raise TypeError(
             f"expected an integer or None as {name} in a file, got a RandomState; set_params({name}=...) changes it"

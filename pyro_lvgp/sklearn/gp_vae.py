@@ -267,12 +267,13 @@ def _processes_and_cycles(x: Float[Tensor, "N P"], num: int, period: float) -> S
 
 def _kernel_of_outputs(x: Float[Tensor, "N P"], num: int, period: float | None) -> Kernel:
     """Kernel of a process for each output, with a lengthscale of a third of the spread of the inputs, which is learned."""
-    kernel: Kernel = Matern(x.shape[1], 0.5, lengthscale=0.3, ard=False, batch_shape=(num,))
+    batch = (num,)
+    kernel: Kernel = Matern(x.shape[1], 0.5, lengthscale=0.3, ard=False, batch_shape=batch)
     if period is None:
         return kernel
     cycles = (
-        Matern(1, 0.5, lengthscale=10.0 * period, variance=0.3 / order**2, batch_shape=(num,))
-        * Cosine(1, period=period / order, batch_shape=(num,)).requires_grad_(False)
+        Matern(1, 0.5, lengthscale=10.0 * period, variance=0.3 / order**2, batch_shape=batch)
+        * Cosine(1, period=period / order, batch_shape=batch).requires_grad_(False)
         for order in range(1, _NUM_HARMONICS + 1)
     )
     return sum(cycles, kernel)

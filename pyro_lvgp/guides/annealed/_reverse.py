@@ -21,10 +21,12 @@ Source: Geffner and Domke (2023), "Langevin diffusion variational inference"; Va
 "Transport meets variational inference: controlled Monte Carlo diffusions".
 """
 
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from pyro_lvgp.guides.annealed.transitions import Coordinates, LangevinTransition, Score, State
 from pyro_lvgp.ops.langevin import tamed_drift
@@ -48,8 +50,7 @@ class Schedule(NamedTuple):
 
     def at(self, k: int) -> "Schedule":
         """Return the inputs of transition k."""
-        kernels = tuple(tuple(x[k] for x in kernel) for kernel in self.kernels)
-        return Schedule(self.beta[k], tuple(eta[k] for eta in self.step_size), self.persistence[k], kernels)
+        return tree_map(itemgetter(k), self)
 
     def delayed(self) -> "Schedule":
         """Return the schedule with the kernel of each step at the next one; the kernel of the first draws no correction."""
