@@ -17,18 +17,25 @@ _CHUNK_SIZE = 2_000_000  # elements of covariances, which bounds the memory
 
 
 class RowMoments(NamedTuple):
-    """Moments of all entries of rows in each component, given the observed entries.
+    """Moments of rows in each component, given the observed entries.
 
     :param log_weight: log posterior probabilities of the components.
     :param log_prob: log densities of the observed entries.
     :param mean: conditional means; observed entries are their own.
-    :param covariance: conditional covariances, zero for observed entries.
+    :param missing: columns of the missing entries, filled up with others in rows that have fewer than M.
+    :param covariance: conditional covariances of these entries, zero for those that are observed.
     """
 
     log_weight: Float[Tensor, "B K"]
     log_prob: Float[Tensor, " B"]
     mean: Float[Tensor, "B K D"]
-    covariance: Float[Tensor, "B K D D"]
+    missing: Int[Tensor, "B M"]
+    covariance: Float[Tensor, "B K M M"]
+
+    def variance(self) -> Float[Tensor, "B K D"]:
+        """Conditional variances of all entries, zero for those that are observed."""
+        variances = self.covariance.diagonal(dim1=-2, dim2=-1)
+        return torch.zeros_like(self.mean).scatter(2, self.missing[:, None].expand_as(variances), variances)
 
 
 class _Statistics(NamedTuple):
@@ -52,23 +59,41 @@ class GaussianMixture(NamedTuple):
     covariance: Float[Tensor, "K D D"]
 
     def condition(self, Y: Float[Tensor, "B D"]) -> RowMoments:
-        """Compute the moments of rows given their observed entries, in closed form.
+        r"""Compute the moments of rows given their observed entries, in closed form.
+
+        With :math:`\Lambda = \Sigma^{-1}`, residuals r, zero for the missing entries m, and :math:`g = \Lambda r`,
+
+        .. math::
+
+            E[y_m] = \mu_m - \Lambda_{mm}^{-1} g_m, \qquad \mathrm{Cov}[y_m] = \Lambda_{mm}^{-1}, \qquad
+            r_o^T \Sigma_{oo}^{-1} r_o = r^T g - g_m^T \Lambda_{mm}^{-1} g_m, \qquad
+            |\Sigma_{oo}| = |\Sigma|\, |\Lambda_{mm}|
+
+        so that the cost of a row with M missing entries is :math:`O(K (M^3 + D^2))`.
 
         :param Y: rows, NaN where missing; for a row without observed entries the moments are those of the mixture.
         """
-        seen = (~Y.isnan()).to(self.mean)[:, None]
-        residual = (Y.nan_to_num()[:, None] - self.mean) * seen
-        # Rows and columns of missing entries are those of the identity, which changes neither densities nor gains.
-        masked = self.covariance * seen[..., None] * seen[..., None, :] + torch.diag_embed(1.0 - seen)
-        factor = torch.linalg.cholesky(masked)
-        half = torch.linalg.solve_triangular(factor, self.covariance * seen[..., None], upper=False)
-        whitened = torch.linalg.solve_triangular(factor, residual[..., None], upper=False)
-        log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) + 0.5 * seen.sum(-1) * math.log(2.0 * math.pi)
-        log_joint = self.weight.log() - 0.5 * whitened.square().sum((-2, -1)) - log_det
-        mean = torch.where(seen > 0.0, Y.nan_to_num()[:, None], self.mean + (half * whitened).sum(-2))
-        hidden = (1.0 - seen)[..., None]
-        covariance = (self.covariance - half.mT @ half) * hidden * hidden.mT
-        return RowMoments(log_joint.log_softmax(1), log_joint.logsumexp(1), mean, covariance)
+        is_missing = Y.isnan()
+        missing = is_missing.int().argsort(1, descending=True)[:, : int(is_missing.sum(1).max())]
+        is_missing = is_missing.gather(1, missing)[:, None]
+        root = torch.linalg.cholesky(self.covariance)
+        precision = torch.cholesky_inverse(root)
+        residual = (Y[:, None] - self.mean).nan_to_num()
+        gradient = (residual.transpose(0, 1) @ precision).transpose(0, 1)
+        index = missing[:, None].expand(-1, len(self.weight), -1)
+        # Rows and columns of observed entries are those of the identity, which changes no determinant.
+        both = is_missing[..., None] & is_missing[..., None, :]
+        block = precision[:, missing[:, :, None], missing[:, None]].transpose(0, 1)
+        factor = torch.linalg.cholesky(torch.where(both, block, torch.eye(missing.shape[1]).to(block)))
+        covariance = torch.cholesky_inverse(factor) * both
+        own = gradient.gather(2, index) * is_missing
+        change = (covariance @ own[..., None]).squeeze(-1)
+        square = (residual * gradient).sum(-1) - (own * change).sum(-1)
+        log_det = root.diagonal(dim1=-2, dim2=-1).log().sum(-1) + factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        num_observed = (~Y.isnan()).sum(1, keepdim=True)
+        log_joint = self.weight.log() - 0.5 * square - log_det - 0.5 * num_observed * math.log(2.0 * math.pi)
+        mean = torch.where(Y.isnan()[:, None], self.mean, Y[:, None]).scatter_add(2, index, -change)
+        return RowMoments(log_joint.log_softmax(1), log_joint.logsumexp(1), mean, missing, covariance)
 
     def chunks(self, Y: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "B D"], ...]:
         """Split rows so that the covariances of a part fit into memory.
@@ -95,7 +120,7 @@ def gaussian_mixture(
     as D further rows of all.  A single component has the covariance :math:`\Sigma_0`.  The start of several is k-means of rows
     whose missing entries have the conditional means of a single component.
 
-    :param Y: rows, NaN where missing; each column has an observed entry.
+    :param Y: rows in double precision, NaN where missing; each column has an observed entry.
     :param num_components: number K of components, but at most as many as distinct rows.
     :param num_iterations: number of steps.
     :param seed: seed of the start.
@@ -106,8 +131,8 @@ def gaussian_mixture(
     >>> Y = torch.randn(40, 3, dtype=torch.float64)
     >>> Y[::2, 1] = torch.nan
     >>> rows = gaussian_mixture(Y, 2).condition(Y)
-    >>> rows.mean.shape, rows.covariance.shape
-    (torch.Size([40, 2, 3]), torch.Size([40, 2, 3, 3]))
+    >>> rows.mean.shape, rows.covariance.shape  # of one missing entry
+    (torch.Size([40, 2, 3]), torch.Size([40, 2, 1, 1]))
     """
     variance = (Y - Y.nanmean(0)).square().nanmean(0).clamp_min(_LEAST_VARIANCE)
     single = GaussianMixture(Y.new_ones(1), Y.nanmean(0)[None], variance.diag()[None])
@@ -130,6 +155,7 @@ def _of_groups(Y: Float[Tensor, "N D"], labels: Int[Tensor, " N"], variance: Flo
 def _ascend(
     Y: Float[Tensor, "N D"], mixture: GaussianMixture, variance: Float[Tensor, " D"], num_iterations: int
 ) -> GaussianMixture:
+    Y = Y[Y.isnan().sum(1).argsort()]  # the cost of a part is that of its rows with most missing entries
     for _ in range(num_iterations):
         parts = [_expect(mixture.condition(rows)) for rows in mixture.chunks(Y)]
         mixture = _maximize(_Statistics(*(torch.stack(part).sum(0) for part in zip(*parts, strict=True))), variance)
@@ -139,8 +165,11 @@ def _ascend(
 def _expect(rows: RowMoments) -> _Statistics:
     shares = rows.log_weight.exp()
     weighted = shares[..., None] * rows.mean
-    second = torch.einsum("nki,nkj->kij", weighted, rows.mean) + torch.einsum("nk,nkij->kij", shares, rows.covariance)
-    return _Statistics(shares.sum(0), weighted.sum(0), second)
+    between = torch.einsum("nki,nkj->kij", weighted, rows.mean)
+    within = torch.einsum("nk,nkij->knij", shares, rows.covariance)
+    entries = rows.missing[:, :, None] * between.shape[-1] + rows.missing[:, None]
+    second = between.flatten(1).index_add(1, entries.flatten(), within.flatten(1))
+    return _Statistics(shares.sum(0), weighted.sum(0), second.view_as(between))
 
 
 def _maximize(statistics: _Statistics, variance: Float[Tensor, " D"]) -> GaussianMixture:

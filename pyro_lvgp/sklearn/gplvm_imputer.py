@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +35,7 @@ __all__ = ["GPLVMImputer"]
 _SIZES = ((2, 8), (5, 4), (10, 1))  # numbers of latent dimensions, and of linear factors of the residuals
 _FACTORS = (0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0)  # of predictive standard deviations
 _ROWS_PER_GAUSSIAN, _MAX_GAUSSIANS = 12, 20
-_MAX_COST = 2e8  # rows times Gaussians times the cube of columns, which is some seconds for each fold
+_MAX_COST = 2e8  # multiplications of a step, which is some seconds for each fold
 _NUM_HELD_OUT, _MAX_FOLDS = 100, 4
 _ALL_FOLDS = 8  # of tables with fewer rows than are to be held out
 _LEAST_WEIGHT = 0.01
@@ -44,7 +45,20 @@ _NUM_POINTS = 32  # of the latents of a row, or of its Gaussians
 _DIMS = ("data", "output")
 _CHUNK_SIZE = 200  # rows, which bounds the memory
 
-_Size = tuple[int, int] | int  # numbers of latent dimensions and of factors, or number of Gaussians
+
+@dataclass(frozen=True)
+class Gaussians:
+    """A candidate: a mixture of Gaussians.
+
+    :param number: number of Gaussians.
+    :param power: whether columns have the power transformation, or are standardised alone.
+    """
+
+    number: int
+    power: bool
+
+
+_Size = tuple[int, int] | Gaussians  # numbers of latent dimensions and of factors, or Gaussians
 
 
 class _Fit(NamedTuple):
@@ -66,21 +80,23 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         g(y_n) = f(x_n) + W z_n + \epsilon_n, \qquad f_d \sim GP(c_d, k), \quad z_n \sim N(0, I_r), \quad
         \epsilon_n \sim N(0, \mathrm{diag}\, \psi)
 
-    (:class:`~pyro_lvgp.models.BayesianGPLVM` with :class:`~pyro_lvgp.likelihoods.LowRankGaussian`), a Gaussian, and a mixture
-    of 2 to 20 Gaussians, one for twelve rows (:func:`~pyro_lvgp.conjugate.gaussian_mixture.gaussian_mixture`), are fitted to
-    all rows but some that are held out.  Of the held-out rows, entries are hidden and predicted, as those of new rows.  The
-    prediction of an entry is the mixture
+    (:class:`~pyro_lvgp.models.BayesianGPLVM` with :class:`~pyro_lvgp.likelihoods.LowRankGaussian`), a Gaussian, and mixtures
+    of 2 to 20 Gaussians, one for twelve rows, with and without the power transformation
+    (:func:`~pyro_lvgp.conjugate.gaussian_mixture.gaussian_mixture`), are fitted to all rows but some that are held out.  Of
+    the held-out rows, entries are hidden and predicted, as those of new rows.  The prediction of an entry is the mixture
 
     .. math::
 
-        \sum_{c j} w_{cj}\, N\big(g(y);\; m_c,\; (\phi_j s_c)^2\big)\, g'(y)
+        \sum_{c j} w_{cj}\, N\big(g_c(y);\; m_c,\; (\phi_j s_c)^2\big)\, g_c'(y)
 
     over the models c and the factors :math:`\phi_j` from 0.5 to 5 on the predictive standard deviations, whose weights w
     maximise the density of the hidden entries (stacking).  The weights thus choose between curves, linear relations, and
     groups with linear relations of their own, and correct the noise, which is too small if it is estimated from training rows
     alone, since their latents are fitted.
 
-    The cost of K Gaussians is :math:`O(N K D^3)`; those with :math:`N K D^3 > 2 \cdot 10^8` are no candidates.
+    A step of the fit of K Gaussians to rows with :math:`M_n` missing entries takes some
+    :math:`K (D^3 + \sum_n (M_n^3 + D^2))` multiplications.  Above :math:`2 \cdot 10^8` they are fitted to fewer rows, which are
+    drawn at random, and are no candidates if less than twelve rows for each remain.
 
     Latents of all rows, training rows included, are inferred by Laplace's approximation under a mixture of Gaussians as prior,
     which is fitted to the training latents.
@@ -107,7 +123,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
     A fitted estimator has the attributes
 
     - ``fits_``: for each candidate (its numbers of latent dimensions and of factors) and each fold the model, its guide and
-      the prior of latents, or for a number of Gaussians the mixtures; candidates without weight are left out;
+      the prior of latents, or for ``Gaussians(number, power)`` the mixtures; candidates without weight are left out;
     - ``weights_``: weights of the candidates;
     - ``warp_``: the transformation g;
     - ``n_iter_``: number of steps of each fit;
@@ -170,13 +186,13 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         self._row_parts = frozenset() if known is None else frozenset(known.parts())
         self.warp_ = _warp(Y.double(), is_linear="standard_error" in self._row_parts)
-        T = self._table(Y.double(), known)
-        sizes = _sizes(len(Y), Y.shape[1], T.known)
+        table = KnownTable(Y.double(), known)
+        sizes = _sizes(table)
         fits: dict[_Size, list[_Fit | GaussianMixture]] = {size: [] for size in sizes}
         log_prob: dict[_Size, list[Tensor]] = {size: [] for size in sizes}
-        folds = list(enumerate(self._held_out(T.values)))
+        folds = list(enumerate(self._held_out(table.values)))
         tasks = [(size, fold, held_out) for fold, held_out in folds for size in sizes]
-        results = Parallel(n_jobs=self.n_jobs)(delayed(self._fit_and_score)(T, Y.dtype, *task) for task in tasks)
+        results = Parallel(n_jobs=self.n_jobs)(delayed(self._fit_and_score)(table, Y.dtype, *task) for task in tasks)
         for (size, *_), (fitted, values) in zip(tasks, results, strict=True):
             fits[size].append(fitted)
             log_prob[size].append(values)
@@ -185,7 +201,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
             for size, parts in log_prob.items()
             for factor, values in zip(_FACTORS, torch.cat(parts, 1), strict=True)
         }
-        weights = _weights(joined, self._weights_of_hidden(T, folds))
+        weights = _weights(joined, self._weights_of_hidden(table, folds))
         self.weights_ = {size: sum(weights[size, factor] for factor in _FACTORS) for size in sizes}
         self.weights_ = {size: weight for size, weight in self.weights_.items() if weight > _LEAST_WEIGHT}
         self._factors = {size: torch.tensor([weights[size, factor] for factor in _FACTORS]).double() for size in self.weights_}
@@ -212,33 +228,38 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         first = ~T.isnan() & ((~T.isnan()).cumsum(1) == 1)
         return hidden & ~((hidden | T.isnan()).all(1, keepdim=True) & first)
 
-    def _weights_of_hidden(self, T: KnownTable, folds: list[tuple[int, Tensor]]) -> Float[Tensor, " hidden"] | None:
+    def _weights_of_hidden(self, table: KnownTable, folds: list[tuple[int, Tensor]]) -> Float[Tensor, " hidden"] | None:
         """Weights of the rows of the hidden entries of all folds; None if rows have none."""
-        if T.known is None or T.known.weight is None:
+        if table.known is None or table.known.weight is None:
             return None
-        weight = T.known.weight[:, None].expand_as(T.values)
-        return torch.cat([weight[rows][self._hidden(T.values[rows], fold)] for fold, rows in folds])
+        weight = table.known.weight[:, None].expand_as(table.values)
+        return torch.cat([weight[rows][self._hidden(table.values[rows], fold)] for fold, rows in folds])
 
-    def _table(self, Y: Float[Tensor, "N D"], known: RowArguments | None) -> KnownTable:
-        """Transform rows, and convert standard errors to units of the transformed columns."""
-        return KnownTable(self.warp_(Y), scaled_rows(known, self.warp_.scale, Y, len(Y)))
+    def _warp_of(self, size: _Size) -> YeoJohnsonTransform:
+        """Transformation of the columns of a candidate."""
+        return _linear(self.warp_) if isinstance(size, Gaussians) and not size.power else self.warp_
 
     def _fit_and_score(
-        self, T: KnownTable, dtype: torch.dtype, size: _Size, fold: int, held_out: Bool[Tensor, " N"]
+        self, table: KnownTable, dtype: torch.dtype, size: _Size, fold: int, held_out: Bool[Tensor, " N"]
     ) -> tuple[_Fit | GaussianMixture, Float[Tensor, "J hidden"]]:
         """Fit a candidate to the rows of a fold; compute log densities of hidden entries of the others, for each factor."""
+        warp = self._warp_of(size)
+        T = _transformed(table, warp)
         rows = T.at(held_out)
         hidden = self._hidden(rows.values, fold)
         fitted = self._fit(T.at(~held_out).to(dtype), size, fold)
         if not len(rows.values):
             return fitted, rows.values.new_zeros(len(_FACTORS), 0)
         moments = self._moments(fitted, rows._replace(values=rows.values.masked_fill(hidden, torch.nan)))
-        return fitted, _log_prob(*moments, rows)[:, hidden]
+        log_prob = _log_prob(*moments, rows) + warp.log_abs_det_jacobian(table.values[held_out], rows.values)
+        return fitted, log_prob[:, hidden]
 
     def _fit(self, T: KnownTable, size: _Size, fold: int) -> _Fit | GaussianMixture:
         seed = self._seed + fold
-        if isinstance(size, int):
-            return gaussian_mixture(T.values.double(), size, seed=seed)
+        if isinstance(size, Gaussians):
+            Y = T.values.double()
+            drawn = torch.randperm(len(Y), generator=torch.Generator().manual_seed(seed))[: _num_rows(Y, size.number)]
+            return gaussian_mixture(Y[drawn.sort().values], size.number, seed=seed)
         latent_dim, rank = size
         with own_parameters(self._local), seeded(seed):
             model = BayesianGPLVM.from_data(T.values, latent_dim, rank=rank, rows=T.known, seed=seed)
@@ -320,14 +341,14 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         """Predict the entries of rows that were validated."""
         Y = torch.tensor(X, dtype=torch.float64)
         check_values(Y, rows=False, columns=False, name="X")
-        T = self._table(Y, known)
         predictions, weights, dims = [], [], labels.dims or _DIMS
         for size, fits in self.fits_.items():
-            shares = self._factors[size]
+            shares, warp = self._factors[size], self._warp_of(size)
+            T = _transformed(KnownTable(Y, known), warp)
             chosen = shares > _LEAST_WEIGHT * shares.sum()
             factors = torch.tensor(_FACTORS).double()[chosen], (shares / shares[chosen].sum())[chosen]
             for fitted in fits:
-                y = WarpedNormal(*self._moments(fitted, T), self.warp_, *factors, T.error)
+                y = WarpedNormal(*self._moments(fitted, T), warp, *factors, T.error)
                 predictions.append(Prediction([y], dims=dims, coords=labels.coords(dims)))
                 weights.append(self.weights_[size])
         return Prediction.pool(predictions, weights).with_observed(Y)
@@ -378,10 +399,19 @@ def _used_rows(X: Float[np.ndarray, "N D"], rows: RowArguments | None) -> tuple[
 def _warp(Y: Float[Tensor, "N D"], *, is_linear: bool) -> YeoJohnsonTransform:
     """Transformation that makes columns more normal, or standardises them alone."""
     warp = YeoJohnsonTransform.from_data(Y)
-    if not is_linear:
-        return warp
+    return _linear(warp) if is_linear else warp
+
+
+def _linear(warp: YeoJohnsonTransform) -> YeoJohnsonTransform:
+    """Standardisation of a transformation, without its powers."""
     zeros, ones = torch.zeros_like(warp.scale), torch.ones_like(warp.scale)
     return YeoJohnsonTransform(ones, warp.shift, warp.scale, warp.limits, (zeros, ones))
+
+
+def _transformed(table: KnownTable, warp: YeoJohnsonTransform) -> KnownTable:
+    """Transform rows, and convert standard errors to units of the transformed columns."""
+    Y = table.values
+    return KnownTable(warp(Y), scaled_rows(table.known, warp.scale, Y, len(Y)))
 
 
 def _component_moments(mixture: GaussianMixture, T: Float[Tensor, "B D"]) -> list[list[Tensor]]:
@@ -390,21 +420,31 @@ def _component_moments(mixture: GaussianMixture, T: Float[Tensor, "B D"]) -> lis
     for part in mixture.chunks(T):
         rows = mixture.condition(part)
         chosen = stratified(rows.log_weight.exp(), _NUM_POINTS)[..., None]
-        moments = rows.mean, rows.covariance.diagonal(dim1=-2, dim2=-1)
+        moments = rows.mean, rows.variance()
         parts.append([moment.take_along_dim(chosen, 1).transpose(0, 1) for moment in moments])
     return parts
 
 
-def _sizes(num_rows: int, num_columns: int, known: RowArguments | None = None) -> list[_Size]:
+def _sizes(table: KnownTable) -> list[_Size]:
     """Candidates for a table: models that use what is known of its rows, and Gaussians if nothing is known."""
-    prior = None if known is None else known.prior
+    prior = None if table.known is None else table.known.prior
+    num_rows, num_columns = table.values.shape
     dims = [Q if prior is None else prior[0].shape[1] for Q, _ in _SIZES]
     most = num_columns if prior is None else max(dims)
     models = dict.fromkeys((min(Q, most), min(r, num_columns // 2)) for Q, (_, r) in zip(dims, _SIZES, strict=True))
-    if known is not None:
+    if table.known is not None:
         return list(models)
     number = min(max(num_rows // _ROWS_PER_GAUSSIAN, 2), _MAX_GAUSSIANS)
-    return [*models, *(K for K in (1, number) if num_rows * K * num_columns**3 <= _MAX_COST)]
+    gaussians = Gaussians(1, power=True), Gaussians(number, power=True), Gaussians(number, power=False)
+    least = {1: _ROWS_PER_GAUSSIAN, number: _ROWS_PER_GAUSSIAN * number}
+    return [*models, *(size for size in gaussians if _num_rows(table.values, size.number) >= min(num_rows, least[size.number]))]
+
+
+def _num_rows(Y: Float[Tensor, "N D"], number: int) -> int:
+    """Number of rows that a number of Gaussians are fitted to: all, or those that the largest cost of a step allows."""
+    N, D = Y.shape
+    cost_of_row = Y.isnan().sum(1).double().pow(3).mean().item() + D**2
+    return min(N, max(int((_MAX_COST / number - D**3) / cost_of_row), 0))
 
 
 def _weights(

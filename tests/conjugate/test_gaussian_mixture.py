@@ -14,20 +14,26 @@ def random_mixture(K=3, D=5):
     return GaussianMixture(torch.rand(K).add(0.1).softmax(0), torch.randn(K, D), root @ root.mT + 0.1 * torch.eye(D))
 
 
-def test_condition_is_that_of_dense_gaussians():
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_condition_is_that_of_dense_gaussians(share):
     mixture = random_mixture()
-    Y = torch.randn(20, 5).masked_fill(torch.rand(20, 5) < 0.4, torch.nan)
-    Y[0], Y[1] = torch.nan, torch.randn(5)
+    Y = torch.randn(20, 5).masked_fill(torch.rand(20, 5) < share, torch.nan)
+    if share == 0.4:
+        Y[0], Y[1] = torch.nan, torch.randn(5)
     rows = mixture.condition(Y)
+    covariances = torch.zeros(20, 3, 5, 5)
+    for n, columns in enumerate(rows.missing):
+        covariances[n][:, columns[:, None], columns] = rows.covariance[n]
+    torch.testing.assert_close(rows.variance(), covariances.diagonal(dim1=-2, dim2=-1))
     for n, y in enumerate(Y):
         o, m = ~y.isnan(), y.isnan()
         joint = mixture.weight.log()
         for k, (mean, covariance) in enumerate(zip(mixture.mean, mixture.covariance, strict=True)):
             gain = torch.linalg.solve(covariance[o][:, o], covariance[o][:, m])
             torch.testing.assert_close(rows.mean[n, k, m], mean[m] + (y[o] - mean[o]) @ gain)
-            torch.testing.assert_close(rows.covariance[n, k][m][:, m], covariance[m][:, m] - covariance[m][:, o] @ gain)
+            torch.testing.assert_close(covariances[n, k][m][:, m], covariance[m][:, m] - covariance[m][:, o] @ gain)
             torch.testing.assert_close(rows.mean[n, k, o], y[o])
-            assert not rows.covariance[n, k][o].any()
+            assert not covariances[n, k][o].any()
             if o.any():
                 joint[k] += MultivariateNormal(mean[o], covariance[o][:, o]).log_prob(y[o])
         torch.testing.assert_close(rows.log_prob[n], joint.logsumexp(0))

@@ -11,7 +11,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from pyro_lvgp.conjugate.gaussian_mixture import GaussianMixture
 from pyro_lvgp.sklearn import GPLVMImputer
 from pyro_lvgp.sklearn._posterior_points import posterior_points
-from pyro_lvgp.sklearn.gplvm_imputer import _component_moments, _sizes
+from pyro_lvgp.sklearn._known_table import KnownTable
+from pyro_lvgp.sklearn.gplvm_imputer import Gaussians, _component_moments, _num_rows, _sizes
 
 QUICK = {"max_iter": 2, "n_folds": 1, "random_state": 0}
 
@@ -141,10 +142,45 @@ def test_components_are_chosen_by_their_probabilities():
 
 
 @pytest.mark.parametrize(
-    ("shape", "numbers"), [((40, 5), [1, 3]), ((250, 15), [1, 20]), ((10_000, 15), [1]), ((300, 500), [])]
+    ("shape", "numbers"),
+    [((40, 5), [1, 3, 3]), ((250, 15), [1, 20, 20]), ((10_000, 60), [1, 20, 20]), ((300, 500), [1]), ((100, 1000), [])],
 )
 def test_mixtures_that_take_long_are_no_candidates(shape, numbers):
-    assert [size for size in _sizes(*shape) if isinstance(size, int)] == numbers
+    sizes = _sizes(KnownTable(torch.zeros(shape), None))
+    assert [size.number for size in sizes if isinstance(size, Gaussians)] == numbers
+
+
+def test_mixtures_are_fitted_to_as_many_rows_as_their_cost_allows():
+    Y = torch.zeros(10_000, 60)
+    assert _num_rows(Y, 1) == 10_000
+    assert _num_rows(Y, 20) == (10_000_000 - 60**3) // 60**2
+    Y[:, :30] = torch.nan
+    assert _num_rows(Y, 20) == (10_000_000 - 60**3) // (30**3 + 60**2)
+
+
+def test_columns_of_groups_are_predicted_best_without_power_transformation():
+    """Groups with equal distances are normal within, and a power that makes the columns more normal stretches some of them."""
+    rng = np.random.default_rng(5)
+    groups = rng.choice(4, 300, p=[0.55, 0.25, 0.12, 0.08])
+    Y = 5.0 * groups[:, None] * np.ones(4) + rng.standard_normal((300, 4)) @ np.linalg.cholesky(0.2 * np.eye(4) + 0.8).T
+    imputer = GPLVMImputer(max_iter=2, n_folds=2, random_state=0).fit(Y)
+    weights = {power: imputer.weights_.get(Gaussians(20, power), 0.0) for power in (True, False)}
+    assert weights[False] > 2.0 * weights[True]
+
+
+@pytest.mark.parametrize("power", [True, False])
+def test_densities_of_hidden_entries_are_those_of_the_data(power):
+    """Candidates with other transformations are compared in the units of the data."""
+    Y = torch.randn(40, 3, dtype=torch.float64).exp()
+    imputer = GPLVMImputer(**QUICK).fit(Y.numpy())
+    held_out = torch.arange(40) < 6
+    mixture, log_prob = imputer._fit_and_score(KnownTable(Y, None), Y.dtype, Gaussians(2, power), 0, held_out)
+    hidden = imputer._hidden(Y[held_out], 0)
+    gaps = Y[held_out].masked_fill(hidden, torch.nan)
+    imputer.fits_, imputer.weights_ = {Gaussians(2, power): [mixture]}, {Gaussians(2, power): 1.0}
+    imputer._factors = {Gaussians(2, power): torch.eye(7, dtype=torch.float64)[2]}
+    predicted = imputer.predictive(gaps.numpy()).log_prob(torch.where(hidden, Y[held_out], torch.nan))
+    torch.testing.assert_close(log_prob[2], predicted[hidden])
 
 
 def test_linear_relations_of_few_rows_are_predicted_by_gaussians():
@@ -154,7 +190,7 @@ def test_linear_relations_of_few_rows_are_predicted_by_gaussians():
     normal = rng.standard_normal((140, 1)) @ loadings.T + 0.5 * rng.standard_normal((140, 6))
     hidden = rng.random((100, 6)).argsort(1).argsort(1) < 2
     imputer = GPLVMImputer(max_iter=2, n_folds=2, random_state=0).fit(normal[:40])
-    assert sum(weight for size, weight in imputer.weights_.items() if isinstance(size, int)) > 0.05
+    assert sum(weight for size, weight in imputer.weights_.items() if isinstance(size, Gaussians)) > 0.05
     filled = imputer.transform(np.where(hidden, np.nan, normal[40:]))
     mean, _ = _conditional(normal[40:], hidden, loadings @ loadings.T + 0.25 * np.eye(6))
     error = [np.sqrt(np.square((each - normal[40:])[hidden]).mean()) for each in (filled, mean)]
