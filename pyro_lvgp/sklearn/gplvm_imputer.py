@@ -95,7 +95,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
     alone, since their latents are fitted.
 
     A step of the fit of K Gaussians to rows with :math:`M_n` missing entries takes some
-    :math:`K (D^3 + \sum_n (M_n^3 + D^2))` multiplications.  Above :math:`2 \cdot 10^8` they are fitted to fewer rows, which are
+    :math:`K (D^3 + \sum_n (M_n^3 + D^2))` multiplications.  Above :math:`2 \cdot 10^8` Gaussians are fitted to fewer rows,
     drawn at random, and are no candidates if less than twelve rows for each remain.
 
     Latents of all rows, training rows included, are inferred by Laplace's approximation under a mixture of Gaussians as prior,
@@ -436,15 +436,15 @@ def _sizes(table: KnownTable) -> list[_Size]:
         return list(models)
     number = min(max(num_rows // _ROWS_PER_GAUSSIAN, 2), _MAX_GAUSSIANS)
     gaussians = Gaussians(1, power=True), Gaussians(number, power=True), Gaussians(number, power=False)
-    least = {1: _ROWS_PER_GAUSSIAN, number: _ROWS_PER_GAUSSIAN * number}
-    return [*models, *(size for size in gaussians if _num_rows(table.values, size.number) >= min(num_rows, least[size.number]))]
+    return [*models, *(size for size in gaussians if _num_rows(table.values, size.number))]
 
 
 def _num_rows(Y: Float[Tensor, "N D"], number: int) -> int:
-    """Number of rows that a number of Gaussians are fitted to: all, or those that the largest cost of a step allows."""
+    """Number of rows that Gaussians are fitted to: all, or those that the largest cost allows; 0 if these are too few."""
     N, D = Y.shape
     cost_of_row = Y.isnan().sum(1).double().pow(3).mean().item() + D**2
-    return min(N, max(int((_MAX_COST / number - D**3) / cost_of_row), 0))
+    most = int((_MAX_COST / number - D**3) / cost_of_row)
+    return min(N, most) if most >= min(N, _ROWS_PER_GAUSSIAN * number) else 0
 
 
 def _weights(

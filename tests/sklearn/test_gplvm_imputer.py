@@ -10,8 +10,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from pyro_lvgp.conjugate.gaussian_mixture import GaussianMixture
 from pyro_lvgp.sklearn import GPLVMImputer
-from pyro_lvgp.sklearn._posterior_points import posterior_points
 from pyro_lvgp.sklearn._known_table import KnownTable
+from pyro_lvgp.sklearn._posterior_points import posterior_points
 from pyro_lvgp.sklearn.gplvm_imputer import Gaussians, _component_moments, _num_rows, _sizes
 
 QUICK = {"max_iter": 2, "n_folds": 1, "random_state": 0}
