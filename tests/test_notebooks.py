@@ -40,6 +40,7 @@ class App:
     class config:
         notebook_pages = ("page", "quickstart")
         run_notebooks = False
+        notebooks_on_github = ""
 
     def __init__(self, outdir):
         self.outdir = outdir
@@ -52,6 +53,14 @@ def test_pages_have_a_link_to_their_notebook(notebooks, tmp_path):
     notebooks.write_notebook(App(tmp_path), "page", source)
     assert source[0].startswith('# A title\n\n<a href="notebooks/page.ipynb" download>')
     assert source[0].count("<a ") == 1
+
+
+def test_pages_have_links_to_colab_where_notebooks_are_published(notebooks, tmp_path, monkeypatch):
+    monkeypatch.setattr(App.config, "notebooks_on_github", "owner/repository/blob/pages/notebooks")
+    source = ["# A title\n\n# A comment\n"]
+    notebooks.write_notebook(App(tmp_path), "page", source)
+    address = "https://colab.research.google.com/github/owner/repository/blob/pages/notebooks/page.ipynb"
+    assert f'<a href="{address}">open in Colab</a>' in source[0].splitlines()[2]
 
 
 def test_cells_run_from_top_to_bottom(notebooks, tmp_path):

@@ -1,6 +1,7 @@
 """Sphinx extension that writes pages with Python code as notebooks, from the same Markdown files, beside the built pages.
 
-With ``run_notebooks`` the notebooks are run, and their pictures are put on the pages.
+With ``run_notebooks`` the notebooks are run, and their pictures are put on the pages.  With ``notebooks_on_github``, the folder
+``owner/repository/blob/branch/path`` that the built notebooks are published in, pages have links that open them in Colab.
 """
 
 import logging
@@ -18,6 +19,7 @@ LINK = re.compile(r"\]\((\w+)\.md(#[^)]*)?\)")
 TITLE = re.compile(r"\A# .*\n")
 CODE = re.compile(r"^```python$", re.MULTILINE)
 BLOCK = re.compile(r"^```python\n.*?\n```$", re.DOTALL | re.MULTILINE)
+COLAB = "https://colab.research.google.com/github"
 _EXCEPT = ("distributed", "index")  # a script for torchrun, and the front page
 
 
@@ -88,8 +90,10 @@ def write_notebook(app, docname, source):
         run(notebook)
         text = with_outputs(text, notebook, folder, docname)
     jupytext.write(notebook, folder / f"{docname}.ipynb", fmt="ipynb")
-    link = f'<a href="{folder.name}/{docname}.ipynb" download>This page as a notebook</a>'
-    source[0] = TITLE.sub(lambda title: f"{title[0]}\n{link}\n", text)
+    links = [f'<a href="{folder.name}/{docname}.ipynb" download>This page as a notebook</a>']
+    if published := app.config.notebooks_on_github:
+        links.append(f'<a href="{COLAB}/{published}/{docname}.ipynb">open in Colab</a>')
+    source[0] = TITLE.sub(lambda title: f"{title[0]}\n{', '.join(links)}\n", text)
 
 
 def find_pages(app, config):
@@ -101,6 +105,7 @@ def setup(app):
     """Called by Sphinx."""
     app.add_config_value("notebook_pages", [], "env")
     app.add_config_value("run_notebooks", False, "env", bool)
+    app.add_config_value("notebooks_on_github", "", "env", str)
     app.connect("config-inited", find_pages)
     app.connect("source-read", write_notebook)
     return {"parallel_read_safe": True}
