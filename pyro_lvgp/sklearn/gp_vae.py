@@ -38,9 +38,10 @@ Candidate = LinearGPVAE | SeparateProcesses | RowRegression
 class GPVAERegressor(BaseEstimator):
     r"""GP-VAE with a linear decoder that chooses its latents by predictions of hidden entries.
 
-    Candidates are independent processes, regressions, and :class:`~pyro_lvgp.models.LinearGPVAE` models of Gaussian noise:
+    Candidates are separate processes, regressions, and :class:`~pyro_lvgp.models.LinearGPVAE` models of Gaussian noise:
 
     - ``"separate"``: a Matérn-½ process for each output, plus a quasi-periodic one if a ``period`` is given;
+    - ``"separate_smooth"``: a Matérn-3⁄2 process for each output;
     - ``"white"``: white latents alone, as in factor analysis;
     - ``"rough"``: Matérn-½ processes and white latents;
     - ``"smooth"``: Matérn-3⁄2 processes and white latents;
@@ -67,7 +68,7 @@ class GPVAERegressor(BaseEstimator):
     :param period: length of a cycle in units of the inputs, such as 24.0 for hourly data with a daily cycle; for dates a
         duration, such as ``pandas.Timedelta(days=1)``.
     :param n_folds: number of folds.
-    :param max_iter: maximum number of sweeps, or of steps of L-BFGS for ``"separate"`` and ``"regression"``, of a fit.
+    :param max_iter: maximum number of sweeps, or of steps of L-BFGS for separate processes and ``"regression"``, of a fit.
     :param n_jobs: number of processes for the fits, which are independent; by default one, -1 for all processors.
     :param verbose: whether to show a progress bar.
 
@@ -219,19 +220,21 @@ class GPVAERegressor(BaseEstimator):
         period = None if self._cycle is None else self._cycle / self._spread.item()
         if period is not None:
             kernels["periodic"] = partial(_processes_and_cycles, x, (num_processes + 1) // 2, period)
-        return {"separate": partial(_separate, x, data_dim, period)} | {
-            name: partial(_linear, kernel, num_white) for name, kernel in kernels.items()
+        separate = {
+            "separate": partial(_separate, x, data_dim, partial(_rough_kernel, x, period)),
+            "separate_smooth": partial(_separate, x, data_dim, partial(_kernel_of_outputs, x, 1.5)),
         }
+        return separate | {name: partial(_linear, kernel, num_white) for name, kernel in kernels.items()}
 
 
 def _linear(kernel: Callable[[], Kernel] | None, num_white: int) -> LinearGPVAE:
     return LinearGPVAE(kernel and kernel(), independent_dim=num_white)
 
 
-def _separate(x: Float[Tensor, "N P"], data_dim: int, period: float | None) -> SeparateProcesses:
+def _separate(x: Float[Tensor, "N P"], data_dim: int, kernel: Callable[[int], Kernel]) -> SeparateProcesses:
     """Make processes whose parameters are learned in groups of outputs with some thousand entries."""
     sizes = [len(part) for part in torch.arange(data_dim).split(max(_ENTRIES_OF_FIT // len(x), 1))]
-    return SeparateProcesses([_kernel_of_outputs(x, size, period) for size in sizes])
+    return SeparateProcesses([kernel(size) for size in sizes])
 
 
 def _fitted(make: Callable[[], Candidate], x: Tensor, data: Tensor, max_iter: int) -> Candidate:
@@ -265,10 +268,14 @@ def _processes_and_cycles(x: Float[Tensor, "N P"], num: int, period: float) -> S
     return Stack(_processes(x, num, 0.5), *_cycles(period))
 
 
-def _kernel_of_outputs(x: Float[Tensor, "N P"], num: int, period: float | None) -> Kernel:
+def _kernel_of_outputs(x: Float[Tensor, "N P"], nu: float, num: int) -> Kernel:
     """Kernel of a process for each output, with a lengthscale of a third of the spread of the inputs, which is learned."""
-    batch = (num,)
-    kernel: Kernel = Matern(x.shape[1], 0.5, lengthscale=0.3, ard=False, batch_shape=batch)
+    return Matern(x.shape[1], nu, lengthscale=0.3, ard=False, batch_shape=(num,))
+
+
+def _rough_kernel(x: Float[Tensor, "N P"], period: float | None, num: int) -> Kernel:
+    """Kernel of a rough process for each output, and of its cycle if there is a period."""
+    batch, kernel = (num,), _kernel_of_outputs(x, 0.5, num)
     if period is None:
         return kernel
     cycles = (
