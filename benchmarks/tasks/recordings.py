@@ -25,8 +25,9 @@ The estimator has its defaults, as at the top of docs/gp_vae.md, with period=24 
 those over trials. "eeg_trials": ten trials of other subjects and conditions than that of the benchmark "gpvae"; the last 100
 of 256 samples of FZ, F1 and F2 are hidden. "motion": joint angles of walking and running, every second frame of the first
 eight training sequences and of the first test sequence, of which the right leg, the upper body or six whole frames (twelve of
-the recording) are hidden; sequences are far apart in time. "air": 1500 hours from hour 5500, logarithms of positive columns;
-the analysers are hidden on every fifth day, or all columns for the last 12 hours of every fifth day.
+the recording) are hidden; at the whole rate every frame, of which six are hidden. Sequences are far apart in time. "air": 1500
+hours from hour 5500, logarithms of positive columns; the analysers are hidden on every fifth day, or all columns for the last
+12 hours of every fifth day.
 
 SMSE is the mean squared error of a column divided by the variance of its hidden entries, averaged over columns. RMSE is over
 all hidden entries in the units of the data (degrees for joints). NLL is minus the mean log density of a hidden entry; coverage
@@ -85,29 +86,28 @@ def eeg_trials() -> Iterator[tuple[str, Recording]]:
 
 
 def motion() -> Iterator[tuple[str, Recording]]:
-    """A test sequence with hidden joints, or with twelve hidden frames."""
+    """A test sequence with hidden joints or frames at half of the frame rate, and with hidden frames at the whole rate."""
+    t, Y, joint, is_test = _joints(step=2)
+    for name, columns in (("right leg", (joint >= 13) & (joint < 20)), ("upper body", joint >= 20)):
+        yield f"motion, {name}", Recording(t, Y, is_test[:, None] & columns, ("Bayesian ridge", "5 nearest neighbours"))
+    for step, name in ((2, "whole frames"), (1, "whole frames at the whole rate")):
+        t, Y, _, is_test = _joints(step)
+        test = is_test.nonzero().squeeze(1)
+        hidden = torch.zeros(Y.shape, dtype=torch.bool)
+        hidden[test[len(test) // 2] + torch.arange(-3, 3)] = True
+        yield f"motion, {name}", Recording(t, Y, hidden, ("linear interpolation", "cubic spline"))
+
+
+def _joints(step: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Times, angles that vary, their columns in the data, and whether a row is of the test sequence; every ``step``-th row."""
     data = load_arrays("cmu35_walkjog")
     train, test_rows = data["sequence"] < 8, data["sequence_test"] == 0
-    rows = np.concatenate([data["Y"][train], data["Y_test"][test_rows]])[::2]
-    number = np.concatenate([data["sequence"][train], np.full(test_rows.sum(), 8)])[::2]
+    rows = np.concatenate([data["Y"][train], data["Y_test"][test_rows]])[::step]
+    number = np.concatenate([data["sequence"][train], np.full(test_rows.sum(), 8)])[::step]
     Y, sequence = torch.as_tensor(rows).double(), torch.as_tensor(number).double()
-    t = torch.arange(len(Y), dtype=torch.float64) + 1000.0 * sequence
     moves = Y.std(0) > 1e-3
     moves[[0, 2]] = False  # the position of the root in the plane
-    right_leg, upper_body = torch.zeros_like(moves), torch.zeros_like(moves)
-    right_leg[13:20] = upper_body[20:] = True
-    Y, right_leg, upper_body = Y[:, moves], right_leg[moves], upper_body[moves]
-    test = (sequence == 8.0).nonzero().squeeze(1)
-    hidden = torch.zeros(Y.shape, dtype=torch.bool)
-    masks = {"right leg": hidden.clone(), "upper body": hidden.clone(), "whole frames": hidden.clone()}
-    masks["right leg"][test] = right_leg
-    masks["upper body"][test] = upper_body
-    middle = int(test[len(test) // 2])
-    masks["whole frames"][middle - 3 : middle + 3] = True
-    for name, mask in masks.items():
-        over_time = ("linear interpolation", "cubic spline") if name == "whole frames" else ()
-        by_row = () if name == "whole frames" else ("Bayesian ridge", "5 nearest neighbours")
-        yield f"motion, {name}", Recording(t, Y, mask, by_row + over_time)
+    return torch.arange(len(Y)).double() + 1000.0 * sequence, Y[:, moves], moves.nonzero().squeeze(1), sequence == 8.0
 
 
 def air() -> Iterator[tuple[str, Recording]]:

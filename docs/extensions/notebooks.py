@@ -1,7 +1,7 @@
 """Sphinx extension that writes pages with Python code as notebooks, from the same Markdown files, beside the built pages.
 
-With ``run_notebooks`` the notebooks are run, and their pictures are put on the pages.  With ``notebooks_on_github``, the folder
-``owner/repository/blob/branch/path`` that the built notebooks are published in, pages have links that open them in Colab.
+With ``run_notebooks`` the notebooks are run, and their pictures are put on the pages.  With ``notebooks_on_github``, the
+folder ``owner/repository/blob/branch/path`` of published notebooks, pages have links that open them in Colab.
 """
 
 import logging
