@@ -15,7 +15,7 @@ from tqdm import tqdm
 from benchmarks.core.report import Measurement, Row
 from benchmarks.peers import series_imputers, table_imputers
 from benchmarks.peers.table_imputers import Filled
-from benchmarks.tasks.defaults_data import SETS, Task, load_tasks
+from benchmarks.tasks.defaults_data import LARGE, LARGE_SETS, QUICK, SETS, SMALL, Task, load_tasks
 from benchmarks.tasks.defaults_series import SERIES, load_series
 from pyro_lvgp.diagnostics import shifted_folds
 from pyro_lvgp.models import Prediction
@@ -35,7 +35,8 @@ deviations of the columns; NLPD is the mean negative log predictive density in n
 
 Tables are sub-sampled at random to 250 training rows and 100 new rows at most, and standardised by the training rows.
 "hidden entries": a fifth of the entries of the training rows is hidden. "new rows": the training rows have only the gaps of
-the set, and half of the entries of each new row are hidden. Ours is GPLVMImputer.
+the set, and half of the entries of each new row are hidden. Ours is GPLVMImputer. "large": some sets with 1500 training rows
+and 60 columns at most.
 
 "gaps in series": at most 500 consecutive rows of a table over time. In each column of a fifth of them, at least one, a block
 of 20 % of the rows is hidden, and in all columns a block of 5 % of the rows, at random places. Ours is GPVAERegressor, with
@@ -54,7 +55,7 @@ no single peer has them all.
 "summary": shares of the tasks in which ours is at most the best peer of the task; the largest RMSE ratio; the range of
 coverage; and, in the line of each peer, the shares of its tasks in which ours is at most that one peer. First for all tasks,
 then for each kind."""
-GROUPS = {"tables": tuple(SETS), "series": tuple(SERIES)}
+GROUPS = {"tables": tuple(SETS), "large": LARGE_SETS, "series": tuple(SERIES)}
 TASKS = [*GROUPS, *dict.fromkeys([*SETS, *SERIES])]
 
 
@@ -76,7 +77,10 @@ def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measure
 
 def _load(name: str, groups: Collection[str], seed: int, quick: bool) -> dict[str, Task]:
     """Tasks of a set by their kind, of some of the groups."""
-    tables = load_tasks(name, seed, quick=quick) if name in SETS and "tables" in groups else {}
+    tables = load_tasks(name, seed, QUICK if quick else SMALL) if name in SETS and "tables" in groups else {}
+    if name in LARGE_SETS and "large" in groups:
+        large = load_tasks(name, seed, QUICK if quick else LARGE)
+        tables |= {f"{kind}, large": task for kind, task in large.items()}
     series = {"gaps in series": load_series(name, seed, quick=quick)} if name in SERIES and "series" in groups else {}
     return tables | series
 

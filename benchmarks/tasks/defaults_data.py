@@ -12,9 +12,18 @@ from torch import Tensor
 
 from benchmarks.core.arrays import load_arrays, load_statsmodels
 
-MAX_TRAIN, MAX_TEST, MAX_COLUMNS = 250, 100, 15
-QUICK_TRAIN, QUICK_TEST, QUICK_COLUMNS = 60, 10, 5
 MAX_SHARE = 0.9  # columns in which one value has a larger share are left out
+
+
+class Sizes(NamedTuple):
+    """Largest numbers of training rows, new rows and columns of a sub-sample."""
+
+    train: int
+    test: int
+    columns: int
+
+
+SMALL, LARGE, QUICK = Sizes(250, 100, 15), Sizes(1500, 100, 60), Sizes(60, 10, 5)
 
 
 class Task(NamedTuple):
@@ -85,25 +94,23 @@ SETS: dict[str, Callable[[], Any]] = {
     "mnist": _table("mnist", "X_test"),
     **{name: partial(load_statsmodels, name) for name in STATSMODELS},
 }
+LARGE_SETS = ("digits", "breast cancer", "wine_white", "air_quality_uci")
 
 
-def load_tasks(name: str, seed: int, *, quick: bool = False) -> dict[str, Task]:
+def load_tasks(name: str, seed: int, sizes: Sizes = SMALL) -> dict[str, Task]:
     """Load a set, draw rows and columns, and hide entries: a fifth of the training rows', and half of each new row's.
 
     :param name: name in ``SETS``.
     :param seed: seed of the split.
-    :param quick: draw few rows and columns.
+    :param sizes: limits of the rows and columns that are drawn.
     """
     values = np.asarray(SETS[name](), dtype=np.float64)
     rng = np.random.default_rng(seed)
-    max_train, max_test, max_columns = (
-        (QUICK_TRAIN, QUICK_TEST, QUICK_COLUMNS) if quick else (MAX_TRAIN, MAX_TEST, MAX_COLUMNS)
-    )
     values = values[rng.permutation(len(values))]
     values = values[~np.isnan(values).all(1)]
-    num_test = min(max_test, len(values) // 4)
-    values = values[: num_test + max_train]
-    values = draw_columns(values, max_columns, rng)
+    num_test = min(sizes.test, len(values) // 4)
+    values = values[: num_test + sizes.train]
+    values = draw_columns(values, sizes.columns, rng)
     values = values[~np.isnan(values).all(1)]
     Y = torch.as_tensor(values)
     train, test = standardise(Y[num_test:], Y[:num_test])

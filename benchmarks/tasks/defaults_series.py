@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.core.arrays import load_statsmodels
 from benchmarks.tasks import recordings
-from benchmarks.tasks.defaults_data import MAX_COLUMNS, QUICK_COLUMNS, Task, draw_columns, standardise, weather_maxima
+from benchmarks.tasks.defaults_data import QUICK, SMALL, Task, draw_columns, standardise, weather_maxima
 
 MAX_ROWS, QUICK_ROWS = 500, 60
 LONG_SHARE, SHORT_SHARE = 0.2, 0.05  # of the rows: blocks in single columns, and the block over all columns
@@ -74,7 +74,7 @@ def load_series(name: str, seed: int, *, quick: bool = False) -> Task:
     num_rows = min(len(series.t), QUICK_ROWS if quick else MAX_ROWS)
     start = int(rng.integers(len(series.t) - num_rows + 1))
     rows = slice(start, start + num_rows)
-    Y = torch.as_tensor(draw_columns(series.Y[rows].numpy(), QUICK_COLUMNS if quick else MAX_COLUMNS, rng))
+    Y = torch.as_tensor(draw_columns(series.Y[rows].numpy(), (QUICK if quick else SMALL).columns, rng))
     (Y,) = standardise(Y)
     hidden = hide_blocks(len(Y), Y.shape[1], rng) & ~Y.isnan()
     gaps = Y.masked_fill(hidden, torch.nan)

@@ -70,6 +70,14 @@ def test_peers_do_not_see_hidden_entries_and_use_the_others(peer):
     torch.testing.assert_close(filled.mean[~task.hidden], task.truth[~task.hidden], rtol=1e-4, atol=1e-4)
 
 
+def test_large_tasks_have_all_rows_and_columns_of_smaller_sets():
+    tasks = defaults._load("breast cancer", ["large"], 0, quick=False)
+    assert tasks.keys() == {"hidden entries, large", "new rows, large"}
+    assert {task.train.shape for task in tasks.values()} == {(469, 30)}
+    assert tasks["new rows, large"].rows.shape == (100, 30)
+    assert not defaults._load("iris", ["large"], 0, quick=False)
+
+
 def test_splits_hide_what_they_say():
     tasks = load_tasks("wine", 0)
     new, entries = tasks["new rows"], tasks["hidden entries"]
