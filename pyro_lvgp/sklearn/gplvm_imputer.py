@@ -89,7 +89,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
 
         \sum_{c j} w_{cj}\, N\big(g_c(y);\; m_c,\; (\phi_j s_c)^2\big)\, g_c'(y)
 
-    over the models c and the factors :math:`\phi_j` from 0.5 to 5 on the predictive standard deviations, whose weights w
+    over the candidates c and the factors :math:`\phi_j` from 0.5 to 5 on the predictive standard deviations, whose weights w
     maximise the density of the hidden entries (stacking).  The weights thus choose between curves, linear relations, and
     groups with linear relations of their own, and correct the noise, which is too small if it is estimated from training rows
     alone, since their latents are fitted.
@@ -125,7 +125,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
     - ``fits_``: for each candidate (its numbers of latent dimensions and of factors) and each fold the model, its guide and
       the prior of latents, or for ``Gaussians(number, power)`` the mixtures; candidates without weight are left out;
     - ``weights_``: weights of the candidates;
-    - ``warp_``: the transformation g;
+    - ``warp_``: the power transformation;
     - ``n_iter_``: number of steps of each fit;
     - ``n_features_in_``, and ``feature_names_in_`` if columns have names.
 
@@ -258,7 +258,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         seed = self._seed + fold
         if isinstance(size, Gaussians):
             Y = T.values.double()
-            drawn = torch.randperm(len(Y), generator=torch.Generator().manual_seed(seed))[: _num_rows(Y, size.number)]
+            drawn = torch.randperm(len(Y), generator=torch.Generator().manual_seed(seed))[: _most_rows(Y, size.number)]
             return gaussian_mixture(Y[drawn.sort().values], size.number, seed=seed)
         latent_dim, rank = size
         with own_parameters(self._local), seeded(seed):
@@ -436,15 +436,15 @@ def _sizes(table: KnownTable) -> list[_Size]:
         return list(models)
     number = min(max(num_rows // _ROWS_PER_GAUSSIAN, 2), _MAX_GAUSSIANS)
     gaussians = Gaussians(1, power=True), Gaussians(number, power=True), Gaussians(number, power=False)
-    return [*models, *(size for size in gaussians if _num_rows(table.values, size.number))]
+    least = {size: min(num_rows, _ROWS_PER_GAUSSIAN * size.number) for size in gaussians}
+    return [*models, *(size for size in gaussians if _most_rows(table.values, size.number) >= least[size])]
 
 
-def _num_rows(Y: Float[Tensor, "N D"], number: int) -> int:
-    """Number of rows that Gaussians are fitted to: all, or those that the largest cost allows; 0 if these are too few."""
-    N, D = Y.shape
-    cost_of_row = Y.isnan().sum(1).double().pow(3).mean().item() + D**2
-    most = int((_MAX_COST / number - D**3) / cost_of_row)
-    return min(N, most) if most >= min(N, _ROWS_PER_GAUSSIAN * number) else 0
+def _most_rows(Y: Float[Tensor, "N D"], number: int) -> int:
+    """Number of rows such as these that the largest cost allows a number of Gaussians to be fitted to."""
+    num_columns = Y.shape[1]
+    cost_of_row = Y.isnan().sum(1).double().pow(3).mean().item() + num_columns**2
+    return max(int((_MAX_COST / number - num_columns**3) / cost_of_row), 0)
 
 
 def _weights(
