@@ -6,15 +6,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_lvgp.distributions import YeoJohnsonTransform
 from pyro_lvgp.models import RowArguments
+from pyro_lvgp.sklearn._rows import scaled_rows
 
 __all__ = ["KnownTable"]
 
 
 class KnownTable(NamedTuple):
-    """Transformed rows, and what is known of them.
+    """Rows, and what is known of them.
 
-    :param values: transformed entries, NaN where missing.
+    :param values: entries, NaN where missing.
     :param known: known quantities of the rows, with standard errors in units of ``values``; None for nothing.
     """
 
@@ -30,6 +32,10 @@ class KnownTable(NamedTuple):
         """Standard errors of the entries; None without."""
         error = None if self.known is None else self.known.standard_error
         return error.expand_as(self.values) if isinstance(error, Tensor) else None
+
+    def transformed(self, warp: YeoJohnsonTransform) -> "KnownTable":
+        """Transform the entries, and divide standard errors, which are in their units, by the scale of the columns."""
+        return KnownTable(warp(self.values), scaled_rows(self.known, warp.scale, self.values, len(self.values)))
 
     def without_errors_of_missing_entries(self) -> "KnownTable":
         """Set standard errors of missing entries to 0."""

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +24,7 @@ from pyro_lvgp.diagnostics import stacking_weights
 from pyro_lvgp.distributions import WarpedNormal, YeoJohnsonTransform
 from pyro_lvgp.guides import MeanFieldGuide
 from pyro_lvgp.models import BayesianGPLVM, Prediction, RowArguments
+from pyro_lvgp.sklearn._candidates import Candidate, Gaussians, candidates, most_rows
 from pyro_lvgp.sklearn._known_table import KnownTable
 from pyro_lvgp.sklearn._posterior_points import posterior_points, stratified
 from pyro_lvgp.sklearn._pyro_state import own_parameters
@@ -32,10 +32,7 @@ from pyro_lvgp.sklearn._rows import RowsEstimator, fill_missing, fit_gplvm, scal
 
 __all__ = ["GPLVMImputer"]
 
-_SIZES = ((2, 8), (5, 4), (10, 1))  # numbers of latent dimensions, and of linear factors of the residuals
 _FACTORS = (0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0)  # of predictive standard deviations
-_ROWS_PER_GAUSSIAN, _MAX_GAUSSIANS = 12, 20
-_MAX_COST = 2e8  # multiplications of a step, which is some seconds for each fold
 _NUM_HELD_OUT, _MAX_FOLDS = 100, 4
 _ALL_FOLDS = 8  # of tables with fewer rows than are to be held out
 _LEAST_WEIGHT = 0.01
@@ -44,21 +41,6 @@ _STACKING_TOLERANCE = 1e-3  # nats per entry: held-out entries are few, and furt
 _NUM_POINTS = 32  # of the latents of a row, or of its Gaussians
 _DIMS = ("data", "output")
 _CHUNK_SIZE = 200  # rows, which bounds the memory
-
-
-@dataclass(frozen=True)
-class Gaussians:
-    """A candidate: a mixture of Gaussians.
-
-    :param number: number of Gaussians.
-    :param power: whether columns have the power transformation, or are standardised alone.
-    """
-
-    number: int
-    power: bool
-
-
-_Size = tuple[int, int] | Gaussians  # numbers of latent dimensions and of factors, or Gaussians
 
 
 class _Fit(NamedTuple):
@@ -144,8 +126,8 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
     (torch.Size([2, 4]), torch.Size([2, 2, 4]))
     """
 
-    fits_: dict[_Size, list[_Fit | GaussianMixture]]
-    weights_: dict[_Size, float]
+    fits_: dict[Candidate, list[_Fit | GaussianMixture]]
+    weights_: dict[Candidate, float]
     warp_: YeoJohnsonTransform
 
     def __init__(
@@ -187,9 +169,9 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         self._row_parts = frozenset() if known is None else frozenset(known.parts())
         self.warp_ = _warp(Y.double(), is_linear="standard_error" in self._row_parts)
         table = KnownTable(Y.double(), known)
-        sizes = _sizes(table)
-        fits: dict[_Size, list[_Fit | GaussianMixture]] = {size: [] for size in sizes}
-        log_prob: dict[_Size, list[Tensor]] = {size: [] for size in sizes}
+        sizes = candidates(table)
+        fits: dict[Candidate, list[_Fit | GaussianMixture]] = {size: [] for size in sizes}
+        log_prob: dict[Candidate, list[Tensor]] = {size: [] for size in sizes}
         folds = list(enumerate(self._held_out(table.values)))
         tasks = [(size, fold, held_out) for fold, held_out in folds for size in sizes]
         results = Parallel(n_jobs=self.n_jobs)(delayed(self._fit_and_score)(table, Y.dtype, *task) for task in tasks)
@@ -235,16 +217,16 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         weight = table.known.weight[:, None].expand_as(table.values)
         return torch.cat([weight[rows][self._hidden(table.values[rows], fold)] for fold, rows in folds])
 
-    def _warp_of(self, size: _Size) -> YeoJohnsonTransform:
+    def _warp_of(self, size: Candidate) -> YeoJohnsonTransform:
         """Transformation of the columns of a candidate."""
         return _linear(self.warp_) if isinstance(size, Gaussians) and not size.power else self.warp_
 
     def _fit_and_score(
-        self, table: KnownTable, dtype: torch.dtype, size: _Size, fold: int, held_out: Bool[Tensor, " N"]
+        self, table: KnownTable, dtype: torch.dtype, size: Candidate, fold: int, held_out: Bool[Tensor, " N"]
     ) -> tuple[_Fit | GaussianMixture, Float[Tensor, "J hidden"]]:
         """Fit a candidate to the rows of a fold; compute log densities of hidden entries of the others, for each factor."""
         warp = self._warp_of(size)
-        T = _transformed(table, warp)
+        T = table.transformed(warp)
         rows = T.at(held_out)
         hidden = self._hidden(rows.values, fold)
         fitted = self._fit(T.at(~held_out).to(dtype), size, fold)
@@ -254,11 +236,11 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         log_prob = _log_prob(*moments, rows) + warp.log_abs_det_jacobian(table.values[held_out], rows.values)
         return fitted, log_prob[:, hidden]
 
-    def _fit(self, T: KnownTable, size: _Size, fold: int) -> _Fit | GaussianMixture:
+    def _fit(self, T: KnownTable, size: Candidate, fold: int) -> _Fit | GaussianMixture:
         seed = self._seed + fold
         if isinstance(size, Gaussians):
             Y = T.values.double()
-            drawn = torch.randperm(len(Y), generator=torch.Generator().manual_seed(seed))[: _most_rows(Y, size.number)]
+            drawn = torch.randperm(len(Y), generator=torch.Generator().manual_seed(seed))[: most_rows(Y, size.number)]
             return gaussian_mixture(Y[drawn.sort().values], size.number, seed=seed)
         latent_dim, rank = size
         with own_parameters(self._local), seeded(seed):
@@ -344,7 +326,7 @@ class GPLVMImputer(OneToOneFeatureMixin, TransformerMixin, RowsEstimator):
         predictions, weights, dims = [], [], labels.dims or _DIMS
         for size, fits in self.fits_.items():
             shares, warp = self._factors[size], self._warp_of(size)
-            T = _transformed(KnownTable(Y, known), warp)
+            T = KnownTable(Y, known).transformed(warp)
             chosen = shares > _LEAST_WEIGHT * shares.sum()
             factors = torch.tensor(_FACTORS).double()[chosen], (shares / shares[chosen].sum())[chosen]
             for fitted in fits:
@@ -408,12 +390,6 @@ def _linear(warp: YeoJohnsonTransform) -> YeoJohnsonTransform:
     return YeoJohnsonTransform(ones, warp.shift, warp.scale, warp.limits, (zeros, ones))
 
 
-def _transformed(table: KnownTable, warp: YeoJohnsonTransform) -> KnownTable:
-    """Transform rows, and convert standard errors to units of the transformed columns."""
-    Y = table.values
-    return KnownTable(warp(Y), scaled_rows(table.known, warp.scale, Y, len(Y)))
-
-
 def _component_moments(mixture: GaussianMixture, T: Float[Tensor, "B D"]) -> list[list[Tensor]]:
     """Means and variances of the entries of parts of the rows, in components that are chosen by their probabilities."""
     parts = []
@@ -425,31 +401,9 @@ def _component_moments(mixture: GaussianMixture, T: Float[Tensor, "B D"]) -> lis
     return parts
 
 
-def _sizes(table: KnownTable) -> list[_Size]:
-    """Candidates for a table: models that use what is known of its rows, and Gaussians if nothing is known."""
-    prior = None if table.known is None else table.known.prior
-    num_rows, num_columns = table.values.shape
-    dims = [Q if prior is None else prior[0].shape[1] for Q, _ in _SIZES]
-    most = num_columns if prior is None else max(dims)
-    models = dict.fromkeys((min(Q, most), min(r, num_columns // 2)) for Q, (_, r) in zip(dims, _SIZES, strict=True))
-    if table.known is not None:
-        return list(models)
-    number = min(max(num_rows // _ROWS_PER_GAUSSIAN, 2), _MAX_GAUSSIANS)
-    gaussians = Gaussians(1, power=True), Gaussians(number, power=True), Gaussians(number, power=False)
-    least = {size: min(num_rows, _ROWS_PER_GAUSSIAN * size.number) for size in gaussians}
-    return [*models, *(size for size in gaussians if _most_rows(table.values, size.number) >= least[size])]
-
-
-def _most_rows(Y: Float[Tensor, "N D"], number: int) -> int:
-    """Number of rows such as these that the largest cost allows a number of Gaussians to be fitted to."""
-    num_columns = Y.shape[1]
-    cost_of_row = Y.isnan().sum(1).double().pow(3).mean().item() + num_columns**2
-    return max(int((_MAX_COST / number - num_columns**3) / cost_of_row), 0)
-
-
 def _weights(
-    log_prob: dict[tuple[_Size, float], Tensor], weight_of_entries: Tensor | None
-) -> dict[tuple[_Size, float], float]:
+    log_prob: dict[tuple[Candidate, float], Tensor], weight_of_entries: Tensor | None
+) -> dict[tuple[Candidate, float], float]:
     """Stacking weights of sizes and factors; equal weights of the sizes with a factor of 1 if no entry is held out."""
     if all(not len(values) for values in log_prob.values()):
         number = len(log_prob) // len(_FACTORS)

@@ -9,10 +9,11 @@ import torch
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from pyro_lvgp.conjugate.gaussian_mixture import GaussianMixture, gaussian_mixture
-from pyro_lvgp.sklearn import GPLVMImputer, gplvm_imputer
+from pyro_lvgp.sklearn import GPLVMImputer, _candidates
+from pyro_lvgp.sklearn._candidates import Gaussians, candidates, most_rows
 from pyro_lvgp.sklearn._known_table import KnownTable
 from pyro_lvgp.sklearn._posterior_points import posterior_points
-from pyro_lvgp.sklearn.gplvm_imputer import Gaussians, _component_moments, _most_rows, _sizes
+from pyro_lvgp.sklearn.gplvm_imputer import _component_moments
 
 QUICK = {"max_iter": 2, "n_folds": 1, "random_state": 0}
 
@@ -146,18 +147,18 @@ def test_components_are_chosen_by_their_probabilities():
     [((40, 5), [1, 3, 3]), ((250, 15), [1, 20, 20]), ((10_000, 60), [1, 20, 20]), ((300, 500), [1]), ((100, 1000), [])],
 )
 def test_mixtures_that_take_long_are_no_candidates(shape, numbers):
-    sizes = _sizes(KnownTable(torch.zeros(shape), None))
+    sizes = candidates(KnownTable(torch.zeros(shape), None))
     assert [size.number for size in sizes if isinstance(size, Gaussians)] == numbers
 
 
 def test_mixtures_are_fitted_to_as_many_rows_as_their_cost_allows(monkeypatch):
     Y = torch.zeros(10_000, 60)
-    assert _most_rows(Y, 1) == (200_000_000 - 60**3) // 60**2
+    assert most_rows(Y, 1) == (200_000_000 - 60**3) // 60**2
     Y[:, :30] = torch.nan
-    assert _most_rows(Y, 20) == (10_000_000 - 60**3) // (30**3 + 60**2)
+    assert most_rows(Y, 20) == (10_000_000 - 60**3) // (30**3 + 60**2)
     imputer = GPLVMImputer(**QUICK)
     imputer._seed = 0
-    monkeypatch.setattr(gplvm_imputer, "_MAX_COST", 3 * (4**3 + 80 * 4**2))
+    monkeypatch.setattr(_candidates, "_MAX_COST", 3 * (4**3 + 80 * 4**2))
     Y = torch.randn(100, 4, dtype=torch.float64)
     rows = Y[torch.randperm(100, generator=torch.Generator().manual_seed(0))[:80].sort().values]
     found, want = imputer._fit(KnownTable(Y, None), Gaussians(3, power=True), 0), gaussian_mixture(rows, 3)

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from pyro_lvgp.models import RowArguments
-from pyro_lvgp.sklearn import GPLVMImputer, gplvm_imputer
+from pyro_lvgp.sklearn import GPLVMImputer, _candidates
+from pyro_lvgp.sklearn._candidates import candidates
 from pyro_lvgp.sklearn._known_table import KnownTable
-from pyro_lvgp.sklearn.gplvm_imputer import _log_prob, _sizes
+from pyro_lvgp.sklearn.gplvm_imputer import _log_prob
 
 N, D = 48, 5
 RANDOM = np.random.default_rng(0)
@@ -21,7 +22,7 @@ QUICK = {"max_iter": 2, "n_folds": 1, "random_state": 0}
 
 @pytest.fixture(autouse=True)
 def one_candidate(monkeypatch):
-    monkeypatch.setattr(gplvm_imputer, "_SIZES", ((2, 2),))
+    monkeypatch.setattr(_candidates, "_SIZES", ((2, 2),))
 
 
 def with_gaps():
@@ -113,7 +114,7 @@ def test_factors_multiply_the_standard_deviations_of_models_alone():
 
 def test_priors_of_latents_determine_the_dimensions_of_the_models():
     rows = RowArguments(prior_loc=torch.tensor(X[:, :2]), prior_scale=0.5)
-    assert _sizes(N, D, rows) == [(2, 2)]
+    assert candidates(KnownTable(torch.zeros(N, D), rows)) == [(2, 2)]
     imputer = GPLVMImputer(**QUICK).fit(with_gaps(), rows=rows)
     prior = RowArguments(prior_loc=torch.tensor([[3.0, -3.0]]), prior_scale=0.01)
     fitted = next(iter(imputer.fits_.values()))[0]
