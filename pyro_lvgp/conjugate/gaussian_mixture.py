@@ -13,7 +13,7 @@ __all__ = ["GaussianMixture", "RowMoments", "gaussian_mixture"]
 _RIDGE = 1e-4  # of covariances, relative to the variances of the columns
 _LEAST_VARIANCE = 1e-6  # of a column
 _MEAN_STRENGTH = 0.01  # rows that the prior of a mean is worth
-_CHUNK_SIZE = 2_000_000  # elements of covariances, which bounds the memory
+_CHUNK_SIZE = 2_000_000  # elements of moments, which bounds the memory
 
 
 class RowMoments(NamedTuple):
@@ -96,11 +96,12 @@ class GaussianMixture(NamedTuple):
         return RowMoments(log_joint.log_softmax(1), log_joint.logsumexp(1), mean, missing, covariance)
 
     def chunks(self, Y: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "B D"], ...]:
-        """Split rows so that the covariances of a part fit into memory.
+        """Split rows so that the moments of a part fit into memory.
 
-        :param Y: rows.
+        :param Y: rows, NaN where missing.
         """
-        return Y.split(max(_CHUNK_SIZE // self.covariance.numel(), 1))
+        num_missing, num_columns = int(Y.isnan().sum(1).max()), Y.shape[1]
+        return Y.split(max(_CHUNK_SIZE // (len(self.weight) * (num_missing**2 + num_columns)), 1))
 
 
 def gaussian_mixture(
