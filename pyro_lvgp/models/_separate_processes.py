@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from pyro.distributions import constraints
 from torch import Tensor
 from torch.distributions import biject_to
@@ -32,17 +32,19 @@ class SeparateProcesses:
 
     with means m and standard deviations s of the observed entries.  Parameters of the kernels and noise variances maximise
     the evidence times :math:`\prod_\theta \mathrm{LogNormal}(\theta; \log \theta_0, 2^2)` around their initial values.
-    Missing entries are NaN.  Computations are in double precision, and linear in N for Markov kernels of one input.
+    Each output has the one of several kernels with the largest evidence.  Missing entries are NaN.  Computations are in double
+    precision, and linear in N for Markov kernels of one input.
 
-    :param kernels: covariances, each with a batch dimension over some of the D outputs, in their order.  Their parameters that
-        require gradients are learned, those of one kernel together: fits of single outputs need fewest evaluations of the
-        evidence, and evaluations for many short outputs cost little more than for one.
+    :param kernels: for each of several groups of outputs, in their order, the covariances to choose from, with a batch
+        dimension over the outputs.  Their parameters that require gradients are learned, those of one kernel together: fits of
+        single outputs need fewest evaluations of the evidence, and evaluations for many short outputs cost little more than
+        for one.
 
     Source: Rasmussen and Williams (2006), "Gaussian processes for machine learning", section 5.4.1.
 
     >>> from pyro_lvgp.kernels import Matern
     >>> t = torch.linspace(0.0, 1.0, 30, dtype=torch.float64)[:, None]
-    >>> model = SeparateProcesses([Matern(1, 1.5, lengthscale=0.2, batch_shape=(2,))])
+    >>> model = SeparateProcesses([[Matern(1, nu, lengthscale=0.2, batch_shape=(2,)) for nu in (0.5, 1.5)]])
     >>> model.fit(t, torch.sin(9.0 * t + torch.arange(2)))
     >>> model.predict(torch.tensor([[1.1]], dtype=torch.float64)).mean.shape
     torch.Size([1, 2])
@@ -51,11 +53,11 @@ class SeparateProcesses:
     x: Float[Tensor, "N P"]
     centre: Float[Tensor, " D"]
     scale: Float[Tensor, " D"]
-    groups: "list[_Processes]"
+    groups: "list[_Group]"
     dtype: torch.dtype
 
-    def __init__(self, kernels: Sequence[Kernel]):
-        self.kernels = [kernel.double() for kernel in kernels]
+    def __init__(self, kernels: Sequence[Sequence[Kernel]]):
+        self.kernels = [[kernel.double() for kernel in of_group] for of_group in kernels]
 
     @torch.inference_mode(False)
     @pyro_lock
@@ -70,8 +72,8 @@ class SeparateProcesses:
         check_sizes(num_steps=num_steps)
         self.x, self.dtype, y = x.double().clone(), y.dtype, y.double().clone()
         self.centre, self.scale = column_moments(y)
-        parts = ((y - self.centre) / self.scale).mT.split([kernel.batch_shape.numel() for kernel in self.kernels])
-        self.groups = [_Processes(kernel, self.x, part) for kernel, part in zip(self.kernels, parts, strict=True)]
+        parts = ((y - self.centre) / self.scale).mT.split([of_group[0].batch_shape.numel() for of_group in self.kernels])
+        self.groups = [_Group(of_group, self.x, part) for of_group, part in zip(self.kernels, parts, strict=True)]
         for group in self.groups:
             group.fit(num_steps, tolerance)
 
@@ -84,17 +86,45 @@ class SeparateProcesses:
         :param x_new: inputs; those of the data by default.
         :param num_samples: number of equal components, for :meth:`Prediction.pool` with predictions of as many.
         """
-        posteriors = [group.posterior() for group in self.groups]
-        marginals = [q if x_new is None else q.at(x_new.double()) for q in posteriors]
-        mean = self.centre + self.scale * torch.cat([q.mean for q in marginals]).mT
-        variance = self.scale.square() * torch.cat([q.variance for q in marginals]).mT
-        noise = self.scale.square() * torch.cat([group.noise for group in self.groups])
+        moments = [group.moments(None if x_new is None else x_new.double()) for group in self.groups]
+        f_mean, f_variance, noise = (torch.cat(part) for part in zip(*moments, strict=True))
+        mean, variance = self.centre + self.scale * f_mean.mT, self.scale.square() * f_variance.mT
+        noise = self.scale.square() * noise
         f_mean, f_variance, params = (x.to(self.dtype).expand(num_samples, *mean.shape) for x in (mean, variance, noise))
         return Prediction(
             [LikelihoodPredictive(Gaussian(), f_mean, f_variance, "fitc", params)],
             dims=("points", "output"),
             coords={"x": (("points", "input"), self.x if x_new is None else x_new)},
         )
+
+
+class _Moments(NamedTuple):
+    """Means and variances of the processes of some outputs at inputs, and noise variances."""
+
+    mean: Float[Tensor, "D M"]
+    variance: Float[Tensor, "D M"]
+    noise: Float[Tensor, " D"]
+
+
+class _Group:
+    """Some outputs, of which each has the one of several kernels with the largest evidence."""
+
+    choice: Int[Tensor, " D"]
+
+    def __init__(self, kernels: Sequence[Kernel], x: Float[Tensor, "N P"], y: Float[Tensor, "D N"]):
+        self.alternatives = [_Processes(kernel, x, y) for kernel in kernels]
+
+    def fit(self, num_steps: int, tolerance: float) -> None:
+        """Learn the parameters of all kernels, and choose one for each output."""
+        for processes in self.alternatives:
+            processes.fit(num_steps, tolerance)
+        with torch.no_grad():
+            self.choice = torch.stack([processes.log_evidence() for processes in self.alternatives]).argmax(0)
+
+    def moments(self, x: Float[Tensor, "M P"] | None) -> _Moments:
+        """Moments of each output under its kernel, as those of :class:`_Processes`."""
+        parts = zip(*(processes.moments(x) for processes in self.alternatives), strict=True)
+        return _Moments(*(torch.stack(part)[self.choice, torch.arange(len(self.choice))] for part in parts))
 
 
 class _Processes:
@@ -136,6 +166,11 @@ class _Processes:
             log_normaliser = gaussian_sites.log_normaliser(self.posterior().posterior)
         constants = 0.5 * (self.noise.log() + math.log(2.0 * math.pi))
         return log_normaliser - constants * (~self.y.isnan()).sum(-1)
+
+    def moments(self, x: Float[Tensor, "M P"] | None) -> _Moments:
+        """Moments of the processes at inputs; at those of the data if None."""
+        q = self.posterior() if x is None else self.posterior().at(x)
+        return _Moments(q.mean, q.variance, self.noise)
 
     def posterior(self) -> StructuredPosterior:
         """Posterior of the processes given the observed entries."""

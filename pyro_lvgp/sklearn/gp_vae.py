@@ -40,8 +40,8 @@ class GPVAERegressor(BaseEstimator):
 
     Candidates are separate processes, regressions, and :class:`~pyro_lvgp.models.LinearGPVAE` models of Gaussian noise:
 
-    - ``"separate"``: a Matérn-½ process for each output, plus a quasi-periodic one if a ``period`` is given;
-    - ``"separate_smooth"``: a Matérn-3⁄2 process for each output;
+    - ``"separate"``: for each output a Matérn-½ process, plus a quasi-periodic one if a ``period`` is given, or a Matérn-3⁄2
+      process if its evidence is larger;
     - ``"white"``: white latents alone, as in factor analysis;
     - ``"rough"``: Matérn-½ processes and white latents;
     - ``"smooth"``: Matérn-3⁄2 processes and white latents;
@@ -68,7 +68,7 @@ class GPVAERegressor(BaseEstimator):
     :param period: length of a cycle in units of the inputs, such as 24.0 for hourly data with a daily cycle; for dates a
         duration, such as ``pandas.Timedelta(days=1)``.
     :param n_folds: number of folds.
-    :param max_iter: maximum number of sweeps, or of steps of L-BFGS for separate processes and ``"regression"``, of a fit.
+    :param max_iter: maximum number of sweeps, or of steps of L-BFGS for ``"separate"`` and ``"regression"``, of a fit.
     :param n_jobs: number of processes for the fits, which are independent; by default one, -1 for all processors.
     :param verbose: whether to show a progress bar.
 
@@ -220,21 +220,19 @@ class GPVAERegressor(BaseEstimator):
         period = None if self._cycle is None else self._cycle / self._spread.item()
         if period is not None:
             kernels["periodic"] = partial(_processes_and_cycles, x, (num_processes + 1) // 2, period)
-        separate = {
-            "separate": partial(_separate, x, data_dim, partial(_rough_kernel, x, period)),
-            "separate_smooth": partial(_separate, x, data_dim, partial(_kernel_of_outputs, x, 1.5)),
+        return {"separate": partial(_separate, x, data_dim, period)} | {
+            name: partial(_linear, kernel, num_white) for name, kernel in kernels.items()
         }
-        return separate | {name: partial(_linear, kernel, num_white) for name, kernel in kernels.items()}
 
 
 def _linear(kernel: Callable[[], Kernel] | None, num_white: int) -> LinearGPVAE:
     return LinearGPVAE(kernel and kernel(), independent_dim=num_white)
 
 
-def _separate(x: Float[Tensor, "N P"], data_dim: int, kernel: Callable[[int], Kernel]) -> SeparateProcesses:
-    """Make processes whose parameters are learned in groups of outputs with some thousand entries."""
+def _separate(x: Float[Tensor, "N P"], data_dim: int, period: float | None) -> SeparateProcesses:
+    """Make rough or smooth processes whose parameters are learned in groups of outputs with some thousand entries."""
     sizes = [len(part) for part in torch.arange(data_dim).split(max(_ENTRIES_OF_FIT // len(x), 1))]
-    return SeparateProcesses([kernel(size) for size in sizes])
+    return SeparateProcesses([(_rough_kernel(x, size, period), _kernel_of_outputs(x, size, 1.5)) for size in sizes])
 
 
 def _fitted(make: Callable[[], Candidate], x: Tensor, data: Tensor, max_iter: int) -> Candidate:
@@ -268,14 +266,14 @@ def _processes_and_cycles(x: Float[Tensor, "N P"], num: int, period: float) -> S
     return Stack(_processes(x, num, 0.5), *_cycles(period))
 
 
-def _kernel_of_outputs(x: Float[Tensor, "N P"], nu: float, num: int) -> Kernel:
+def _kernel_of_outputs(x: Float[Tensor, "N P"], num: int, nu: float) -> Kernel:
     """Kernel of a process for each output, with a lengthscale of a third of the spread of the inputs, which is learned."""
     return Matern(x.shape[1], nu, lengthscale=0.3, ard=False, batch_shape=(num,))
 
 
-def _rough_kernel(x: Float[Tensor, "N P"], period: float | None, num: int) -> Kernel:
+def _rough_kernel(x: Float[Tensor, "N P"], num: int, period: float | None) -> Kernel:
     """Kernel of a rough process for each output, and of its cycle if there is a period."""
-    batch, kernel = (num,), _kernel_of_outputs(x, 0.5, num)
+    batch, kernel = (num,), _kernel_of_outputs(x, num, 0.5)
     if period is None:
         return kernel
     cycles = (

@@ -20,7 +20,8 @@ def data(num):
 
 def dense_posterior(model, d, x_new):
     """Evidence, and mean and variance of an output at new inputs, from the dense covariance of its observed entries."""
-    group, d_in_group = (model.groups[0], d) if d < 2 else (model.groups[1], 0)
+    own, d_in_group = (model.groups[0], d) if d < 2 else (model.groups[1], 0)
+    group = own.alternatives[own.choice[d_in_group]]
     seen = ~group.y[d_in_group].isnan()
     x, y = model.x[seen], group.y[d_in_group, seen]
     noisy = group.kernel(x)[d_in_group] + group.noise[d_in_group] * torch.eye(len(x))
@@ -40,7 +41,7 @@ def dense_posterior(model, d, x_new):
 )
 def test_evidence_and_predictions_are_those_of_dense_matrices(float64, num, kernel):
     t, y = data(num)
-    model = SeparateProcesses([kernel((2,)), kernel((1,))])
+    model = SeparateProcesses([[kernel((2,)), Matern(1, 0.5, lengthscale=0.2, batch_shape=(2,))], [kernel((1,))]])
     model.fit(t, y, num_steps=5)
     x_new = torch.tensor([[0.05], [0.41], [1.3]])
     predicted, filled = model.predict(x_new), model.predict()
@@ -61,9 +62,9 @@ def cycles(batch):
 
 def test_a_fit_maximises_the_posterior_of_the_parameters(float64):
     t, y = data(60)
-    model = SeparateProcesses([Matern(1, 1.5, lengthscale=0.2, batch_shape=(D,))])
+    model = SeparateProcesses([[Matern(1, 1.5, lengthscale=0.2, batch_shape=(D,))]])
     model.fit(t, y, num_steps=200, tolerance=1e-9)
-    (group,) = model.groups
+    (group,) = model.groups[0].alternatives
 
     def log_posterior(lengthscale, variance, noise):
         group.kernel.lengthscale, group.kernel.variance, group.noise = lengthscale, variance, noise
@@ -80,10 +81,27 @@ def test_a_fit_maximises_the_posterior_of_the_parameters(float64):
             assert log_posterior(*(x * factor if i == j else x for j, x in enumerate(best))) < highest
 
 
+def test_each_output_has_the_kernel_with_the_largest_evidence(float64):
+    """A random walk and a smooth curve, by the dense evidence of fits of each kernel alone."""
+    t = torch.arange(120.0)[:, None] / 120.0
+    y = torch.cat([0.2 * torch.randn(120, 1).cumsum(0), torch.sin(9.0 * t) + 0.02 * torch.randn(120, 1)], 1)
+    kernels = [Matern(1, nu, lengthscale=0.2, batch_shape=(2,)) for nu in (0.5, 1.5)]
+    model = SeparateProcesses([kernels])
+    model.fit(t, y)
+    assert model.groups[0].choice.tolist() == [0, 1]
+    for d, nu in enumerate((0.5, 1.5)):
+        alone = SeparateProcesses([[Matern(1, nu, lengthscale=0.2, batch_shape=(2,))]])
+        alone.fit(t, y)
+        for x_new in (None, torch.tensor([[0.33], [1.1]])):
+            found, expected = model.predict(x_new), alone.predict(x_new)
+            torch.testing.assert_close(found.mean[:, d], expected.mean[:, d])
+            torch.testing.assert_close(found.variance[:, d], expected.variance[:, d])
+
+
 def test_outputs_share_nothing(float64):
     t, y = data(40)
     for num in (1, D):
-        model = SeparateProcesses([RBF(1, lengthscale=0.2, batch_shape=(size,)) for size in [num] * (D // num)])
+        model = SeparateProcesses([[RBF(1, lengthscale=0.2, batch_shape=(size,))] for size in [num] * (D // num)])
         model.fit(t, y, num_steps=300, tolerance=1e-9)
         if num == 1:
             alone = model.predict()
@@ -94,7 +112,7 @@ def test_outputs_share_nothing(float64):
 def test_constant_outputs_and_precision(float64):
     t, y = data(30)
     y[:, 1] = 4.0
-    model = SeparateProcesses([Matern(1, 0.5, lengthscale=0.2, batch_shape=(D,))])
+    model = SeparateProcesses([[Matern(1, 0.5, lengthscale=0.2, batch_shape=(D,))]])
     model.fit(t.float(), y.float())
     predicted = model.predict()
     assert predicted.mean.dtype == torch.float32

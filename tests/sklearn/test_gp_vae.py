@@ -51,7 +51,7 @@ def test_one_output_may_be_a_vector(series):
 
 def test_predictions_are_a_mixture_of_the_candidates_in_units_of_the_data(fitted, float64):
     gpvae, t, Y, gapped = fitted
-    assert set(gpvae.held_out_nll_) == {"separate", "separate_smooth", "white", "rough", "smooth", "regression"}
+    assert set(gpvae.held_out_nll_) == {"separate", "white", "rough", "smooth", "regression"}
     assert gpvae.models_.keys() == gpvae.weights_.keys() | gpvae.gap_weights_.keys()
     assert sum(gpvae.weights_.values()) == pytest.approx(1.0)
     predicted = gpvae.predict()
@@ -144,7 +144,7 @@ def test_outputs_that_share_nothing_have_separate_processes(float64):
     Y = torch.where(torch.rand(120, 3) < 0.1, torch.nan, walks)
     Y[50:55] = torch.nan
     gpvae = GPVAERegressor(n_folds=2, max_iter=15).fit(t, Y)
-    assert sum(gpvae.weights_.get(name, 0.0) for name in ("separate", "separate_smooth")) > 0.8
+    assert max(gpvae.weights_, key=gpvae.weights_.__getitem__) == "separate"
 
 
 def test_short_gaps_of_smooth_series_are_predicted_better_than_by_interpolation(float64):
@@ -154,7 +154,7 @@ def test_short_gaps_of_smooth_series_are_predicted_better_than_by_interpolation(
     Y = torch.sin(frequency * t[:, None, None] + phase).sum(-1) + 0.02 * torch.randn(120, 3)
     is_hidden = (t % 30.0 >= 12.0) & (t % 30.0 < 16.0)
     gpvae = GPVAERegressor(n_folds=2, max_iter=15).fit(t, Y.masked_fill(is_hidden[:, None], torch.nan))
-    assert max(gpvae.gap_weights_, key=gpvae.gap_weights_.__getitem__) == "separate_smooth"
+    assert max(gpvae.gap_weights_, key=gpvae.gap_weights_.__getitem__) == "separate"
     lines = np.stack([np.interp(t, t[~is_hidden], column[~is_hidden]) for column in Y.T], 1)
     error = [(mean - Y)[is_hidden].square().mean().sqrt() for mean in (gpvae.predict().mean, torch.as_tensor(lines))]
     assert error[0] < 0.6 * error[1]
