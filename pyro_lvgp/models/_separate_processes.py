@@ -119,7 +119,8 @@ class _Group:
         for processes in self.alternatives:
             processes.fit(num_steps, tolerance)
         with torch.no_grad():
-            self.choice = torch.stack([processes.log_evidence() for processes in self.alternatives]).argmax(0)
+            evidence = torch.stack([processes.log_evidence() for processes in self.alternatives])
+            self.choice = evidence.nan_to_num(-torch.inf).argmax(0)
 
     def moments(self, x: Float[Tensor, "M P"] | None) -> _Moments:
         """Moments of each output under its kernel, as those of :class:`_Processes`."""
