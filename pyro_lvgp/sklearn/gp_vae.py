@@ -40,8 +40,8 @@ class GPVAERegressor(BaseEstimator):
 
     Candidates are separate processes, regressions, and :class:`~pyro_lvgp.models.LinearGPVAE` models of Gaussian noise:
 
-    - ``"separate"``: for each output a Matérn-½ process, plus a quasi-periodic one if a ``period`` is given, or a Matérn-3⁄2
-      process if its evidence is larger;
+    - ``"separate"``: for each output a Matérn-½ or a Matérn-3⁄2 process, whichever has the larger evidence, or a Matérn-½ and
+      a quasi-periodic process if a ``period`` is given;
     - ``"white"``: white latents alone, as in factor analysis;
     - ``"rough"``: Matérn-½ processes and white latents;
     - ``"smooth"``: Matérn-3⁄2 processes and white latents;
@@ -230,9 +230,14 @@ def _linear(kernel: Callable[[], Kernel] | None, num_white: int) -> LinearGPVAE:
 
 
 def _separate(x: Float[Tensor, "N P"], data_dim: int, period: float | None) -> SeparateProcesses:
-    """Make rough or smooth processes whose parameters are learned in groups of outputs with some thousand entries."""
+    """Make processes whose parameters are learned in groups of outputs with some thousand entries.
+
+    Evidence is that of short steps of time.  Smooth processes without a cycle may have the largest, and be worst in long gaps.
+    """
     sizes = [len(part) for part in torch.arange(data_dim).split(max(_ENTRIES_OF_FIT // len(x), 1))]
-    return SeparateProcesses([(_rough_kernel(x, size, period), _kernel_of_outputs(x, size, 1.5)) for size in sizes])
+    if period is not None:
+        return SeparateProcesses([[_kernel_with_cycle(x, size, period)] for size in sizes])
+    return SeparateProcesses([[_kernel_of_outputs(x, size, nu) for nu in (0.5, 1.5)] for size in sizes])
 
 
 def _fitted(make: Callable[[], Candidate], x: Tensor, data: Tensor, max_iter: int) -> Candidate:
@@ -266,22 +271,20 @@ def _processes_and_cycles(x: Float[Tensor, "N P"], num: int, period: float) -> S
     return Stack(_processes(x, num, 0.5), *_cycles(period))
 
 
-def _kernel_of_outputs(x: Float[Tensor, "N P"], num: int, nu: float) -> Kernel:
+def _kernel_of_outputs(x: Float[Tensor, "N P"], num: int, nu: float) -> Matern:
     """Kernel of a process for each output, with a lengthscale of a third of the spread of the inputs, which is learned."""
     return Matern(x.shape[1], nu, lengthscale=0.3, ard=False, batch_shape=(num,))
 
 
-def _rough_kernel(x: Float[Tensor, "N P"], num: int, period: float | None) -> Kernel:
-    """Kernel of a rough process for each output, and of its cycle if there is a period."""
-    batch, kernel = (num,), _kernel_of_outputs(x, num, 0.5)
-    if period is None:
-        return kernel
+def _kernel_with_cycle(x: Float[Tensor, "N P"], num: int, period: float) -> Kernel:
+    """Kernel of a rough process for each output and of its cycle."""
+    batch = (num,)
     cycles = (
         Matern(1, 0.5, lengthscale=10.0 * period, variance=0.3 / order**2, batch_shape=batch)
         * Cosine(1, period=period / order, batch_shape=batch).requires_grad_(False)
         for order in range(1, _NUM_HARMONICS + 1)
     )
-    return sum(cycles, kernel)
+    return sum(cycles, _kernel_of_outputs(x, num, 0.5))
 
 
 def _cycles(period: float) -> list[Kernel]:
