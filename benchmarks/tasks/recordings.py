@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.distributions import Normal
 from tqdm import tqdm
@@ -98,7 +98,7 @@ def motion() -> Iterator[tuple[str, Recording]]:
         yield f"motion, {name}", Recording(t, Y, hidden, ("linear interpolation", "cubic spline"))
 
 
-def _joints(step: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _joints(step: int) -> tuple[Float[Tensor, " N"], Float[Tensor, "N D"], Int[Tensor, " D"], Bool[Tensor, " N"]]:
     """Times, angles that vary, their columns in the data, and whether a row is of the test sequence; every ``step``-th row."""
     data = load_arrays("cmu35_walkjog")
     train, test_rows = data["sequence"] < 8, data["sequence_test"] == 0

@@ -74,7 +74,7 @@ class GaussianMixture(NamedTuple):
         :param Y: rows, NaN where missing; for a row without observed entries the moments are those of the mixture.
         """
         is_missing = Y.isnan()
-        missing = is_missing.int().argsort(1, descending=True)[:, : int(is_missing.sum(1).max())]
+        missing = is_missing.int().argsort(1, descending=True)[:, : _most_missing(Y)]
         is_missing = is_missing.gather(1, missing)[:, None]
         root = torch.linalg.cholesky(self.covariance)
         precision = torch.cholesky_inverse(root)
@@ -100,8 +100,12 @@ class GaussianMixture(NamedTuple):
 
         :param Y: rows, NaN where missing.
         """
-        num_missing, num_columns = int(Y.isnan().sum(1).max()), Y.shape[1]
-        return Y.split(max(_CHUNK_SIZE // (len(self.weight) * (num_missing**2 + num_columns)), 1))
+        return Y.split(max(_CHUNK_SIZE // (len(self.weight) * (_most_missing(Y) ** 2 + Y.shape[1])), 1))
+
+
+def _most_missing(Y: Float[Tensor, "B D"]) -> int:
+    """Largest number of missing entries of a row."""
+    return max(Y.isnan().sum(1).tolist(), default=0)
 
 
 def gaussian_mixture(

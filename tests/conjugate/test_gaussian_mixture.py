@@ -40,6 +40,13 @@ def test_condition_is_that_of_dense_gaussians(share):
         torch.testing.assert_close(rows.log_weight[n], joint.log_softmax(0))
 
 
+def test_no_rows_have_no_moments():
+    rows = random_mixture().condition(torch.zeros(0, 5))
+    assert rows.mean.shape == (0, 3, 5)
+    assert rows.variance().shape == (0, 3, 5)
+    assert rows.log_prob.shape == (0,)
+
+
 def test_a_gaussian_of_complete_rows_has_their_mean_and_the_shrunk_covariance():
     Y = torch.randn(30, 4) @ torch.randn(4, 4)
     found = gaussian_mixture(Y, 1)

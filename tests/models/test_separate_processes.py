@@ -82,7 +82,7 @@ def test_a_fit_maximises_the_posterior_of_the_parameters(float64):
 
 
 def test_each_output_has_the_kernel_with_the_largest_evidence(float64):
-    """A random walk and a smooth curve, by the dense evidence of fits of each kernel alone."""
+    """A random walk and a smooth curve have the predictions of fits of one kernel alone."""
     t = torch.arange(120.0)[:, None] / 120.0
     y = torch.cat([0.2 * torch.randn(120, 1).cumsum(0), torch.sin(9.0 * t) + 0.02 * torch.randn(120, 1)], 1)
     kernels = [Matern(1, nu, lengthscale=0.2, batch_shape=(2,)) for nu in (0.5, 1.5)]
