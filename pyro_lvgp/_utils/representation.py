@@ -10,7 +10,7 @@ from torch.distributions import Independent, transform_to
 
 from pyro_lvgp._utils.construction import construction_of
 
-__all__ = ["Represented", "format_tensor"]
+__all__ = ["Represented", "display_name", "format_tensor"]
 
 _LONGEST = 60  # of another object
 _MOST_NUMBERS = 8
@@ -29,7 +29,7 @@ class Represented:
         arguments = _arguments(self)
         if arguments is None:
             return super().__repr__()
-        return f"{_name(self)}({_joined(arguments)})"
+        return f"{display_name(self)}({_joined(arguments)})"
 
     def _repr_html_(self) -> str:
         arguments = _arguments(self)
@@ -40,7 +40,7 @@ class Represented:
             learned = sum(part.numel() for part in self.parameters() if part.requires_grad)
             rows.append(("learned numbers", f"{learned:,}"))
         cells = "".join(f"<tr><td>{escape(name)}</td><td><code>{escape(text)}</code></td></tr>" for name, text in rows)
-        return f"<b>{escape(_name(self))}</b><table>{cells}</table>"
+        return f"<b>{escape(display_name(self))}</b><table>{cells}</table>"
 
 
 def format_tensor(value: Tensor) -> str:
@@ -85,12 +85,12 @@ def _text_of_argument(instance: Any, name: str, given: Any, default: Any) -> str
         prior = samples[name]
         while isinstance(prior, Independent):
             prior = prior.base_dist
-        return f"PyroSample({_name(prior)})"
+        return f"PyroSample({display_name(prior)})"
     if name in (params := getattr(instance, "_pyro_params", {})):
         constraint, _ = params[name]
         return format_tensor(transform_to(constraint)(getattr(instance, f"{name}_unconstrained")))
     if name == "model":
-        return f"{_name(given)}(…)"
+        return f"{display_name(given)}(…)"
     part = instance._modules.get(name) if isinstance(instance, nn.Module) else None
     if part is not None and construction_of(part) is not None:
         return _text(part)
@@ -102,7 +102,7 @@ def _text(value: Any) -> str:
     if isinstance(value, Tensor):
         return format_tensor(value)
     if (arguments := _arguments(value) if isinstance(value, nn.Module) else None) is not None:
-        return f"{_name(value)}({_joined(arguments)})"
+        return f"{display_name(value)}({_joined(arguments)})"
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key!r}: {_text(item)}' for key, item in value.items())}}}"
     if isinstance(value, list | tuple) and len(value) <= _MOST_NUMBERS:
@@ -111,13 +111,21 @@ def _text(value: Any) -> str:
     if isinstance(value, type):
         return value.__name__
     if inspect.isroutine(value):
-        return _name(value)
+        return display_name(value)
     text = repr(value)
-    return text if isinstance(value, _SIMPLE) or len(text) <= _LONGEST else f"{_name(value)}(…)"
+    return text if isinstance(value, _SIMPLE) or len(text) <= _LONGEST else f"{display_name(value)}(…)"
 
 
-def _name(value: Any) -> str:
-    """Return the name of the class that a person wrote, which Pyro may have replaced; or of a function."""
+def display_name(value: Any) -> str:
+    """Return the name of the class that a person wrote, which Pyro may have replaced, or of a function; without handlers.
+
+    :param value: an object, a function, or one of these in Pyro's handlers.
+
+    >>> from pyro import poutine
+    >>> display_name(nn.Linear(1, 1)), display_name(poutine.scale(nn.Linear(1, 1), 0.5))
+    ('Linear', 'Linear')
+    """
+    value = inspect.unwrap(value)
     if inspect.isroutine(value):
         return value.__name__
     construction = construction_of(value) if isinstance(value, nn.Module) else None

@@ -1,6 +1,5 @@
 """Training loop of variational inference."""
 
-import inspect
 import logging
 import warnings
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from pyro.optim import PyroOptim
 
 from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.pyro_lock import pyro_lock
+from pyro_lvgp._utils.representation import display_name
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.tables import Table
 from pyro_lvgp.infer._compile_setting import Compile
@@ -151,9 +151,8 @@ def _log_end(state: FitState) -> None:
     if history.interrupted:
         _LOG.warning("interrupted after %d steps; model and guide have the parameters fitted so far", state.step)
     elif state.step:
-        name = state.model.__name__ if inspect.isroutine(state.model) else type(state.model).__name__
         message = "fit of %s: %d steps in %.1f s, bound per entry %.4f at the last one"
-        _LOG.info(message, name, state.step, history.seconds[-1], history.bounds_per_entry[-1])
+        _LOG.info(message, display_name(state.model), state.step, history.seconds[-1], history.bounds_per_entry[-1])
 
 
 def _warn_if_rising(state: FitState) -> None:

@@ -3,10 +3,12 @@
 import io
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from pyro import poutine
 
 from pyro_lvgp._utils import progress
 from pyro_lvgp.diagnostics import loo, to_arviz
@@ -86,6 +88,12 @@ def gplvm(seed: int = 0) -> tuple[BayesianGPLVM, MeanFieldGuide]:
     return model, MeanFieldGuide(model)
 
 
+def in_a_handler() -> tuple[Callable[..., Any], MeanFieldGuide]:
+    """Model with known inducing values, and its guide."""
+    model = poutine.condition(BayesianGPLVM(N, D, latent_dim=2, num_inducing=4), {"u": torch.zeros(D, 4)})
+    return model, MeanFieldGuide(model)
+
+
 class Interrupt(Callback):
     def on_step(self, state):
         if state.step == 2:
@@ -96,13 +104,14 @@ def test_the_ends_of_fits_are_logged(caplog, capsys):
     Y = torch.randn(N, D)
     with caplog.at_level(logging.INFO, "pyro_lvgp"):
         fit(*gplvm(), Y, num_steps=3, progress=False)
+        fit(*in_a_handler(), Y, num_steps=3, progress=False)
         fit(*gplvm(), Y, num_steps=3, progress=False, callbacks=[Interrupt()])
         fit_restarts(gplvm, Y, num_restarts=2, seed=4, num_steps=1, progress=False)
     records = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "pyro_lvgp"]
     levels, messages = zip(*records, strict=True)
-    assert levels == ("INFO", "WARNING", "INFO", "INFO", "INFO", "INFO")
-    assert messages[0].startswith("fit of BayesianGPLVM: 3 steps in ")
-    assert messages[1] == "interrupted after 2 steps; model and guide have the parameters fitted so far"
+    assert levels == ("INFO", "INFO", "WARNING", "INFO", "INFO", "INFO", "INFO")
+    assert all(message.startswith("fit of BayesianGPLVM: 3 steps in ") for message in messages[:2])
+    assert messages[2] == "interrupted after 2 steps; model and guide have the parameters fitted so far"
     assert [message for message in messages if message.startswith("restart")][1].startswith("restart 2 of 2, seed 5: bound ")
     printed = capsys.readouterr()
     assert printed.out == printed.err == ""

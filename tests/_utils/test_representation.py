@@ -6,9 +6,11 @@ from html import unescape
 
 import pyro.distributions as dist
 import torch
+from pyro import poutine
 from pyro.nn import PyroSample
 from torch import nn
 
+from pyro_lvgp._utils.representation import display_name
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide, StructuredGPGuide
 from pyro_lvgp.kernels import RBF, Kernel, Linear, Matern, Stack
 from pyro_lvgp.likelihoods import Gaussian, Poisson
@@ -53,6 +55,12 @@ def test_networks_and_guides_are_printed():
     rows = BayesianGPLVM(9, 3, 2, num_inducing=4)
     assert repr(MeanFieldGuide(rows)) == "MeanFieldGuide(model=BayesianGPLVM(…))"
     assert repr(AutoAnnealedLangevin(rows, num_steps=4)).startswith("AutoAnnealedLangevin(model=BayesianGPLVM(…), num_steps=4")
+
+
+def test_a_model_in_a_handler_has_its_name():
+    model = poutine.condition(BayesianGPLVM(9, 3, 2, num_inducing=4), {"u": torch.zeros(3, 4)})
+    assert display_name(model) == "BayesianGPLVM"
+    assert repr(MeanFieldGuide(model)) == "MeanFieldGuide(model=BayesianGPLVM(…))"
 
 
 def test_a_kernel_of_a_user_is_printed():
