@@ -177,9 +177,9 @@ def with_defaults(name: str) -> Task:
     return replace(table(name), methods=DEFAULTS)
 
 
-def with_learned_reverse(name: str) -> Task:
-    """Task of a table that compares learned with plain reverse transitions, at equal numbers of gradients."""
-    return replace(table(name), methods=LEARNED_REVERSE)
+def with_learned_reverse(task: Task) -> Task:
+    """Task that compares learned with plain reverse transitions, at equal numbers of gradients."""
+    return replace(task, methods=LEARNED_REVERSE)
 
 
 def with_resampling(name: str) -> Task:
@@ -199,11 +199,13 @@ TASKS = {
     "wine_red": lambda: table("wine_red"),
     "oilflow_defaults": lambda: with_defaults("oilflow"),
     "wine_red_defaults": lambda: with_defaults("wine_red"),
-    "oilflow_reverse": lambda: with_learned_reverse("oilflow"),
-    "wine_red_reverse": lambda: with_learned_reverse("wine_red"),
+    "oilflow_reverse": lambda: with_learned_reverse(table("oilflow")),
+    "wine_red_reverse": lambda: with_learned_reverse(table("wine_red")),
     "oilflow_resampling": lambda: with_resampling("oilflow"),
     "frey": frey,
+    "frey_reverse": lambda: with_learned_reverse(frey()),
     "mnist_1_7": ones_and_sevens,
+    "mnist_1_7_reverse": lambda: with_learned_reverse(ones_and_sevens()),
 }
 
 

@@ -64,6 +64,7 @@ def test_list_names_every_benchmark_with_its_first_line(capsys):
         "robustness",
         "rotated_mnist",
         "row_arguments",
+        "sandwich",
         "schedules",
         "single_cells",
         "site_updates",
