@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -40,7 +40,7 @@ def run(*, quick: bool, seeds: int) -> Iterator[Measurement]:
         with isolated(seed):
             model, u = fitted_model(num_steps, seed)
             truth = poutine.trace(poutine.condition(model, {"u": u})).get_trace(None)
-            Y, X = (truth.nodes[name]["value"].detach() for name in ("y", "X"))
+            Y, X = (cast(Tensor, truth.nodes[name]["value"]).detach() for name in ("y", "X"))
         bounds, uppers, seconds = {}, [], {}
         for name in LEARNED_REVERSE:
             with isolated(seed):

@@ -84,19 +84,19 @@ class LikelihoodPredictive(dist.TorchDistribution):
         same |= {"observed": self.observed, "validate_args": False}
         return LikelihoodPredictive(self.likelihood, **(same | changes))
 
-    def repeat_row(self, index: int, num_rows: int) -> "LikelihoodPredictive":
-        """Distribution of ``num_rows`` rows that all have the function values of one row of this one, of shape [B, D].
+    def repeat_rows(self, indices: slice, num_rows: int) -> "LikelihoodPredictive":
+        """Distribution of shape [S, B, D]: for each of S rows of this one, ``num_rows`` rows that have its function values.
 
-        :param index: the row.
-        :param num_rows: number of rows.
+        :param indices: which rows.
+        :param num_rows: number of rows B.
 
         >>> from pyro_lvgp.likelihoods import Gaussian
         >>> y = LikelihoodPredictive(Gaussian(1.0), torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.zeros(()))
-        >>> y.repeat_row(1, 3).mean[2]
+        >>> y.repeat_rows(slice(1, 2), 3).mean[0, 2]
         tensor([3., 4.])
         """
-        shape = (num_rows, self.f_mean.shape[-1])
-        return self._replace(mean=self.f_mean[index].expand(shape), variance=self.f_variance[index].expand(shape))
+        mean, variance = (x[indices, None].expand(-1, num_rows, -1) for x in (self.f_mean, self.f_variance))
+        return self._replace(mean=mean, variance=variance)
 
     def rows(self, observed: Bool[Tensor, "N D"] | None = None) -> Any:
         """Joint distribution of the observed entries of each row, of event shape [D].

@@ -14,13 +14,14 @@ from pyro_lvgp._utils.progress import progress_bar
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
 from pyro_lvgp.infer.elbo.handlers import gaussian_moments
 from pyro_lvgp.likelihoods import RowLikelihood
+from pyro_lvgp.models._packing import Packing
 
 Entries = Callable[..., LikelihoodPredictive]  # of latents [B, Q], and of indices [B] where rows have arguments of their own
 Vectors = Float[Tensor, "B D Q"]
 # Log densities of rows, their derivatives in means and variances of f, and products with the second derivatives in the means.
 Expansion = tuple[Float[Tensor, " B"], Float[Tensor, "B D"], Float[Tensor, "B D"], Callable[[Vectors], Vectors]]
 _DAMPING, _RANGE = 1.0, (1e-8, 1e8)
-_MAX_ENTRIES = 3000  # at a time, whose 50 nodes of a quadrature fit into the cache of a core
+MAX_ENTRIES = 3000  # at a time, whose 50 nodes of a quadrature fit into the cache of a core
 
 
 @torch.no_grad()
@@ -159,14 +160,17 @@ def _expansion_of_entries(entries: LikelihoodPredictive, Y: Float[Tensor, "B D"]
 
     The second derivatives in the means are set to zero where they are positive.
     """
+    packing = Packing.of(observed)
     params: Any = entries.params
-    B, D = Y.shape
-    number = max(_MAX_ENTRIES // D, 1)
-    has_rows = params is not None and params.dim() > 1 and params.shape[-2] == B
-    own = params.split(number, -2) if has_rows else repeat(params)
-    blocks = (x.split(number) for x in (Y, entries.f_mean.detach(), entries.f_variance.detach()))
-    parts = [entries.likelihood.log_predictive_derivatives(*block) for block in zip(*blocks, own, strict=False)]
-    log_density, first, second = (torch.where(observed, torch.cat(x), 0.0) for x in zip(*parts, strict=True))
+    has_rows = params is not None and params.dim() > 1 and params.shape[-2] == len(Y)
+    blocks = [packing.pack(x.expand_as(Y)) for x in (Y, entries.f_mean.detach(), entries.f_variance.detach())]
+    number = max(MAX_ENTRIES // Y.shape[1], 1)
+    own = packing.pack(params).split(number, -2) if has_rows else repeat(params)
+    parts = [
+        entries.likelihood.log_predictive_derivatives(*block)
+        for block in zip(*(x.split(number) for x in blocks), own, strict=False)
+    ]
+    log_density, first, second = (packing.unpack(torch.cat(x)) for x in zip(*parts, strict=True))
     curvature = second.clamp_max(0.0)[..., None]
     return log_density.sum(-1), first, 0.5 * (second + first.square()), lambda J: curvature * J
 

@@ -1,6 +1,6 @@
 """Posteriors of the latents of new rows, given the posterior of the sites that all rows share."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyro.distributions as dist
@@ -13,7 +13,8 @@ from torch.nn.functional import pad
 from pyro_lvgp._utils.progress import progress_bar
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive
 from pyro_lvgp.likelihoods import RowLikelihood
-from pyro_lvgp.models._laplace import Entries, gaussian_components, laplace
+from pyro_lvgp.models._laplace import MAX_ENTRIES, Entries, gaussian_components, laplace
+from pyro_lvgp.models._packing import Packing
 
 _NUM_SCREENING_DRAWS = 8  # from each component of a prior
 _MAX_BATCH = 1000  # Laplace approximations at a time, since each takes megabytes with hundreds of inducing points
@@ -158,28 +159,31 @@ def _log_likelihood_at(
     """Log p(y | x) of each row at each point, averaged over the draws of the shared sites.
 
     Points are the same for all rows, or of each row if ``by_row``.  Equal entries of a column, such as small counts, have one
-    density at a point that is the same for all rows.
+    density at a point that is the same for all rows, where missing entries take no time.
     """
-    B, observed = len(Y), ~torch.isnan(Y)
-    values, index = (Y, None) if by_row else _distinct_values(Y)
+    observed = ~torch.isnan(Y)
+    values, index = _distinct_values(Y)
 
-    def log_prob(y: LikelihoodPredictive) -> Tensor:
-        if index is None or isinstance(y.likelihood, RowLikelihood):
+    def log_prob(y: LikelihoodPredictive) -> Float[Tensor, "*S B"]:
+        if by_row or isinstance(y.likelihood, RowLikelihood):
             return y.rows(observed).log_prob(torch.nan_to_num(Y, y.likelihood.fill_value))
-        entries = y.repeat_row(0, len(values)).log_prob(torch.nan_to_num(values, y.likelihood.fill_value))
-        return torch.where(observed, entries.gather(0, index), 0.0).sum(-1)
+        entries = y.log_prob(torch.nan_to_num(values, y.likelihood.fill_value))
+        return torch.where(observed, entries.gather(-2, index.expand(*y.batch_shape[:-2], *index.shape)), 0.0).sum(-1)
 
-    def rows_at_points(each: Entries) -> Iterator[LikelihoodPredictive]:
+    def at_points(each: Entries) -> Float[Tensor, "C B"]:
         if by_row:
-            return (each(x.expand(B, -1)) for x in points)
+            return torch.stack([log_prob(each(x.expand(len(Y), -1))) for x in points])
         given = each(points)
-        return (given.repeat_row(i, B) for i in range(len(points)))
+        rows_of_each = Y if isinstance(given.likelihood, RowLikelihood) else values
+        number = max(MAX_ENTRIES // rows_of_each.numel(), 1)
+        some = [slice(i, i + number) for i in range(0, len(points), number)]
+        return torch.cat([log_prob(given.repeat_rows(indices, len(rows_of_each))) for indices in some])
 
-    return torch.stack([torch.stack([log_prob(y) for y in rows_at_points(each)]) for each in entries]).mean(0)
+    return torch.stack([at_points(each) for each in entries]).mean(0)
 
 
-def _distinct_values(Y: Float[Tensor, "B D"]) -> tuple[Float[Tensor, "U D"], Int[Tensor, "B D"] | None]:
-    """Distinct values of each column, and the indices of those of each row; Y and None unless they are less than half of it.
+def _distinct_values(Y: Float[Tensor, "B D"]) -> tuple[Float[Tensor, "U D"], Int[Tensor, "B D"]]:
+    """Distinct values of each column and the indices of all entries; or all observed values, if half of them are distinct.
 
     Missing entries have the index of another value, and columns without observed entries are NaN.
     """
@@ -188,7 +192,8 @@ def _distinct_values(Y: Float[Tensor, "B D"]) -> tuple[Float[Tensor, "U D"], Int
     found = [column.unique(return_inverse=True) for column in torch.where(seen, Y, first).nan_to_num().unbind(1)]
     number = max(len(values) for values, _ in found)
     if 2 * number > len(Y):
-        return Y, None
+        packing = Packing.of(seen)
+        return packing.pack(Y), packing.target
     values = torch.stack([pad(values, (0, number - len(values)), value=float(values[0])) for values, _ in found], 1)
     return torch.where(seen.any(0), values, torch.nan), torch.stack([index for _, index in found], 1)
 

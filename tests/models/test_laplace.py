@@ -271,7 +271,34 @@ def test_blocks_of_rows_give_the_same_result(params, holes, monkeypatch):
 
     results = []
     for size in (1, 2 * D, 100 * D):
-        monkeypatch.setattr(_laplace, "_MAX_ENTRIES", size)
+        monkeypatch.setattr(_laplace, "MAX_ENTRIES", size)
         results.append(laplace([given], holes, prior, torch.zeros(1, 5, Q), num_steps=5, index=torch.arange(5)))
     torch.testing.assert_close(results[0], results[2])
     torch.testing.assert_close(results[1], results[2])
+
+
+class Counting(Poisson):
+    """A likelihood that counts the densities that it computes."""
+
+    num_densities = 0
+
+    def log_predictive_density(self, y, mean, variance, params):
+        self.num_densities += torch.broadcast_tensors(y, mean)[0].numel()
+        return super().log_predictive_density(y, mean, variance, params)
+
+    def log_predictive_derivatives(self, y, mean, variance, params):
+        self.num_densities += torch.broadcast_tensors(y, mean)[0].numel()
+        return super().log_predictive_derivatives(y, mean, variance, params)
+
+
+def test_missing_entries_take_no_time():
+    Y = torch.arange(40.0)[:, None].repeat(1, D)
+    Y[::4, :2] = Y[1::4, 2:] = torch.nan
+    model, guide, _ = _linear(likelihood := Counting())
+    given, prior = predictor(model, guide, None), dist.MultivariateNormal(torch.zeros(1, Q), torch.eye(Q).expand(1, Q, Q))
+    likelihood.num_densities = 0
+    _log_likelihood_at([given], Y, torch.randn(3, Q), by_row=False)
+    assert likelihood.num_densities == 3 * 30 * D
+    likelihood.num_densities = 0
+    laplace([given], Y, prior, torch.zeros(1, 40, Q), num_steps=0)
+    assert likelihood.num_densities == 30 * D
