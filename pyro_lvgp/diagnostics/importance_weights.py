@@ -15,6 +15,7 @@ from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.validation import check_sizes, check_tensors
 from pyro_lvgp.diagnostics._local_plate import find_local_plate
 from pyro_lvgp.infer import ImportanceWeightedELBO, sample_traces
+from pyro_lvgp.ops import resampling
 
 __all__ = ["effective_sample_size", "log_weights", "pareto_k"]
 
@@ -80,8 +81,7 @@ def effective_sample_size(log_weights: Float[Tensor, "S *batch"]) -> Float[Tenso
     tensor([8., 8.])
     """
     _check_log_weights(log_weights)
-    weights = (log_weights - log_weights.amax(0)).exp()
-    return weights.sum(0).square() / weights.square().sum(0)
+    return resampling.effective_sample_size(log_weights)
 
 
 @names_types

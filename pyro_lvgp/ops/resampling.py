@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["Resampled", "resample", "systematic_ancestors"]
+__all__ = ["Resampled", "effective_sample_size", "resample", "systematic_ancestors"]
 
 
 class Resampled(NamedTuple):
@@ -54,10 +54,22 @@ def systematic_ancestors(
     return found.clamp_max(num_draws - 1).movedim(-1, 0)  # weights that are NaN have no ancestors
 
 
-def resample(log_weights: Float[Tensor, "S *batch"], uniform: Float[Tensor, "*batch"], threshold: float) -> Resampled:
-    r"""Resample the draws of each batch entry whose effective sample size is below a share of the number of draws.
+def effective_sample_size(log_weights: Float[Tensor, "S *batch"]) -> Float[Tensor, "*batch"]:
+    r"""Compute Kish's effective sample size, between 1 and S.
 
-    .. math:: \Big(\sum_s w_s\Big)^2 \Big/ \sum_s w_s^2 < \tau S
+    .. math:: \Big(\sum_s w_s\Big)^2 \Big/ \sum_s w_s^2
+
+    :param log_weights: logarithms of weights, draws first.
+
+    >>> effective_sample_size(torch.tensor([0.5, 0.0, 0.5]).log())
+    tensor(2.)
+    """
+    weights = (log_weights - log_weights.amax(0)).exp()
+    return weights.sum(0).square() / weights.square().sum(0)
+
+
+def resample(log_weights: Float[Tensor, "S *batch"], uniform: Float[Tensor, "*batch"], threshold: float) -> Resampled:
+    r"""Resample the draws of each batch entry whose :func:`effective_sample_size` is below τ S.
 
     The draws of other batch entries are their own ancestors, and their weights remain.
 
@@ -73,8 +85,7 @@ def resample(log_weights: Float[Tensor, "S *batch"], uniform: Float[Tensor, "*ba
             [0.2000, 0.3000, 0.5000]]))
     """
     num_draws = len(log_weights)
-    log_size = 2.0 * log_weights.logsumexp(0) - (2.0 * log_weights).logsumexp(0)
-    is_resampled = log_size.exp() < threshold * num_draws
+    is_resampled = effective_sample_size(log_weights) < threshold * num_draws
     own = torch.arange(num_draws, device=log_weights.device).reshape(-1, *(1,) * uniform.dim())
     ancestors = torch.where(is_resampled, systematic_ancestors(log_weights, uniform), own)
     log_shares = log_weights.log_softmax(0).gather(0, ancestors) + math.log(num_draws)
