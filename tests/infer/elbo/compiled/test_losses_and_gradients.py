@@ -202,7 +202,6 @@ def test_results_of_a_cuda_graph_are_copied(monkeypatch):
 
 
 def test_compiled_steps_are_those_not_compiled():
-    """Those of a mean-field guide are in ``tests/helpers/compiled_chains.py``."""
     model, guide, args = gpvae()
     bound = StructuredELBO()
     compiled = CompiledELBO(bound)
