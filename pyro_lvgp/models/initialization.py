@@ -54,13 +54,15 @@ def linear_latents(
     missing = np.isnan(values)
     filled = np.where(missing, np.nanmean(values, axis=0), values)
     rank = _centred_rank(filled, latent_dim, seed)
-    from sklearn.decomposition import PCA, FactorAnalysis  # imported where it is used, since scikit-learn takes a second
+    from sklearn import config_context  # imported where it is used, since scikit-learn takes a second
+    from sklearn.decomposition import PCA, FactorAnalysis
 
     linear = PCA(rank, whiten=True, random_state=seed) if method == "pca" else FactorAnalysis(rank, random_state=seed)
-    for _ in progress_bar(range(num_iterations if rank and missing.any() else 0), "initial latents"):
-        scores = linear.fit_transform(filled)
-        reconstruction = linear.inverse_transform(scores) if method == "pca" else scores @ linear.components_ + linear.mean_
-        filled = np.where(missing, reconstruction, values)
+    with config_context(assume_finite=True, skip_parameter_validation=True):  # checks take longer than fits of small data
+        for _ in progress_bar(range(num_iterations if rank and missing.any() else 0), "initial latents"):
+            scores = linear.fit_transform(filled)
+            fitted = linear.inverse_transform(scores) if method == "pca" else scores @ linear.components_ + linear.mean_
+            filled = np.where(missing, fitted, values)
     X = linear.fit_transform(filled) if rank else filled[:, :0]
     X = X[:, X.std(0) > 1e-6]  # factors without loadings have scores of zero
     extra = np.random.default_rng(seed).standard_normal((latent_dim - X.shape[1], len(X))).T
