@@ -166,7 +166,7 @@ def check_inputs(x: Tensor, y: Tensor) -> None:
     if not fits:
         raise ValueError(
             "expected inputs [points, columns] and data [points, outputs], or [series, points, ...] of either, got "
-            f"{list(x.shape)} and {list(y.shape)}; a single column needs [:, None]"
+            f"{list(x.shape)} and {list(y.shape)}; a single column needs [:, None], and each point an input"
         )
     _check_numbers(x, y)
 

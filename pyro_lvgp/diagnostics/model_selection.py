@@ -90,11 +90,12 @@ def shifted_folds(y: Float[Tensor, "..."], num_folds: int = 3) -> Bool[Tensor, "
     """Make folds of entries to hold out, each of which has all gaps of the data at another place along the rows.
 
     Fold k = 1 … K shifts the gaps by k N / (K + 1) rows, cyclically, so that blocks of time remain blocks.  For data without
-    gaps, a fold hides a tenth of the rows, in one block.
+    gaps, a fold hides a tenth of the rows, in one block.  A fold hides nothing of an output of which no entry would remain.
 
     :param y: data, NaN where missing.
     :param num_folds: number of folds K.
-    :raises ValueError: if the data are no matrix, have fewer rows than K + 1, or a fold would hide all entries of an output.
+    :raises ValueError: if the data are no matrix, have fewer rows than K + 1, or entries can only be hidden with all others of
+        their output.
     :raises TypeError: if the data are no tensor.
 
     >>> y = torch.ones(6, 2)
@@ -113,12 +114,13 @@ def shifted_folds(y: Float[Tensor, "..."], num_folds: int = 3) -> Bool[Tensor, "
         gaps[: -(-len(y) // 10)] = True
     shifts = [len(y) * fold // (num_folds + 1) for fold in range(1, num_folds + 1)]
     folds = torch.stack([gaps.roll(shift, 0) & ~missing for shift in shifts])
-    if (emptied := (folds | missing).all(1).any(0)).any():
+    emptied = (folds | missing).all(1, keepdim=True)
+    if emptied.any() and not (folds & ~emptied).any():
         raise ValueError(
-            f"expected entries that remain of each output, got folds that hide all of outputs {emptied.nonzero().flatten()}; "
-            "use gap_folds"
+            "expected entries that remain of each output, got folds that hide all of outputs "
+            f"{emptied.any(0).flatten().nonzero().flatten().tolist()}; take another number of folds, or use gap_folds"
         )
-    return folds
+    return folds & ~emptied
 
 
 @names_types

@@ -34,9 +34,10 @@ class TimeAxis(NamedTuple):
 
         :param dates: a ``pandas.DatetimeIndex``.
         """
-        steps = np.diff(np.sort(np.unique(dates.to_numpy("datetime64[ns]"))))
-        step = np.median(steps) if len(steps) else np.timedelta64(0, "ns")
-        unit = next((name for name, length in _UNITS.items() if step >= length), "seconds")
+        days, rest = _days_and_rest(dates.unique().sort_values())
+        steps = np.diff(days) / _UNITS["seconds"] + np.diff(rest) / _UNITS["seconds"]
+        step = np.median(steps) if len(steps) else 0.0
+        unit = next((name for name, length in _UNITS.items() if step >= length / _UNITS["seconds"]), "seconds")
         return cls(dates.min().to_datetime64(), unit, dates.tz is not None)
 
     def numbers(self, dates: Any) -> Float[Tensor, "N 1"]:
@@ -49,7 +50,8 @@ class TimeAxis(NamedTuple):
             expected, got = ("with", "without") if self.has_zone else ("without", "with")
             advice = "dates.tz_localize(zone)" if self.has_zone else "dates.tz_localize(None)"
             raise ValueError(f"expected dates {expected} a time zone, as in fit, got dates {got}; pass {advice}")
-        elapsed = (dates.to_numpy("datetime64[ns]") - self.origin) / _UNITS[self.unit]
+        parts = zip(_days_and_rest(dates), _days_and_rest(self.origin), strict=True)
+        elapsed = sum((part - of_origin) / _UNITS[self.unit] for part, of_origin in parts)
         return torch.tensor(elapsed, dtype=torch.float64)[:, None]
 
     def length(self, period: datetime.timedelta | np.timedelta64) -> float:
@@ -60,10 +62,22 @@ class TimeAxis(NamedTuple):
         return float(np.timedelta64(period) / _UNITS[self.unit])
 
 
+def _days_and_rest(dates: Any) -> tuple[Any, Any]:
+    """Split dates, in UTC if they have a time zone, into the days and the time since midnight.
+
+    Their differences do not overflow, as those of dates in nanoseconds do after 292 years.
+
+    :param dates: a ``pandas.DatetimeIndex``, or a date of NumPy.
+    """
+    values = dates if isinstance(dates, np.datetime64) else dates.to_numpy(f"datetime64[{dates.unit}]")
+    days = values.astype("datetime64[D]")
+    return days, values - days
+
+
 def as_dates(values: Any) -> Any:
     """Return dates as a ``pandas.DatetimeIndex``; None for anything else.
 
-    :param values: an index or a series of dates or periods, or an array or a list of dates.
+    :param values: an index or a series of dates or periods, or an array or a list of dates, with or without time.
     :raises ValueError: for dates that are missing.
     """
     if torch.is_tensor(values) or np.ndim(values) != 1:
@@ -73,6 +87,8 @@ def as_dates(values: Any) -> Any:
     index = pd.Index(values)
     if isinstance(index, pd.PeriodIndex):
         index = index.to_timestamp()
+    elif pd.api.types.infer_dtype(index) == "date":
+        index = pd.DatetimeIndex(index)
     if not isinstance(index, pd.DatetimeIndex):
         return None
     if index.hasnans:

@@ -15,8 +15,8 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 from tqdm import tqdm
 
-from pyro_lvgp._utils.tables import Labels, as_double_tensor, labels_of
-from pyro_lvgp._utils.validation import check_series, check_sizes
+from pyro_lvgp._utils.tables import Labels, as_double_tensor, check_columns, labels_of
+from pyro_lvgp._utils.validation import check_new_inputs, check_series, check_sizes
 from pyro_lvgp.diagnostics.model_selection import shifted_folds
 from pyro_lvgp.kernels import Cosine, Kernel, Matern, Stack
 from pyro_lvgp.models import LinearGPVAE, Prediction
@@ -133,13 +133,14 @@ class GPVAERegressor(BaseEstimator):
         check_series(x, data)
         _, rows, self._columns = labels_of(y)
         self._rows = X if rows is None and dates is not None else rows
-        self._inputs, self._spread, self._cycle = x, _spread(x), self._period(x)
+        self._inputs, self._input_columns = x, labels_of(X).columns
+        folds = list(shifted_folds(data, self.n_folds))
+        self._spread, self._cycle = _spread(x), self._period(x)
         x = x / self._spread
         candidates = self._candidates(x, data.shape[1])
         if len(data) <= _MAX_ROWS and 1 <= len(patterns(data)) <= _MAX_PATTERNS:
             candidates["regression"] = RowRegression
 
-        folds = list(shifted_folds(data, self.n_folds))
         tasks = [(name, data.masked_fill(fold, torch.nan)) for name in candidates for fold in folds]
         results = self._run(_predicted, [(candidates[name], x, part, self.max_iter) for name, part in tasks])
         predicted: dict[str, list[Prediction]] = {name: [] for name in candidates}
@@ -167,10 +168,13 @@ class GPVAERegressor(BaseEstimator):
         :param X: inputs; those of the data by default.
         :param num_samples: number of draws of the decoder of each ``LinearGPVAE``.
         :raises ValueError: for numbers after a fit to dates, dates after a fit to numbers, or dates with a time zone after a
-            fit to dates without, or the reverse.
+            fit to dates without, or the reverse; for other columns than those of the fit, or inputs that are not finite.
         """
         check_is_fitted(self)
         inputs = self._inputs if X is None else self._as_inputs(X)
+        if X is not None:
+            check_columns(labels_of(X).columns, self._input_columns, "X")
+            check_new_inputs(inputs, self._inputs, self._inputs)
         x_new = None if X is None else inputs / self._spread
         predictions = {name: model.predict(x_new, num_samples=num_samples) for name, model in self.models_.items()}
         is_empty = self._is_empty if X is None else torch.ones(len(inputs), dtype=torch.bool)
@@ -185,10 +189,15 @@ class GPVAERegressor(BaseEstimator):
         dates = as_dates(X)
         if (dates is None) != (self._axis is None):
             expected, got = ("numbers", "dates") if self._axis is None else ("dates", "numbers")
-            raise ValueError(f"expected {expected} as inputs, as in fit, got {got}")
+            raise ValueError(f"expected {expected} as inputs, as in fit, got {got}; pass an array, a list or an index of {expected}")
         if self._axis is not None:
             return self._axis.numbers(dates)
-        x = as_double_tensor(X, name="X")
+        try:
+            x = as_double_tensor(X, name="X")
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; pass dates as one index or series of pandas.to_datetime(...), of several time zones with utc=True"
+            ) from error
         return x[:, None] if x.dim() == 1 else x
 
     def _period(self, x: Float[Tensor, "N P"]) -> float | None:

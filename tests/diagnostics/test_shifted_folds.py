@@ -26,6 +26,15 @@ def test_data_without_gaps_lose_a_tenth_of_the_rows():
     assert folds.all(-1).any(-1).all()
 
 
+def test_outputs_that_would_lose_all_entries_are_not_hidden():
+    y = torch.zeros(12, 2)
+    y[1:, 0] = torch.nan
+    y[2:4, 1] = torch.nan
+    folds = shifted_folds(y, 3)
+    assert not folds[..., 0].any()
+    assert torch.equal(folds[..., 1], shifted_folds(y[:, 1:], 3)[..., 0])
+
+
 @pytest.mark.parametrize(
     ("y", "num_folds", "message"),
     [

@@ -52,12 +52,22 @@ def test_frames_over_dates_are_those_over_numbers_and_keep_their_labels(frame):
         (np.array(["2024-01-01T00:00:00.0", "2024-01-01T00:00:00.5"], dtype="datetime64[ms]"), "seconds", [0.0, 0.5]),
         ([datetime.datetime(2024, 1, 1), datetime.datetime(2024, 1, 2)], "days", [0.0, 1.0]),
         (pd.DatetimeIndex(["2024-01-01"]), "seconds", [0.0]),
+        ([datetime.date(2024, 1, 1), datetime.date(2024, 1, 3)], "days", [0.0, 2.0]),
+        (pd.DatetimeIndex(["1700-01-01", "2100-01-01"]).as_unit("ns"), "days", [0.0, 146097.0]),
+        (np.array(["2000-01-01", "2500-01-01T12"], dtype="datetime64[s]"), "days", [0.0, 182622.5]),
+        (np.array([0, 1, 3], dtype="datetime64[ns]"), "seconds", [0.0, 1e-9, 3e-9]),
     ],
 )
 def test_dates_are_numbers_in_the_largest_unit_of_their_steps(dates, unit, numbers):
     axis = TimeAxis.of(as_dates(dates))
     assert axis.unit == unit
     torch.testing.assert_close(axis.numbers(as_dates(dates)), torch.tensor(numbers, dtype=torch.float64)[:, None])
+
+
+def test_dates_of_other_centuries_than_those_of_a_fit():
+    axis = TimeAxis.of(as_dates(pd.date_range("2000-01-01", periods=3).as_unit("ns")))
+    dates = np.array(["1500-01-01", "2500-01-01"], dtype="datetime64[s]")
+    assert axis.numbers(as_dates(dates)).flatten().tolist() == [-182621.0, 182622.0]
 
 
 def test_summer_time_has_no_hour_twice():
@@ -104,6 +114,25 @@ def test_what_does_not_fit_is_named(frame):
         over_dates.predict([1.0])
     with pytest.raises(ValueError, match="expected numbers as inputs, as in fit, got dates"):
         over_numbers.predict(frame.index)
+
+
+def test_dates_that_are_text_or_a_column_of_a_table_are_to_be_converted(frame):
+    for inputs in (frame.index.astype(str), frame.reset_index()[["hour"]]):
+        with pytest.raises(ValueError, match=r"got .*; pass dates as one index or series of pandas.to_datetime\(\.\.\.\)"):
+            quick().fit(inputs, frame)
+
+
+def test_new_inputs_have_the_columns_of_the_fit():
+    places = pd.DataFrame({"lat": torch.rand(12).tolist(), "lon": torch.rand(12).tolist()})
+    gpvae = GPVAERegressor(n_folds=1, max_iter=2).fit(places, torch.randn(12, 2))
+    expected = gpvae.predict(places.to_numpy()[:2]).mean
+    torch.testing.assert_close(gpvae.predict(places[:2]).mean, expected)
+    with pytest.raises(ValueError, match=r"expected the columns of X in the order .*\['lat', 'lon'\], got \['lon', 'lat'\]"):
+        gpvae.predict(places[["lon", "lat"]])
+    with pytest.raises(ValueError, match=r"of 2 columns, got \[3, 1\]"):
+        gpvae.predict([0.1, 0.2, 0.3])
+    with pytest.raises(ValueError, match="expected finite inputs"):
+        gpvae.predict(places.where(places > places.min()))
 
 
 def test_predictions_of_tables_keep_their_labels(frame):
