@@ -195,7 +195,8 @@ def _from_pandas(table: Any, name: str, default: Any) -> np.ndarray:
     if refused := [label for label, column in zip(table.columns, columns, strict=True) if not _is_numeric(column)]:
         raise ValueError(
             f"expected numbers in the columns of {name}, or categories that are ordered or two, got others in "
-            f"{_short(refused)}; drop them: table.drop(columns=[...]), make columns of indicators of them: "
+            f"{_short(refused)}; drop them: table.drop(columns=[...]), convert text of numbers: "
+            "table[column] = pandas.to_numeric(table[column]), make columns of indicators of them: "
             "pandas.get_dummies(table, columns=[...], dtype=float), or order their categories: "
             "table[column].astype(pandas.CategoricalDtype([...], ordered=True))"
         )

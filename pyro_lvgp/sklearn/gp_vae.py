@@ -189,7 +189,7 @@ class GPVAERegressor(BaseEstimator):
         dates = as_dates(X)
         if (dates is None) != (self._axis is None):
             expected, got = ("numbers", "dates") if self._axis is None else ("dates", "numbers")
-            raise ValueError(f"expected {expected} as inputs, as in fit, got {got}; pass an array, a list or an index of {expected}")
+            raise ValueError(f"expected {expected} as inputs, as in fit, got {got}; pass a list or an index of {expected}")
         if self._axis is not None:
             return self._axis.numbers(dates)
         try:

@@ -311,8 +311,8 @@ class GPLVMClassifier(ClassifierMixin, _SupervisedGPLVM):
         P(c \mid x_*) = p_c \Big/ \sum_j p_j, \qquad
         p_c = \int \mathrm{sigmoid}(g_c)\, q(g_c \mid z)\, q(z \mid x_*)\, dg_c\, dz.
 
-    NaN or None marks a row without a class, which is used for the inputs.  Fitted estimators have the attribute ``classes_``,
-    and no ``target_scaler_``.
+    NaN, None or ``pandas.NA`` marks a row without a class, which is used for the inputs.  Fitted estimators have the attribute
+    ``classes_``, and no ``target_scaler_``.
 
     Source: as :class:`GPLVMRegressor`.
 
@@ -326,9 +326,11 @@ class GPLVMClassifier(ClassifierMixin, _SupervisedGPLVM):
     classes_: np.ndarray
 
     def _fit_targets(self, y, X):
+        import pandas as pd  # imported where it is used, since it takes half a second
+
         y = column_or_1d(y, warn=True)
         check_consistent_length(X, y)
-        is_given = np.array([label is not None and label == label for label in y])
+        is_given = ~pd.isna(y)
         labels = y[is_given]
         if len(labels):
             check_classification_targets(labels)

@@ -109,6 +109,15 @@ def test_classes_of_new_rows_are_predicted(flowers):
     assert pair.score(X, label == "setosa") > 0.95
 
 
+@pytest.mark.parametrize("missing", [None, np.nan, pd.NA], ids=str)
+def test_rows_without_a_class_may_be_marked_in_several_ways(missing, flowers):
+    X, label = flowers[0][:40], flowers[1][:40]
+    y = pd.Series([missing, *label[1:]], dtype="string" if missing is pd.NA else object)
+    classifier = clone(CLASSIFIER).set_params(max_iter=2).fit(X, y)
+    assert classifier.classes_.tolist() == ["setosa", "versicolor", "virginica"]
+    assert classifier.model_.num_data == 40
+
+
 @pytest.mark.parametrize("estimator", [REGRESSOR, CLASSIFIER], ids=["regressor", "classifier"])
 def test_copies_pipelines_and_searches(estimator, flowers):
     X, label = flowers[0][:40], flowers[1][:40]

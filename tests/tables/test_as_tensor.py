@@ -127,6 +127,14 @@ def test_other_columns_are_named(column):
     assert as_tensor(table.drop(columns=["bad"])).shape == (3, 1)
 
 
+def test_the_advice_on_text_of_numbers():
+    table = pd.DataFrame({"text": ["1.5", None, "2"]})
+    with pytest.raises(ValueError, match=r"text of numbers: table\[column\] = pandas.to_numeric\(table\[column\]\)"):
+        as_tensor(table)
+    table["text"] = pd.to_numeric(table["text"])
+    assert_values(table, [[1.5], [NAN], [2.0]], torch.float64)
+
+
 def test_the_advice_on_unordered_categories():
     table = pd.DataFrame({"kind": pd.Categorical(["a", "b", "c"])})
     assert_values(pd.get_dummies(table, columns=["kind"], dtype=float), torch.eye(3).tolist(), torch.float64)

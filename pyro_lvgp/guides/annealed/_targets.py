@@ -1,7 +1,7 @@
 """Log joint of a model and its score in whitened coordinates, by tracing the model or by its own ``log_joint``."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -187,7 +187,14 @@ class TracedTarget:
         with torch.enable_grad(), _hidden_sites():
             z = tuple(x if self.differentiable and x.requires_grad else x.detach().requires_grad_() for x in z)
             value = self._log_joint(z)
-            return value.detach(), torch.autograd.grad(value, z, create_graph=self.differentiable)
+            options = {"create_graph": self.differentiable, "allow_unused": True}
+            score = torch.autograd.grad(value, z, **options) if value.requires_grad else (None,) * len(z)
+            if absent := [name for (name, _), part in zip(self.sites.sites, score, strict=True) if part is None]:
+                raise ValueError(
+                    f"expected a log density that depends on every annealed site, got one that does not depend on {absent}, "
+                    "whose priors the model masks; leave them out of the model, or name the other sites by sites=[...]"
+                )
+            return value.detach(), score
 
     @torch.no_grad()
     def log_joint(self, z: Coordinates) -> Tensor:
@@ -205,7 +212,10 @@ class TracedTarget:
             return list(self._trace(z)[0].values())
 
     def check(self) -> None:
-        """Raise if the weights of chains would be wrong: if the density is random, or not that of separate local chains."""
+        """Raise if chains or their weights would be wrong.
+
+        The density may be random, not depend on a site, or not be that of separate local chains.
+        """
         z = tuple(torch.zeros_like(loc) for loc, _ in self.bases)
         with forked():
             once, again = self.log_joint(z), self.log_joint(z)
@@ -213,8 +223,11 @@ class TracedTarget:
             raise ValueError(
                 f"expected a log density that is a function of the latent sites, got {once:g} and {again:g} at the "
                 "same values: the model draws sites that poutine.block hides, as for a part of an AutoGuideList, or draws "
-                "random numbers itself; pass the whole model, and the names of the sites to anneal by sites=[...]"
+                "random numbers itself; pass the whole model, and the names of the sites to anneal by sites=[...]; sum out "
+                "discrete sites in the model"
             )
+        # A preconditioner mixes the sites, of which each has a gradient then.
+        replace(self, sites=replace(self.sites, preconditioner=None)).log_joint_and_score(z)
         if self.local_plate is not None:
             self._check_plate(z)
 

@@ -209,6 +209,29 @@ def test_parts_of_guide_lists_are_refused_where_they_anneal_a_blocked_model():
         guide()
 
 
+def test_hidden_discrete_sites_are_to_be_summed_out():
+    def model():
+        z = pyro.sample("z", dist.Bernoulli(0.5))
+        x = pyro.sample("x", dist.Normal(z, 1.0))
+        pyro.sample("y", dist.Normal(x, 1.0), obs=torch.tensor(0.0))
+
+    with pytest.raises(ValueError, match="sum out discrete sites in the model"):
+        AutoAnnealedLangevin(poutine.block(model, hide=["z"]))()
+
+
+def test_sites_that_are_not_in_the_density_are_refused_by_name():
+    def model():
+        x = pyro.sample("x", dist.Normal(0.0, 1.0))
+        pyro.sample("unused", dist.Normal(0.0, 1.0).mask(False))
+        pyro.sample("y", dist.Normal(x, 1.0), obs=torch.tensor(2.0))
+
+    with pytest.raises(ValueError, match=r"does not depend on \['unused'\].* sites=\["):
+        AutoAnnealedLangevin(model)()
+    with pytest.raises(ValueError, match=r"does not depend on \['x', 'unused'\]"):
+        AutoAnnealedLangevin(poutine.mask(model, mask=False))()
+    assert AutoAnnealedLangevin(model, sites=["x"])().keys() == {"x", "unused"}
+
+
 def test_models_that_ask_for_the_mask_have_the_same_posterior_in_predictive():
     def model(y=None):
         x = pyro.sample("x", dist.Normal(0.0, 1.0))
