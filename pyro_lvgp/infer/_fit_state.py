@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from pyro.infer import ELBO, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer.autoguide import AutoGuide
 from pyro.optim import PyroOptim
 from torch import Tensor, nn
 
@@ -181,6 +182,10 @@ def _check_model_and_guide(model: Callable[..., Any], guide: Callable[..., Any],
     for part in (model, guide):
         if isinstance(part, type):
             raise TypeError(f"expected a model and its guide, got the class {part.__name__}; make one: {part.__name__}(...)")
+    if isinstance(model, AutoGuide) and not isinstance(guide, AutoGuide):
+        raise TypeError(
+            f"expected a model and then its guide, got {type(model).__name__}, which is a guide, as the model; swap the two"
+        )
     if isinstance(model, ChecksData):
         _check_num_tensors(model.check, args)
         model.check(*args)

@@ -217,7 +217,7 @@ def warn_unless_scaled(Y: Float[Tensor, "N D"], of: str = "") -> None:
         warnings.warn(
             f"expected columns{of} of about unit variance, which the initial kernel and noise are for, got {spread:.2g} as "
             "root mean square of their standard deviations; standardise them, as the estimators of pyro_lvgp.sklearn do",
-            stacklevel=3,
+            stacklevel=4,  # the caller of from_data, which names_types wraps
         )
 
 

@@ -9,6 +9,7 @@ from pyro.distributions import constraints
 from pyro.nn import PyroParam
 from torch import Tensor
 
+from pyro_lvgp._utils.argument_types import names_types
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp._utils.tables import Table
 from pyro_lvgp.distributions.likelihood_predictive import LikelihoodPredictive, LikelihoodTerm
@@ -104,6 +105,7 @@ class BayesianGPLVM(SparseRowModel):
         self.event_dims = {"X": ("latent",), "u": ("inducing",), "y": ("output",), "kernel.lengthscale": ("latent",)}
 
     @classmethod
+    @names_types
     def from_data(
         cls,
         Y: Table,

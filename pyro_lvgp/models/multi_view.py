@@ -173,6 +173,7 @@ class MultiViewGPLVM(SparseRowModel):
             self.event_dims |= {f"u_{name}": (f"inducing_{name}",), f"views.{name}.kernel.lengthscale": ("latent",)}
 
     @classmethod
+    @names_types
     def from_data(
         cls,
         data: Mapping[str, Any],

@@ -135,6 +135,7 @@ class Prediction:
             self._f_moments.add(*f_moments, weights)
 
     @classmethod
+    @names_types
     def pool(cls, predictions: Iterable["Prediction"], weights: Iterable[float] | Tensor | None = None) -> "Prediction":
         """Mix several predictions of the same data, such as those of fits with different seeds.
 

@@ -138,6 +138,7 @@ class RandomFeatureLVM(RowModel):
         }
 
     @classmethod
+    @names_types
     def from_data(
         cls,
         Y: Table,

@@ -11,7 +11,7 @@ from pyro_lvgp.guides import MeanFieldGuide, StructuredGPGuide
 from pyro_lvgp.infer import MeanFieldELBO, fit
 from pyro_lvgp.kernels import RBF
 from pyro_lvgp.likelihoods import LogNormal, NegativeBinomial
-from pyro_lvgp.models import GPVAE, BayesianGPLVM, RandomFeatureLVM
+from pyro_lvgp.models import GPVAE, BayesianGPLVM, MultiViewGPLVM, RandomFeatureLVM
 from pyro_lvgp.networks import MLP, IndexNet
 
 Y = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
@@ -27,6 +27,13 @@ MODELS = {
     "random features": lambda: RandomFeatureLVM(12, 3, latent_dim=2, num_frequencies=4, num_components=3),
     "series": lambda: GPVAE(RBF(1, batch_shape=(2,)), MLP(2, 3)),
 }
+
+
+@pytest.mark.parametrize("kind", [BayesianGPLVM, MultiViewGPLVM, RandomFeatureLVM])
+@pytest.mark.usefixtures("unchecked")
+def test_dimensions_of_another_type_are_named(kind):
+    with pytest.raises(TypeError, match=r"expected latent_dim to be (int|an integer).*, got '2'"):
+        kind.from_data({"view": Y} if kind is MultiViewGPLVM else Y, "2")
 
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)

@@ -187,8 +187,9 @@ class TracedTarget:
         with torch.enable_grad(), _hidden_sites():
             z = tuple(x if self.differentiable and x.requires_grad else x.detach().requires_grad_() for x in z)
             value = self._log_joint(z)
-            options = {"create_graph": self.differentiable, "allow_unused": True}
-            score = torch.autograd.grad(value, z, **options) if value.requires_grad else (None,) * len(z)
+            score: Any = (None,) * len(z)
+            if value.requires_grad:
+                score = torch.autograd.grad(value, z, create_graph=self.differentiable, allow_unused=True)
             if absent := [name for (name, _), part in zip(self.sites.sites, score, strict=True) if part is None]:
                 raise ValueError(
                     f"expected a log density that depends on every annealed site, got one that does not depend on {absent}, "

@@ -21,6 +21,8 @@ def test_arguments_of_another_kind(Y):
             fit(model, guide, *args, progress=False)
     with pytest.raises(TypeError, match=r"got the class MeanFieldGuide; make one: MeanFieldGuide\(...\)"):
         fit(model, MeanFieldGuide, Y, progress=False)
+    with pytest.raises(TypeError, match="got MeanFieldGuide, which is a guide, as the model; swap the two"):
+        fit(guide, model, Y, progress=False)
     with pytest.raises(TypeError, match=r"expected loss to be a bound, got <class .*Trace_ELBO'>; make one"):
         fit(model, guide, Y, loss=Trace_ELBO, progress=False)
     for callbacks in ([True], Callback(), [Callback]):
