@@ -11,8 +11,9 @@ from pyro.optim import PyroOptim
 from torch import Tensor
 
 from pyro_lvgp._utils.validation import check_bound
+from pyro_lvgp.infer._masked_latents import RefuseMaskedLatents
 from pyro_lvgp.infer._parameters import unconstrained
-from pyro_lvgp.infer.elbo._limits import BoundLimit, needs_check
+from pyro_lvgp.infer.elbo._limits import BoundLimit, is_of_pyro, needs_check
 from pyro_lvgp.infer.optim import LazyAdam
 from pyro_lvgp.infer.sparse_rows import SparseRows
 
@@ -46,15 +47,18 @@ class CheckedSVI(SVI):
         super().__init__(model, guide, optim, loss)
         self.bound, self._limit = loss, BoundLimit()
         self.parameters: dict[str, Tensor] = {}
+        self._has_run = False
         self.reduce_gradients: Callable[[list[Tensor]], list[Tensor]] | None = None
 
     def step(self, *args: Any, **kwargs: Any) -> float:
         """Take a gradient step, and return the loss before it.
 
         :param args: arguments of model and guide.
-        :raises ValueError: if the loss is NaN or infinite, or the bound is above the largest log likelihood of the data.
+        :raises ValueError: if the loss is NaN or infinite, the bound is above the largest log likelihood of the data, or model
+            and guide mask a latent site differently under a bound of Pyro's.
         """
-        with self._recorded() as used, SparseRows() if isinstance(self.optim, LazyAdam) else nullcontext():
+        rows = SparseRows() if isinstance(self.optim, LazyAdam) else nullcontext()
+        with self._recorded() as used, self._refusing_masks(), rows:
             loss = float(self.loss_and_grads(self.model, self.guide, *args, **kwargs))
         check_bound(loss)
         if needs_check(self.bound, self.model):
@@ -70,11 +74,18 @@ class CheckedSVI(SVI):
 
         :param args: arguments of model and guide.
         """
-        with self._recorded():
+        with self._recorded(), self._refusing_masks():
             loss = super().evaluate_loss(*args, **kwargs)
         if needs_check(self.bound, self.model):
             self._limit.check(loss, self.model, self.guide, args, kwargs)
         return loss
+
+    def _refusing_masks(self) -> Any:
+        """Context of an evaluation of the loss, which at the first under a bound of Pyro's refuses masks of one part alone."""
+        if self._has_run or not is_of_pyro(self.bound):
+            return nullcontext()
+        self._has_run = True
+        return RefuseMaskedLatents()
 
     @contextmanager
     def _recorded(self) -> Iterator[dict[str, Tensor]]:

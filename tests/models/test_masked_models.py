@@ -7,13 +7,13 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import Trace_ELBO
+from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoNormal, AutoNormalMessenger
 from pyro.infer.reparam import LocScaleReparam
 
 from pyro_lvgp.diagnostics import log_weights
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
-from pyro_lvgp.infer import ImportanceWeightedELBO, MeanFieldELBO, StructuredELBO
+from pyro_lvgp.infer import ImportanceWeightedELBO, MeanFieldELBO, StructuredELBO, fit
 
 pytestmark = pytest.mark.usefixtures("float64")
 N = 12
@@ -172,3 +172,24 @@ def test_residuals_may_be_observed():
         torch.manual_seed(0)
         losses.append(MeanFieldELBO("data", 4).loss_and_grads(either, guide, y))
     assert losses[0] == pytest.approx(losses[1])
+
+
+@pytest.mark.parametrize("make", [MeanFieldGuide, AutoNormal, AutoAnnealedLangevin])
+@pytest.mark.parametrize("loss", [None, TraceMeanField_ELBO()], ids=["default", "mean field"])
+def test_a_fit_refuses_bounds_of_pyro_of_sites_that_the_model_alone_masks(make, loss):
+    y, guide = torch.randn(N), make(half_seen)
+    with pytest.raises(ValueError, match=r"mask alike.*y_unobserved.*pass loss=MeanFieldELBO\(\)"):
+        fit(half_seen, guide, y, loss=loss, num_steps=1, progress=False)
+    history = fit(half_seen, guide, y, loss=MeanFieldELBO(), num_steps=200, progress=False)
+    evidence = dist.Normal(0.0, 1.0).log_prob(y[SEEN]).sum().item()
+    assert -history.losses[-1] < evidence + 10.0  # with a probability of at least 1 − exp(−10)
+
+
+def test_a_fit_takes_masks_of_model_and_guide():
+    def guide(y):
+        with pyro.plate("data", N), poutine.mask(mask=~SEEN):
+            pyro.sample("y_unobserved", dist.Normal(pyro.param("loc", torch.zeros(N)), 1.0))
+
+    y = torch.randn(N)
+    history = fit(half_seen, guide, y, num_steps=1, progress=False)
+    assert history.losses[0] == pytest.approx(-dist.Normal(0.0, 1.0).log_prob(y[SEEN]).sum().item())

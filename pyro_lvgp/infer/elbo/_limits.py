@@ -16,7 +16,7 @@ from pyro_lvgp._utils.eval_mode import eval_mode
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.infer.elbo._terms import trace_guide
 
-__all__ = ["BoundLimit", "needs_check"]
+__all__ = ["BoundLimit", "is_of_pyro", "needs_check"]
 
 _NATS_OF_CHANCE = 30.0
 
@@ -102,8 +102,13 @@ def _limit(model: Any, guide: Any, args: tuple, kwargs: Mapping[str, Any], seed:
 
 
 def needs_check(loss: Any, model: Any) -> bool:
-    """Return whether the loss is a bound of Pyro's, which does not check its own values, of a module.
+    """Return whether the loss is a bound of Pyro's of a module.
 
     A model that is a function may count its calls or read data, so that a fit must not run it more often than it has steps.
     """
-    return type(loss) in (Trace_ELBO, TraceMeanField_ELBO) and isinstance(model, nn.Module)
+    return is_of_pyro(loss) and isinstance(model, nn.Module)
+
+
+def is_of_pyro(loss: Any) -> bool:
+    """Return whether the loss is a bound of Pyro's, which checks neither its values nor masks."""
+    return type(loss) in (Trace_ELBO, TraceMeanField_ELBO)
