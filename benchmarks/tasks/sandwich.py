@@ -1,7 +1,8 @@
 """Gap between the bounds of annealed chains and the evidence of simulated data, with plain and learned reverse transitions."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import Any, cast
 
 import torch
@@ -15,29 +16,32 @@ from benchmarks.core.report import Measurement, Row, Settings
 from benchmarks.tasks.annealed import BATCH_SIZE, LEARNED_REVERSE, METHODS, NUM_INDUCING, Method, optimiser, start, table
 from pyro_lvgp.diagnostics import bound_sandwich, log_weights
 from pyro_lvgp.guides import AutoAnnealedLangevin, MeanFieldGuide
-from pyro_lvgp.infer import LRSchedule, fit
+from pyro_lvgp.infer import Callback, LRSchedule, fit
 from pyro_lvgp.models import BayesianGPLVM
 
 NUM_THREADS = 1
 NUM_ROWS, NUM_STEPS, NUM_CHAINS, NUM_REPEATS = 300, 3000, 300, 30
 PLAIN = "annealed, K = 10"
+TASKS: dict[str, Callable[[], list[Callback]]] = {"constant": list, "falling": lambda: [LRSchedule("cosine")]}
 PUBLISHED: list[Row] = []
 NOTES = f"""\
 A Bayesian GPLVM is fitted to oil flow by "annealed, K = 10", as in `annealed`, and simulates {NUM_ROWS} rows at the medians
 of its inducing values u. Its parameters and u are then fixed, and guides of the latents are fitted to the simulated rows, all
-from N(0, 0.1² I), with the settings of `annealed` but rates that fall along a cosine to zero. Since the latents that generated
-the rows are exact draws from their posterior, chains that run backwards from them bound the evidence from above (bidirectional
-Monte Carlo). "bound" is what a fit maximises: the expected log weight of one chain, or the importance-weighted bound of eleven
-draws, which evaluates as many gradients. "evidence" are the lower and the upper bound by {NUM_CHAINS} chains of the method.
-"gap closed" is the share of the gap between the bound of "{PLAIN}" and the smallest upper bound that a method
-closes."""
+from N(0, 0.1² I), with the settings of `annealed` and rates that are constant, as there, or fall along a cosine to zero. Since
+the latents that generated the rows are exact draws from their posterior, chains that run backwards from them bound the
+evidence from above (bidirectional Monte Carlo). "bound" is what a fit maximises: the expected log weight of one chain, or the
+importance-weighted bound of eleven draws, which evaluates as many gradients. "evidence" are the lower and the upper bound by
+{NUM_CHAINS} chains of the method. "gap closed" is the share of the gap between the bound of "{PLAIN}" and the smallest upper
+bound that a method closes."""
 
 
-def run(*, quick: bool, seeds: int) -> Iterator[Measurement]:
-    """Fit and bound all methods to data simulated from one model, for each seed."""
+def run(*, quick: bool, seeds: int, only: str | None = None) -> Iterator[Measurement]:
+    """Fit and bound all methods to data simulated from one model, for each schedule, or one, and each seed."""
     num_steps = 3 if quick else NUM_STEPS
     settings: Settings = {"rows": NUM_ROWS, "steps": num_steps, "batch": BATCH_SIZE, "chains": NUM_CHAINS}
-    for seed in tqdm(range(seeds), unit="seed"):
+    schedules = [only] if only else list(TASKS)
+    for schedule, seed in tqdm(list(product(schedules, range(seeds))), unit="seed"):
+        dataset = f"simulated, {schedule} rates"
         with isolated(seed):
             model, u = fitted_model(num_steps, seed)
             truth = poutine.trace(poutine.condition(model, {"u": u})).get_trace(None)
@@ -45,17 +49,17 @@ def run(*, quick: bool, seeds: int) -> Iterator[Measurement]:
         bounds, uppers, seconds = {}, [], {}
         for name in LEARNED_REVERSE:
             with isolated(seed):
-                guide, seconds[name] = fitted_guide(model, METHODS[name], Y, u, num_steps, seed)
+                guide, seconds[name] = fitted_guide(model, METHODS[name], Y, u, num_steps, seed, TASKS[schedule]())
                 bounds[name] = bound(model, guide, Y, u, METHODS[name].num_samples)
                 if isinstance(guide, AutoAnnealedLangevin):
                     evidence = bound_sandwich(model, guide, Y, latents={"u": u, "X": X}, num_samples=NUM_CHAINS)
                     uppers.append(evidence.upper.mean().item())
                     for side, value in (("lower", evidence.lower.mean().item()), ("upper", uppers[-1])):
-                        yield Measurement("simulated", name, f"evidence, {side} [nats/row]", value, seconds[name], settings)
+                        yield Measurement(dataset, name, f"evidence, {side} [nats/row]", value, seconds[name], settings)
         gap = min(uppers) - bounds[PLAIN]
         for name, value in bounds.items():
-            yield Measurement("simulated", name, "bound [nats/row]", value, seconds[name], settings)
-            yield Measurement("simulated", name, "gap closed", (value - bounds[PLAIN]) / gap, seconds[name], settings)
+            yield Measurement(dataset, name, "bound [nats/row]", value, seconds[name], settings)
+            yield Measurement(dataset, name, "gap closed", (value - bounds[PLAIN]) / gap, seconds[name], settings)
 
 
 def fitted_model(num_steps: int, seed: int) -> tuple[BayesianGPLVM, Float[Tensor, "D M"]]:
@@ -71,7 +75,13 @@ def fitted_model(num_steps: int, seed: int) -> tuple[BayesianGPLVM, Float[Tensor
 
 
 def fitted_guide(
-    model: BayesianGPLVM, method: Method, Y: Float[Tensor, "N D"], u: Float[Tensor, "D M"], num_steps: int, seed: int
+    model: BayesianGPLVM,
+    method: Method,
+    Y: Float[Tensor, "N D"],
+    u: Float[Tensor, "D M"],
+    num_steps: int,
+    seed: int,
+    callbacks: Sequence[Callback] = (),
 ) -> tuple[AutoAnnealedLangevin | MeanFieldGuide, float]:
     """Fit a guide of the latents of a fixed model with known u; return it with the seconds of the fit."""
     model.initial_values = {"u": u, "X": Y.new_zeros(len(Y), model.latent_dim)}
@@ -82,7 +92,7 @@ def fitted_guide(
     for parameters in (base.locs, base.scales):
         parameters.u_unconstrained.requires_grad_(False)
     options: dict[str, Any] = {"num_steps": num_steps, "batch_size": BATCH_SIZE, "seed": seed, "progress": False}
-    history = fit(model, guide, Y, loss=method.loss(), optim=optimiser(), callbacks=[LRSchedule("cosine")], **options)
+    history = fit(model, guide, Y, loss=method.loss(), optim=optimiser(), callbacks=callbacks, **options)
     return guide, history.seconds[-1]
 
 

@@ -66,7 +66,10 @@ def test_quick_run(monkeypatch):
     monkeypatch.setattr(sandwich, "METHODS", short)
     table = Task(torch.randn(40, 3), latent_dim=2, checkpoints=(3,))
     monkeypatch.setattr(sandwich, "table", lambda name: table)
-    found = {(each.method, each.metric): each.value for each in sandwich.run(quick=True, seeds=1)}
+    measured = list(sandwich.run(quick=True, seeds=1))
+    assert {each.dataset for each in measured} == {"simulated, constant rates", "simulated, falling rates"}
+    found = {(each.method, each.metric): each.value for each in sandwich.run(quick=True, seeds=1, only="falling")}
+    assert {(*key, value) for key, value in found.items()} <= {(each.method, each.metric, each.value) for each in measured}
     assert found[sandwich.PLAIN, "gap closed"] == 0.0
     for name in LEARNED_REVERSE:
         assert found[name, "gap closed"] <= 1.0
