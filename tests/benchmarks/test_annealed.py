@@ -136,7 +136,9 @@ def test_hidden_rows_are_not_those_held_out():
 def test_tasks_have_the_shapes_of_the_papers():
     shapes = {name: tuple(make().Y.shape) for name, make in annealed.TASKS.items()}
     for name in ("oilflow", "wine_red"):
-        assert shapes.pop(f"{name}_defaults") == shapes.pop(f"{name}_reverse") == shapes[name]
+        assert shapes.pop(f"{name}_defaults") == shapes[name]
+    for name in ("oilflow", "wine_red", "frey", "mnist_1_7"):
+        assert shapes.pop(f"{name}_reverse") == shapes[name]
     assert shapes.pop("oilflow_converged") == shapes.pop("oilflow_resampling") == shapes["oilflow"]
     assert shapes == {"oilflow": (1000, 12), "wine_red": (1599, 11), "frey": (1965, 560), "mnist_1_7": (2163, 784)}
     for make in annealed.TASKS.values():
