@@ -15,7 +15,7 @@ from pyro_lvgp._utils.pyro_lock import pyro_lock
 from pyro_lvgp._utils.seeding import seeded
 from pyro_lvgp.diagnostics.importance_weights import log_weights
 from pyro_lvgp.guides import AutoAnnealedLangevin
-from pyro_lvgp.infer.elbo._terms import mask_of
+from pyro_lvgp.infer.elbo._terms import leaves_entries_out
 from pyro_lvgp.infer.protocols import HasLikelihoodTerm
 
 __all__ = ["Sandwich", "bound_sandwich"]
@@ -131,7 +131,7 @@ def _term_not_drawn(site: Any) -> str:
     """Name the term by which the density of a site differs from that of its draws; empty without such a term."""
     if site_is_factor(site):
         return "a factor"
-    if not site["is_observed"] and (mask := mask_of(site)) is not None and not torch.as_tensor(mask).all():
+    if not site["is_observed"] and leaves_entries_out(site):
         return "a masked latent"
     of_plates = math.prod((frame.full_size or frame.size) / frame.size for frame in site["cond_indep_stack"])
     return "" if (abs(torch.as_tensor(site["scale"] / of_plates) - 1.0) < 1e-6).all() else "a scale"

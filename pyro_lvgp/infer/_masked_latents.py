@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import torch
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 
-from pyro_lvgp.infer.elbo._terms import mask_of
+from pyro_lvgp.infer.elbo._terms import leaves_entries_out
 
 __all__ = ["RefuseMaskedLatents"]
 
@@ -24,8 +23,7 @@ class RefuseMaskedLatents(Messenger):
 
     def _pyro_post_sample(self, msg: Any) -> None:
         if not (msg["is_observed"] or site_is_subsample(msg)):
-            mask = mask_of(msg)
-            self._is_masked.setdefault(msg["name"], set()).add(mask is not None and not bool(torch.as_tensor(mask).all()))
+            self._is_masked.setdefault(msg["name"], set()).add(leaves_entries_out(msg))
 
     def __exit__(self, exc_type, exc_value, traceback):
         result = super().__exit__(exc_type, exc_value, traceback)

@@ -89,6 +89,12 @@ def mask_of(site: Mapping[str, Any]) -> Any:
     return fn._mask if mask is None else mask & fn._mask
 
 
+def leaves_entries_out(site: Mapping[str, Any]) -> bool:
+    """Return whether the mask of a site leaves any of its entries out."""
+    mask = mask_of(site)
+    return mask is not None and not bool(torch.as_tensor(mask).all())
+
+
 def log_prob_sum(site: Mapping[str, Any]) -> Tensor:
     """Compute the log density of a site at its value, scaled and masked as by Pyro."""
     return scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"], site["mask"]).sum()
