@@ -162,24 +162,26 @@ def _log_likelihood_at(
     density at a point that is the same for all rows, where missing entries take no time.
     """
     observed = ~torch.isnan(Y)
+
+    def of_rows(y: LikelihoodPredictive) -> Float[Tensor, "*S B"]:
+        return y.rows(observed).log_prob(torch.nan_to_num(Y, y.likelihood.fill_value))
+
+    if by_row:
+        at_points = [torch.stack([of_rows(each(x.expand(len(Y), -1))) for x in points]) for each in entries]
+        return torch.stack(at_points).mean(0)
     values, index = _distinct_values(Y)
 
-    def log_prob(y: LikelihoodPredictive) -> Float[Tensor, "*S B"]:
-        if by_row or isinstance(y.likelihood, RowLikelihood):
-            return y.rows(observed).log_prob(torch.nan_to_num(Y, y.likelihood.fill_value))
-        entries = y.log_prob(torch.nan_to_num(values, y.likelihood.fill_value))
-        return torch.where(observed, entries.gather(-2, index.expand(*y.batch_shape[:-2], *index.shape)), 0.0).sum(-1)
+    def of_values(y: LikelihoodPredictive) -> Float[Tensor, "S B"]:
+        log_prob = y.log_prob(torch.nan_to_num(values, y.likelihood.fill_value))
+        return torch.where(observed, log_prob.gather(-2, index.expand(len(log_prob), -1, -1)), 0.0).sum(-1)
 
-    def at_points(each: Entries) -> Float[Tensor, "C B"]:
-        if by_row:
-            return torch.stack([log_prob(each(x.expand(len(Y), -1))) for x in points])
-        given = each(points)
-        rows_of_each = Y if isinstance(given.likelihood, RowLikelihood) else values
-        number = max(MAX_ENTRIES // rows_of_each.numel(), 1)
+    def at_shared_points(given: LikelihoodPredictive) -> Float[Tensor, "C B"]:
+        rows, log_prob = (Y, of_rows) if isinstance(given.likelihood, RowLikelihood) else (values, of_values)
+        number = max(MAX_ENTRIES // rows.numel(), 1)
         some = [slice(i, i + number) for i in range(0, len(points), number)]
-        return torch.cat([log_prob(given.repeat_rows(indices, len(rows_of_each))) for indices in some])
+        return torch.cat([log_prob(given.repeat_rows(indices, len(rows))) for indices in some])
 
-    return torch.stack([at_points(each) for each in entries]).mean(0)
+    return torch.stack([at_shared_points(each(points)) for each in entries]).mean(0)
 
 
 def _distinct_values(Y: Float[Tensor, "B D"]) -> tuple[Float[Tensor, "U D"], Int[Tensor, "B D"]]:
